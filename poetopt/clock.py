@@ -1,4 +1,7 @@
-"""Work that ends by the clock, however deep inside of a library its loops are: they ask `check` now and then."""
+"""Effort: counted, so that what is found within it is the same in each call, and ended by the clock alone.
+
+What ends by the clock however deep inside of a library its loops are asks `check` now and then.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,71 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from poetopt.errors import TimeUpError
+
+UNITS_A_SECOND = 330_000
+"""Units of work of a second of one core. Measured on replays of the zoo."""
+
+
+class OutOfWorkError(Exception):
+    """All units are spent."""
+
+
+@dataclass
+class Work:
+    """Units of work: one is a price that a replay asks for, some microseconds.
+
+    limit
+        How many there are.
+    done
+        How many are spent.
+    until
+        The moment (of `time.monotonic`) at which the clock ends it, whatever is left.
+    """
+
+    limit: float = math.inf
+    done: int = 0
+    until: float = math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether more was asked for than there is, or the time is up."""
+        return self.done > self.limit or self.clock_s < 0
+
+    @property
+    def seconds(self) -> float:
+        """What is spent, in seconds of a core of two at 3 GHz: counted, not timed."""
+        return self.done / UNITS_A_SECOND
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds until the clock ends it; negative once it did."""
+        return self.until - time.monotonic()
+
+    def spend(self, units: int) -> None:
+        """Count `units`. Raises OutOfWorkError where there aren't as many left."""
+        self.done += units
+        if self.done > self.limit:
+            raise OutOfWorkError
+
+    def compute(self, seconds: float) -> None:
+        """Count what takes so many seconds of a core."""
+        self.done += int(seconds * UNITS_A_SECOND)
+
+
+class Elapsed(Work):
+    """Where a solver doesn't say what it has done: its seconds are the clock's."""
+
+    def __post_init__(self) -> None:
+        self._begin = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._begin
+
 
 _until: ContextVar[float] = ContextVar("until", default=math.inf)
 

@@ -82,12 +82,12 @@ def known_schedule(problem: Problem, options: Options, *, first: bool = False) -
     first
         Whether any will do, else the best that they find.
     """
+    from poetopt.clock import Work
     from poetopt.engine.constructive import greedy_schedules
     from poetopt.engine.incumbent import Incumbent
     from poetopt.engine.limits import impossible
     from poetopt.engine.tuning import WORK
     from poetopt.formulations import formulation
-    from poetopt.heuristics.work import Work
     from poetopt.plan.storeall import everything
 
     chosen = formulation(options.formulation)

@@ -42,7 +42,7 @@ _attendant = Attendant("gurobi")
 class GurobiSession(MatrixSession):
     """One Pyomo model, open in Gurobi."""
 
-    capabilities = frozenset(Capability) - {Capability.NODES}
+    capabilities = frozenset(Capability) - {Capability.NODES, Capability.WORK}
 
     def __init__(self, model: Any, env: gp.Env, *, threads: int, scale: float) -> None:
         super().__init__(model, threads=threads, scale=scale)

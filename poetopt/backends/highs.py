@@ -18,6 +18,7 @@ from poetopt.backends.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.highs_pool import RowPool
 from poetopt.backends.highs_relaxation import HighsRelaxation, highs_model
 from poetopt.backends.highs_rows import compressed
+from poetopt.backends.highs_scheduler import entries
 from poetopt.backends.session import refuse_reserved, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search
 from poetopt.formulations.rows import Count
@@ -32,6 +33,10 @@ RESERVED = {
     "log_to_console": "--log",
 }
 """HiGHS's options that poetopt sets itself, and which of ours does."""
+
+TURN_S = 7e-7
+"""What HiGHS does between two turns at which it may be interrupted, in seconds for each row, column and entry that
+isn't held: the same turns in each run. Measured on resnet18_cifar, bert and exact_bert_base."""
 
 
 class HighsSession(HighsRelaxation):
@@ -70,6 +75,8 @@ class HighsSession(HighsRelaxation):
         if start is not None:
             self._give(solver, start)
 
+        turn_s = TURN_S * entries(solver) * (1 - len(held) / max(1, len(self._lower)))
+
         def improving(event: Any) -> None:
             if stop.is_set():
                 return
@@ -79,6 +86,7 @@ class HighsSession(HighsRelaxation):
             if stop.is_set():
                 event.interrupt()
                 return
+            self.work.compute(turn_s)
             if not frozen and self._proven(event.data_out.mip_dual_bound):
                 on_bound(self._bound)
             if enough is not None and enough():
@@ -86,6 +94,7 @@ class HighsSession(HighsRelaxation):
 
         solver.cbMipImprovingSolution += improving
         solver.cbMipInterrupt += interrupt
+        self.work.compute(turn_s)
         interrupted = self._run(solver, stop, time.monotonic() + time_limit_s + 1.0)
         info, status = solver.getInfo(), solver.getModelStatus()
         if interrupted:  # its points were told as they came

@@ -15,10 +15,12 @@ from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_pool import Places, RowPool
 from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import HighsRows, compressed
-from poetopt.backends.highs_scheduler import run
+from poetopt.backends.highs_scheduler import NO_LIMIT, run, simplex_s
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.nodes import Floats, StoppedError, Vertex
+from poetopt.backends.session import SEPARATION_S
 from poetopt.backends.solver import DualProof, Point
+from poetopt.clock import Work
 from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Count, Row
 from poetopt.sparse import csr_matrix
@@ -29,7 +31,6 @@ SPARE = (200, 1.3)
 """There, what doesn't bind at a vertex goes once there are so many rows, and so many times those that do."""
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
-_NO_LIMIT = 2**31 - 1
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
 
 
@@ -85,6 +86,7 @@ class HighsNodes:
             The interrupt.
         """
         self._fresh, self._start = fresh, start
+        self.work = Work()
         self._matrix, self._scale, self._stop = matrix, scale, stop
         sizes = np.array([len(columns) for columns in start.counted], dtype=float)
         self.counts = len(sizes)
@@ -135,7 +137,9 @@ class HighsNodes:
         """The same relaxation for one more thread."""
         n = len(self._matrix.costs)
         bounds = self.lower[:n], self.upper[:n]
-        return HighsNodes(self._fresh, self._start, self._matrix, bounds, self._scale, self._stop)
+        twin = HighsNodes(self._fresh, self._start, self._matrix, bounds, self._scale, self._stop)
+        twin.work = self.work
+        return twin
 
     def _pass_columns(self) -> None:
         """Give the solver the columns, with a further one for each count, and the rows that define these."""
@@ -165,7 +169,7 @@ class HighsNodes:
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
         """The relaxation at this node; a large one over the rows that are here and those that the last vertex broke."""
         while True:
-            status = self._run(basis, cutoff, _NO_LIMIT)
+            status = self._run(basis, cutoff, NO_LIMIT)
             if status in _NOTHING:
                 return None
             if status != highspy.HighsModelStatus.kOptimal:
@@ -225,6 +229,7 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
+        self.work.compute(SEPARATION_S * len(self._matrix.costs))
         numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
         self._coming = np.union1d(self._coming, numbers)
 
@@ -303,6 +308,7 @@ class HighsNodes:
             solver.clearSolver()
             solver.setBasis(ended)
             run(solver)
+        self.work.compute(simplex_s(solver))
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
             raise StoppedError

@@ -22,7 +22,7 @@ from poetopt.backends.highs_interrupt import Interrupt
 from poetopt.backends.highs_pool import Places, RowPool
 from poetopt.backends.highs_present import PresentRows
 from poetopt.backends.highs_rows import basic_rows, compressed
-from poetopt.backends.highs_scheduler import run
+from poetopt.backends.highs_scheduler import NO_LIMIT, run, simplex_s
 from poetopt.backends.matrix import Matrix
 from poetopt.backends.session import MatrixSession, unbounded
 from poetopt.backends.solver import NO_OPTIONS, Floats, Outcome, Relaxation
@@ -41,9 +41,9 @@ LARGE = 20_000
 """With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take. There
 a row may come twice, too: it costs little, and trees begin a little better with it."""
 
-WHOLE_SHARE, HUGE = 0.4, 120_000
-"""The first relaxation is solved whole, from presolve on, unless that takes more than this share of its time, or there
-are HUGE rows: it would take half a minute, in which rows that come in get on with the cuts."""
+WHOLE_ITERATIONS, HUGE = 60_000, 120_000
+"""The first relaxation is solved whole, from presolve on, unless that takes more than so many iterations, or there are
+HUGE rows: it would take half a minute, in which rows that come in get on with the cuts."""
 
 _attendant = Attendant("highs")
 
@@ -120,7 +120,9 @@ class HighsRelaxation(MatrixSession):
         if self._last is None and self._own >= HUGE:
             self._begin_anew()
         elif self._last is None:
-            found = self.relax(WHOLE_SHARE * time_limit_s)
+            self._lp.setOptionValue("simplex_iteration_limit", WHOLE_ITERATIONS)
+            found = self.relax(time_limit_s)
+            self._lp.setOptionValue("simplex_iteration_limit", NO_LIMIT)
             if found.outcome is not Outcome.STOPPED:
                 return found
             self._begin_anew()
@@ -152,6 +154,7 @@ class HighsRelaxation(MatrixSession):
         solver.setOptionValue("time_limit", solver.getRunTime() + max(0.05, time_limit_s))
         if self._run(solver, self._stop):
             raise KeyboardInterrupt
+        self.work.compute(simplex_s(solver))
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
             status = self._which(solver, self._stop)

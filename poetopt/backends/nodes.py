@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.clock import Work
 from poetopt.formulations.rows import Row
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Nodes(Protocol):
     The session goes on without it; both may be used at once, from different threads. One object is of one thread: for
     another, there is `twin`.
     """
+
+    work: Work
+    """Counts what is solved here and in twins."""
 
     @property
     def counts(self) -> int:

@@ -38,7 +38,7 @@ _attendant = Attendant("scip")
 class ScipSession(HighsSession):
     """One Pyomo model, open in HiGHS for its relaxation and in SCIP for the search."""
 
-    capabilities = HighsSession.capabilities - {Capability.THREADS}
+    capabilities = HighsSession.capabilities - {Capability.THREADS, Capability.WORK}
 
     def __init__(self, model: Any, *, scale: float, options: Mapping[str, str], log: str | None) -> None:
         super().__init__(model, threads=1, scale=scale, log=log)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from poetopt import plugins
 from poetopt.backends.nodes import Nodes
+from poetopt.clock import Work
 from poetopt.closest import closest
 from poetopt.errors import BackendUnavailableError
 from poetopt.formulations.rows import Count, Row
@@ -54,6 +55,8 @@ class Capability(StrEnum):
     """`threads` is obeyed; without it a backend uses one."""
     NODES = "nodes"
     """`nodes` gives the relaxation for a tree of ours, beside the solver's own search."""
+    WORK = "work"
+    """What it does is counted in `work`; without it searches go by the clock."""
 
 
 class Outcome(StrEnum):
@@ -145,6 +148,9 @@ class DualProof:
 
 class Session(Protocol):
     """One model, open in a solver."""
+
+    work: Work
+    """Counts what it does, where it is capable of WORK."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:

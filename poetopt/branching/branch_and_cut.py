@@ -14,7 +14,6 @@ Source: Achterberg, Koch and Martin, "Branching rules revisited", Operations Res
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -109,9 +108,9 @@ class BranchAndCut:
         bound = max(node.bound, vertex.objective)
         seconds = tree.time_to_dive()
         if seconds:
-            begin = time.monotonic()
+            begin = tree.work.seconds
             self._dive(vertex, lower, upper, begin + seconds)
-            tree.dived(time.monotonic() - begin)
+            tree.dived(tree.work.seconds - begin)
         nodes.enter(lower, upper)
         return self._branch(vertex, open_, lower, upper, bound)
 
@@ -119,12 +118,12 @@ class BranchAndCut:
         """Look for a solution below a node: hold what is nearly whole, solve, and again; turn back once at a time.
 
         until
-            The moment (of `time.monotonic`) at which it is given up.
+            What is done by all when it is given up, in seconds.
         """
         lower, upper = lower.copy(), upper.copy()
         found: Vertex | None = vertex
         for _ in range(MOST_STEPS):
-            if found is None or time.monotonic() > until:
+            if found is None or self._tree.work.seconds > until:
                 return
             open_ = self._fractional(found)
             if not len(open_):
@@ -209,7 +208,7 @@ class BranchAndCut:
         tree, n = self._tree, len(vertex.values) - self._nodes.counts
         best: tuple[float, int, tuple[float, float]] | None = None
         since = 0
-        until = time.monotonic() + tree.time_to_probe()
+        until = tree.work.seconds + tree.time_to_probe()
         root = tree.explored == 1
         if tree.counting:
             away = np.abs(vertex.values[n:] - np.round(vertex.values[n:]))
@@ -240,7 +239,7 @@ class BranchAndCut:
                 since += 1
                 if since >= patience:
                     break
-            if time.monotonic() > until:
+            if tree.work.seconds > until:
                 break
         assert best is not None
         if root:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.nodes import Floats
+from poetopt.clock import Work
 
 MOST_OPEN = 20_000
 """A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
@@ -77,6 +77,8 @@ class Tree:
         Nothing is looked for that is better than the best solution by less than this share of it.
     remaining_s
         Seconds that are left.
+    work
+        Counts what all who explore do.
     dives
         Whether solutions are to be looked for below nodes.
     """
@@ -90,6 +92,7 @@ class Tree:
         on_bound: Callable[[float], bool],
         gap: float,
         remaining_s: Callable[[], float] = lambda: math.inf,
+        work: Work | None = None,
         dives: bool = True,
     ) -> None:
         self.lower, self.upper = lower, upper
@@ -100,9 +103,10 @@ class Tree:
         self.counting = True
         self._whole = math.inf
         self._queue = [self.open(-math.inf, lower, upper, None)]
-        self._at_work: dict[int, tuple[float, float]] = {}
-        """By thread: what is proven of the node that it took, and when it took it."""
-        self._done_s = 0.0
+        self._at_work: dict[int, float] = {}
+        """By thread: what is proven of the node that it took."""
+        self.work = work or Work()
+        self._begun_s = self.work.seconds
         self._count = 0
         self._over = False
         self._change = threading.Condition()
@@ -128,7 +132,7 @@ class Tree:
         """What is proven of all that is left."""
         with self._change:
             first = self._queue[0].bound if self._queue else math.inf
-            return min(first, self._whole, *(bound for bound, _ in self._at_work.values()), self.limit())
+            return min(first, self._whole, *self._at_work.values(), self.limit())
 
     @property
     def over(self) -> bool:
@@ -156,7 +160,7 @@ class Tree:
                 elif self._queue:
                     node = heapq.heappop(self._queue)
                     if node.bound < self.limit():
-                        self._at_work[threading.get_ident()] = node.bound, time.monotonic()
+                        self._at_work[threading.get_ident()] = node.bound
                         self.explored += 1
                         return node
                 else:
@@ -170,7 +174,7 @@ class Tree:
                 self._count -= 1
                 child.order = self._count
                 heapq.heappush(self._queue, child)
-            self._done_s += time.monotonic() - self._at_work.pop(threading.get_ident())[1]
+            del self._at_work[threading.get_ident()]
             self._change.notify_all()
 
     def _finished(self) -> bool:
@@ -194,9 +198,8 @@ class Tree:
 
     @property
     def _spent_s(self) -> float:
-        """What all who explore have spent on nodes, each in a thread of their own."""
-        now = time.monotonic()
-        return self._done_s + sum(now - began for _, began in self._at_work.values())
+        """What all who explore have spent on nodes."""
+        return self.work.seconds - self._begun_s
 
     def time_to_dive(self) -> float:
         """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""

@@ -30,6 +30,7 @@ from poetopt.backends.solver import Capability
 from poetopt.branching.candidates import worth
 from poetopt.diagnosis.certified_nodes import grown
 from poetopt.diagnosis.exact import down, exact_bound
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options
@@ -100,7 +101,15 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
                 rederive(model, row)
                 cuts += 1
 
-    cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False, on_rows=rederived)
+    cut(
+        chosen,
+        model,
+        session,
+        until=Budget.by_clock(until),
+        overhead_j=None,
+        on_bound=lambda _: False,
+        on_rows=rederived,
+    )
     relaxed = session.relax(max(1.0, until - time.monotonic()))
     proof = session.dual_proof()
     bound_j, explored = down(exact_bound(proof)), 0

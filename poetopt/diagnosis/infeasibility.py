@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from poetopt.clock import Work
 from poetopt.diagnosis.minimum_budget import Search
 from poetopt.engine.constructive import greedy_schedules
 from poetopt.engine.incumbent import Incumbent
@@ -20,7 +21,6 @@ from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.formulations.scope import kind_words
-from poetopt.heuristics.work import Work
 from poetopt.plan.simulate import Simulation
 from poetopt.problem import Problem
 from poetopt.units import show_bytes, show_joules, show_limit, show_seconds

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
+from poetopt.clock import OutOfWorkError, Work
 from poetopt.engine.constructive import greedy_schedules, quick_prices
 from poetopt.engine.incumbent import Candidate, Incumbent
 from poetopt.engine.limits import hardest_step, placed_bytes, taken_bytes
 from poetopt.engine.solution import DeadlineModel, Options, Solution
 from poetopt.engine.tuning import WORK
 from poetopt.formulations import formulation
-from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem
 

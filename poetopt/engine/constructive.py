@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from poetopt.clock import OutOfWorkError, Work
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Solution
@@ -22,7 +22,6 @@ from poetopt.formulations import formulation
 from poetopt.heuristics.greedy import greedy
 from poetopt.heuristics.lasting import lasting_sets
 from poetopt.heuristics.ways import ALL_PLAIN, Ways, streamed_out
-from poetopt.heuristics.work import OutOfWorkError, Work
 from poetopt.plan.assemble import schedule_of
 from poetopt.problem import Problem
 from poetopt.schedule import Schedule
@@ -46,15 +45,15 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
         _taken(run, trial, known, "start", strict)
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
-    begun = time.monotonic()  # reading the model may have used up the limit
     all_ways, joules = Ways(run.problem), run.chosen.plain
     found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
-            share_s = (HEURISTICS_SHARE if trial.best else 1.0) * options.time_limit_s
-            if time.monotonic() > max(run.begin + GRACE_S + share_s, begun + GRACE_S):
+            if (
+                trial.best and run.work.seconds > HEURISTICS_SHARE * run.budget.effort_s
+            ) or run.work.clock_s < -GRACE_S:
                 return
             aim = int(options.ram_bytes * share)
             for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
@@ -63,7 +62,8 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
                 if ways and joules and trial.value is not None and all_ways.more_j(ways) >= trial.value:
                     continue
                 for lasting in lasting_sets(run.problem, aim, streamed_out(run.problem, ways)):
-                    schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways)
+                    schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways, work=run.work)
+                    run.work.done += OFFER_WORK * len(run.problem.operators)
                     found |= _taken(run, trial, schedule, "heuristic", strict)
     if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
         for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
@@ -72,7 +72,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
         _quick_schedules(run, trial, strict)
 
 
-def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> None:
+def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
     """Solutions of plainer problems.
 
     Without paging, and without recomputation, where waking the storage costs energy: wakes are counted by stages, and a
@@ -80,15 +80,14 @@ def plain_schedules(run: Run, solve: Callable[[Problem, Options], Solution]) -> 
     either of the two finds at once.
 
     solve
-        What solves them, in a part of the run's time each; an interrupt of it is one of the run.
+        What solves them (`search`), in a part of the run's effort each; an interrupt of it is one of the run.
     """
     options, problem = run.options, run.problem
     if not (problem.wake_j and problem.paging and options.paging and options.remat):
         return
     for paging, remat, share in PLAIN:
-        limit = share * max(run.budget.remaining_s, 0.0)
         with run.timed("plain schedules"):
-            found = solve(problem, replace(options, paging=paging, remat=remat, time_limit_s=limit))
+            found = solve(problem, replace(options, paging=paging, remat=remat), whole=run, share=share)
         if found.plan is not None:
             known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
             _taken(run, run.incumbent, known, "start", strict=False)
@@ -113,17 +112,17 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
     """
     options = run.options
     found = False
-    until = time.monotonic() + QUICK_SHARE * options.time_limit_s
+    until = run.budget.part(QUICK_SHARE)
     modes = [(options.paging, options.remat, second_j) for second_j in quick_prices(run.problem)]
     modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
     for paging, remat, second_j in modes:
         if not (paging or remat):
             continue
         for percent in range(100, 50, -2):
-            if time.monotonic() > until:
+            if run.remaining_s(until) <= 0:
                 return
             ram_bytes = options.ram_bytes * percent // 100
-            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j)
+            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j, work=run.work)
             found |= _taken(run, trial, schedule, "heuristic", strict)
         if found:
             return

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solver import Capability, Outcome, Session
+from poetopt.engine.budget import Budget
 from poetopt.engine.tuning import (
     ANEW,
     CUT_FAR,
@@ -46,8 +46,8 @@ def cut(
     model: Any,
     session: Session,
     *,
-    until: float,
-    latest: float | None = None,
+    until: Budget,
+    latest: Budget | None = None,
     overhead_j: float | None,
     on_bound: Callable[[float], bool],
     on_point: Callable[[PointLike], object] | None = None,
@@ -56,8 +56,7 @@ def cut(
     """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
 
     until, latest
-        The moments (of `time.monotonic`) after which no further round begins: where they gain little, and at all (None:
-        the same).
+        No further round begins once they are over: where rounds gain little, and at all (None: the same).
     overhead_j
         The incumbent's, against which a gain is measured; None: the relaxation's own.
     on_bound
@@ -70,15 +69,16 @@ def cut(
     latest = until if latest is None else latest
     stalled = 0
     recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
-    begin = gained = time.monotonic()
-    longest = STALL_SHARE * (until - begin)
+    work = until.work
+    begin = gained = work.seconds
+    longest = STALL_SHARE * until.meant_s
     rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s, near = 0.0, False
     for _ in rounds:
-        relaxed = session.relax_partly(max(0.1, latest - time.monotonic()))
+        relaxed = session.relax_partly(max(0.1, latest.limit_s))
         if not whole_s:
-            whole_s = time.monotonic() - begin
-            until = latest if ANEW * whole_s > latest - until else until
+            whole_s = work.seconds - begin
+            until = latest if ANEW * whole_s > latest.until - until.until else until
         if relaxed.outcome is Outcome.INFEASIBLE:
             return Cutting(True, whole_s)
         if relaxed.point is None or on_bound(relaxed.objective):
@@ -94,14 +94,14 @@ def cut(
         left_open = 0.0 if overhead_j is None else overhead_j - relaxed.objective
         steep = left_open > 0 and relaxed.objective - before > STEEP * rounds_since * left_open
         recent.append(relaxed.objective)
-        if time.monotonic() > (latest if steep else until):
+        if (latest if steep else until).remaining_s < 0:
             break
         if relaxed.objective - last < STALL_GAIN * scale:
             stalled += 1
         else:
-            stalled, gained = 0, time.monotonic()
+            stalled, gained = 0, work.seconds
         patience = min(longest, max(PLATEAU_S, PLATEAU_SHARE * (gained - begin)))
-        if stalled >= STALL and time.monotonic() - gained > patience:
+        if stalled >= STALL and work.seconds - gained > patience:
             break
         session.purge()
         rows = chosen.separate(model, relaxed.point)

@@ -9,7 +9,6 @@ and a share of the time is over; the last one has the rest of the time, for as l
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -123,18 +122,17 @@ class Deepening:
             if place and (proof := self._by_labels(asked)):
                 return proof
             budget, before = run.budget, run.incumbent.value
-            left_s = budget.remaining_s
+            left_s, begun_s = budget.meant_s, run.work.seconds
             finer = max(budget.gap / FINER, FINEST)
             part = replace(budget, gap=min(budget.gap, finer)).part(WARM_UP_SHARES[place])
             if scope == between:
                 self._warm_up(scope, part)
                 continue
             if between and not place:
-                seconds = max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S))
-                part = replace(part, until=time.monotonic() + seconds)
+                part = part.for_s(max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S)))
             self._search(scope, part.nearly_after(WARM_ENOUGH_SHARE))
             assert self._last is not None
-            quick = left_s - budget.remaining_s <= WARM_UP_TIME * left_s
+            quick = run.work.seconds - begun_s <= WARM_UP_TIME * left_s
             paid = self._last.pays(before, run.options.gap)
         last = self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
         return self._of_all(last, 1.0) if asked == self._scopes[-1] else last
@@ -149,7 +147,7 @@ class Deepening:
         self._proven = last
         begin = 0 if last is None else rungs.index(last.asked) + 1
         for place, scope in enumerate(rungs[begin:], begin):
-            if place and run.budget.remaining_s < LEAST_S:
+            if place and run.remaining_s(run.budget) < LEAST_S:
                 break
             if settled and not _wide(scope):
                 continue
@@ -174,11 +172,11 @@ class Deepening:
             elif not last.infeasible and not last.finished:
                 settled = True
         assert last is not None
-        if last.infeasible and run.budget.remaining_s >= LEAST_S:
+        if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
             last = self._of_all(last, OUTER_SHARE)
-        if last.infeasible and not last.of_all and run.budget.remaining_s >= LEAST_S:
+        if last.infeasible and not last.of_all and run.remaining_s(run.budget) >= LEAST_S:
             last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
-        if run.incumbent.best is None and not last.infeasible and run.budget.remaining_s > 2 * LEAST_S:
+        if run.incumbent.best is None and not last.infeasible and run.remaining_s(run.budget) > 2 * LEAST_S:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
@@ -224,7 +222,7 @@ class Deepening:
         run.enter(scope, bound)
         cuts, closed = self._aside
         found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=closed)
-        if found.infeasible or run.closed(run.options.gap) or run.budget.remaining_s < LEAST_S:
+        if found.infeasible or run.closed(run.options.gap) or run.remaining_s(run.budget) < LEAST_S:
             self._last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
             return self._last
         return self._search(scope, budget, no_goods=no_goods, bound=run.bound)  # what is small made the difference

@@ -8,9 +8,9 @@ seconds grow so fast that the incumbent is out of reach, it is left.
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
+from poetopt.clock import UNITS_A_SECOND, Work
 from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
 from poetopt.engine.tuning import (
@@ -65,7 +65,7 @@ class LabelSetting:
 
     def climb(self, budget: Budget) -> None:
         """Search below one limit after the other; offer what is found."""
-        run, until = self.run, budget.until
+        run = self.run
         value = run.incumbent.value
         self.bound_j = self.bound_j or self.search.least_j
         run.raise_bound(self.bound_j, "labels")
@@ -75,7 +75,7 @@ class LabelSetting:
             # What takes a moment is proven to the last joule.
             enough = value if self._brief else value * (1 - run.options.gap / 2)
             limit = min(max(self.bound_j * (1 + self._step()), LABEL_FROM_NOTHING * value), enough)
-            found = self._below(limit, enough, until)
+            found = self._below(limit, enough, budget)
             if found is False:
                 self.out_of_reach = limit  # an incumbent below it needs no search of this one
                 return
@@ -83,38 +83,42 @@ class LabelSetting:
             run.raise_bound(self.bound_j, "labels")
             if not isinstance(found, bool):
                 if not run.offer(found[1], "labels"):
-                    self._others(until)
+                    self._others(budget)
                 return
-            if self._reach_s(enough) > LABEL_REACH * (until - time.monotonic()):
+            if self._reach_s(enough) > LABEL_REACH * run.remaining_s(budget):
                 self.out_of_reach = value
                 return
             value = run.incumbent.value or value
 
-    def _below(self, limit: float, most: float, until: float) -> tuple[float, Schedule] | bool:
+    def _below(self, limit: float, most: float, budget: Budget) -> tuple[float, Schedule] | bool:
         """Go on with the labels at hand as far as their ceiling; above it from the beginning."""
         if self._labels is None or limit > self._ceiling_j:
             near = most <= limit * (1 + 2 * LABEL_ROOM)
             self._ceiling_j = max(limit, most if near else limit * (1 + LABEL_ROOM))
             self._labels, self._took_s = self.search.begin(self._ceiling_j), 0.0
-        begin, patience = (
-            time.monotonic(),
-            LABEL_PATIENCE * max(self._seen[-1][1] if self._seen else 0.0, LABEL_BRIEF_S),
-        )
-        found = self._labels.below(limit, min(until, begin + max(LABEL_PATIENCE_S, patience)))
-        self._took_s += time.monotonic() - begin
+        patience_s = LABEL_PATIENCE * max(self._seen[-1][1] if self._seen else 0.0, LABEL_BRIEF_S)
+        work = self._work(budget.for_s(max(LABEL_PATIENCE_S, patience_s)))
+        found = self._labels.below(limit, work)
+        self.run.work.done += work.done
+        self._took_s += work.seconds
         self._seen.append((limit, self._took_s))
         if found is False:
             self._labels = None
         return found
 
-    def _others(self, until: float) -> None:
+    def _work(self, budget: Budget) -> Work:
+        return Work(self.run.remaining_s(budget) * UNITS_A_SECOND, until=self.run.latest)
+
+    def _others(self, budget: Budget) -> None:
         """Schedules that cost as little as one that has no layout."""
         for seed in range(LABEL_OTHERS):
             run = self.run
-            if run.closed(run.options.gap) or time.monotonic() > until:
+            if run.closed(run.options.gap) or run.remaining_s(budget) <= 0:
                 return
             limit = self.bound_j * (1 + LABEL_TOLERANCE)
-            found = self.search.begin(limit, seed).below(limit, until)
+            work = self._work(budget)
+            found = self.search.begin(limit, seed).below(limit, work)
+            run.work.done += work.done
             if not isinstance(found, bool):
                 run.offer(found[1], "labels")
 

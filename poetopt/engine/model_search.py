@@ -6,7 +6,6 @@ a point. Whatever it finds counts only after simulation.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +84,7 @@ class ModelSearch:
         self._thrifty = False
         """Whether the rows of `Formulation.thrift` are there."""
         self._root_s = 0.0
-        """How long the first relaxation took."""
+        """What the first relaxation took."""
         self._root: PointLike | None = None
         """The point to which cutting came."""
 
@@ -99,23 +98,24 @@ class ModelSearch:
             return Ending.STOPPED
         if not self._exact or self.mode.no_goods:
             return self._whole()
-        self.run.proving.root = time.monotonic(), self.run.bound
+        self.run.proving.root = self.run.work.seconds, self.run.bound
         with ParallelTree(
             self.run, self.budget, self.model, self.session, self._root, self.mode.bound_only
         ) as self._tree:
             ending = self._whole()
+            self._tree.catch_up()
         return Ending.INFEASIBLE if self._tree.infeasible else ending
 
     def _cut(self) -> bool:
         """Cut the relaxation, and replay its points. Says whether it is infeasible."""
         run, session = self.run, self.session
-        replays = Replays(run, self.budget, self.model)
+        replays = Replays(run, self.budget, self.model, run.work)
 
         def seen(point: PointLike) -> None:
             self._root = point
             replays.follow_some(point)
 
-        now, remaining_s = time.monotonic(), max(run.remaining_s(self.budget), 0.0)
+        began_s = run.work.seconds
         with run.timed("relaxation"):
             session.add(self.mode.known)
             session.add(run.chosen.revive(self.model, self.binding))
@@ -123,8 +123,8 @@ class ModelSearch:
                 run.chosen,
                 self.model,
                 session,
-                until=now + CUT_SHARE[0] * remaining_s,
-                latest=now + CUT_SHARE[1] * remaining_s,
+                until=self.budget.part(CUT_SHARE[0]),
+                latest=self.budget.part(CUT_SHARE[1]),
                 overhead_j=run.incumbent.value,
                 on_bound=self._relaxed,
                 on_point=seen,
@@ -133,7 +133,7 @@ class ModelSearch:
         self._root_s = cutting.whole_s
         if self._root is not None and not cutting.infeasible and not self._closed():
             with run.timed("replays"):
-                replays.perturb(self._root, time.monotonic() - now)
+                replays.perturb(self._root, run.work.seconds - began_s)
         return cutting.infeasible
 
     @property
@@ -184,7 +184,7 @@ class ModelSearch:
         search ends early where its best points have broken some for as long as it took to find the first one.
         """
         run, chosen, model, session = self.run, self.run.chosen, self.model, self.session
-        began = time.monotonic()
+        began = run.work.seconds
         broken_s: float | None = None
         found_late: list[Row] = []
         lates = 0
@@ -198,18 +198,18 @@ class ModelSearch:
             row = run.left_out(model, schedule)
             if row is not None:
                 found_late.append(row)
-            broken_s = (broken_s or time.monotonic()) if rows or run.incumbent.refused(schedule) is not None else None
+            broken_s = (broken_s or run.work.seconds) if rows or run.incumbent.refused(schedule) is not None else None
 
         def enough() -> bool:
-            waited = broken_s is not None and time.monotonic() - broken_s > max(WAIT_S, broken_s - began)
+            waited = broken_s is not None and run.work.seconds - broken_s > max(WAIT_S, broken_s - began)
             return waited or self._over
 
         while not self._over:
             best = run.incumbent.best
-            if self._tree is not None and self._tree.grows and run.remaining_s(self.budget) < ANEW * self._root_s:
+            if self._tree is not None and self._tree.grows and self.budget.limit_s < ANEW * self._root_s:
                 self._tree.take_over()
                 break
-            began, broken_s = time.monotonic(), None
+            began, broken_s = run.work.seconds, None
             if self._exact and best is not None:
                 session.tighten(best.value)
             start = self._start() if Capability.WARM_START in session.capabilities else None
@@ -217,7 +217,7 @@ class ModelSearch:
             if best is not None and start is None and Capability.CUTOFF in session.capabilities:
                 cutoff = best.value * (1 - CUTOFF_MARGIN)
             found = session.search(
-                time_limit_s=run.remaining_s(self.budget),
+                time_limit_s=self.budget.limit_s,
                 gap=self.budget.gap / 2,
                 start=start,
                 on_point=improving,

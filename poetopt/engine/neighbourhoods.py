@@ -32,13 +32,13 @@ def core_search(run: Run, budget: Budget, model: Any, session: Session) -> None:
         return
     relaxed = session.incumbent_bound
     for share in CORES:
-        seconds = min(CORE_S, budget.remaining_s)
-        if seconds < LEAST_S or run.closed(budget.gap) or relaxed >= value:
+        part = budget.for_s(CORE_S)
+        if run.remaining_s(part) < LEAST_S or run.closed(budget.gap) or relaxed >= value:
             return
         before = run.incumbent.value
         guess = relaxed + share * (value - relaxed)
         frozen = [session.outside(variable, guess) for variable, _ in run.chosen.points.stages(model)]
-        _search(run, budget.gap, model, session, "core", seconds, frozen, cutoff=run.incumbent.value)
+        _search(run, part, model, session, "core", frozen, cutoff=run.incumbent.value)
         if run.incumbent.value != before:
             return
 
@@ -59,7 +59,7 @@ def rolling_windows(run: Run, budget: Budget, model: Any, session: Session) -> N
         while better:
             better = False
             for begin in range(0, len(decided) - width // 2, max(1, width // 2)):
-                if budget.remaining_s < 0 or run.closed(budget.gap):
+                if run.remaining_s(budget) < 0 or run.closed(budget.gap):
                     return
                 window = decided[begin : begin + width]
                 free = _with_their_forward(run.problem, int(window[0]), int(window[-1]))
@@ -103,8 +103,7 @@ def _solve(
         for variable, stages in run.chosen.points.stages(model)
         if id(variable) in values  # what follows from the others may have none
     ]
-    seconds = min(WINDOW_S, budget.remaining_s)
-    point = _search(run, budget.gap, model, session, "neighbourhood", seconds, frozen, start=start)
+    point = _search(run, budget.for_s(WINDOW_S), model, session, "neighbourhood", frozen, start=start)
     after = run.incumbent.best
     if after is not None and after is not before and run.chosen.points.values(model, after.schedule) is not None:
         return after.schedule
@@ -115,11 +114,10 @@ def _solve(
 
 def _search(
     run: Run,
-    gap: float,
+    budget: Budget,
     model: Any,
     session: Session,
     phase: str,
-    seconds: float,
     frozen: Sequence[Frozen],
     *,
     start: Sequence[tuple[Any, Floats]] | None = None,
@@ -131,14 +129,14 @@ def _search(
         run.offer(run.chosen.points.schedule(model, point), phase)
 
     found = session.search(
-        time_limit_s=seconds,
-        gap=gap,
+        time_limit_s=budget.limit_s,
+        gap=budget.gap,
         start=start,
         on_point=offered,
         on_bound=lambda _: None,
         frozen=frozen,
         cutoff=cutoff,
-        enough=lambda: run.closed(gap),
+        enough=lambda: run.closed(budget.gap) or run.remaining_s(budget) < 0,
     )
     if found.outcome is not Outcome.INFEASIBLE and found.point is not None:
         session.add([row for row in run.separate(model, found.point) if row.core])

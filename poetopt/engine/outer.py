@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -29,23 +28,24 @@ def no_plan(run: Run, budget: Budget) -> bool:
     reserved = run.chosen.reserve_bytes(run.problem) - outer.reserve_bytes(run.problem)
     asked = replace(options, ram_bytes=options.ram_bytes - reserved)
     try:
-        with run.timed("build"), clock.ending(time.monotonic() + budget.remaining_s):
+        with run.timed("build"), clock.ending(run.latest):
             model = model_of(outer, run.problem, asked, "full")
             session = session_of(model, options, scale=1.0)
+            session.work = run.work
     except InfeasibleError:
         return True
     except TimeUpError:
         return False
     with run.timed("outer approximation"):
-        until = time.monotonic() + CUT_SHARE[0] * budget.remaining_s
-        if cut(outer, model, session, until=until, overhead_j=None, on_bound=lambda _: False).infeasible:
+        cutting = budget.part(CUT_SHARE[0])
+        if cut(outer, model, session, until=cutting, overhead_j=None, on_bound=lambda _: False).infeasible:
             return True
-        return _no_point(budget, outer, model, session)
+        return _no_point(run, budget, outer, model, session)
 
 
-def _no_point(budget: Budget, outer: Formulation, model: Any, session: Session) -> bool:
+def _no_point(run: Run, budget: Budget, outer: Formulation, model: Any, session: Session) -> bool:
     """Whether the model has no solution; rows of a separator are added until one keeps them all."""
-    while budget.remaining_s > 0:
+    while run.remaining_s(budget) > 0:
         kept: list[Point] = []
 
         def improving(point: Point, kept: list[Point] = kept) -> None:
@@ -53,12 +53,12 @@ def _no_point(budget: Budget, outer: Formulation, model: Any, session: Session) 
                 kept.append(point)
 
         found = session.search(
-            time_limit_s=budget.remaining_s,
+            time_limit_s=budget.limit_s,
             gap=1.0,
             start=None,
             on_point=improving,
             on_bound=lambda _: None,
-            enough=lambda kept=kept: bool(kept),  # type: ignore[misc]
+            enough=lambda kept=kept: bool(kept) or run.remaining_s(budget) <= 0,  # type: ignore[misc]
         )
         if found.outcome is Outcome.INFEASIBLE:
             return True

@@ -20,6 +20,7 @@ from poetopt.backends.solver import Capability, Point, Session
 from poetopt.branching.branch_and_cut import BranchAndCut
 from poetopt.branching.candidates import worth
 from poetopt.branching.tree import Tree
+from poetopt.clock import Elapsed
 from poetopt.engine.budget import Budget
 from poetopt.engine.replays import Replays
 from poetopt.engine.run import Run
@@ -60,7 +61,7 @@ class ParallelTree:
         self.run, self.budget, self.model, self.session = run, budget, model, session
         self.infeasible, self.sources = False, frozenset[str]()
         self._root, self._bound_only = root, bound_only
-        self._ended = threading.Event()
+        self._ended, self._begun_s = threading.Event(), run.work.seconds
         self._nodes: Nodes | None = None
         self._tree: Tree | None = None
         self._futures: list[Future[object]] = []
@@ -95,13 +96,14 @@ class ParallelTree:
             cutoff=lambda: math.inf if self.run.incumbent.value is None else self.run.incumbent.value,
             on_bound=self._told,
             gap=self.budget.gap / 2,
-            remaining_s=lambda: self.run.remaining_s(self.budget),
+            remaining_s=lambda: self.budget.meant_s,
+            work=nodes.work,
             dives=not self._bound_only,
         )
 
     def explorer(self, tree: Tree, nodes: Nodes) -> BranchAndCut:
         """One who explores it, and tells the run what is found."""
-        replays = Replays(self.run, self.budget, self.model)
+        replays = Replays(self.run, self.budget, self.model, tree.work)
         return BranchAndCut(
             tree,
             nodes,
@@ -120,13 +122,34 @@ class ParallelTree:
         """Whether an error (a separator's, say) ended one who explores it: it is raised where the context ends."""
         return any(future.done() and future.exception() is not None for future in self._futures)
 
+    def catch_up(self) -> None:
+        """Let the tree do as much as the search beside it did, where that ends with the gap open.
+
+        Which of the two a busy machine slows down then changes little of what is found.
+        """
+        wanted = self.run.work.seconds - self._begun_s
+        while self.grows and not self._caught_up(wanted) and not self.run.closed(self.budget.gap):
+            interrupts.check()
+            if wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
+                return
+
+    def _caught_up(self, wanted_s: float) -> bool:
+        assert self._tree is not None
+        return self.run.work.clock_s <= 0 or isinstance(self.run.work, Elapsed) or self._tree.work.seconds >= wanted_s
+
     def take_over(self) -> None:
         """Two explore the tree until it ends, or the time."""
         tree = self._tree
         assert tree is not None
         assert self._nodes is not None
         self._futures.append(_workers.submit(partial(self._explore, tree, self._nodes.twin())))
-        while not tree.over and self.run.remaining_s(self.budget) > 0 and not self.run.closed(self.budget.gap):
+        left_s, begun_s = self.run.remaining_s(self.budget), tree.work.seconds
+        while (
+            not tree.over
+            and self.run.work.clock_s > 0
+            and tree.work.seconds - begun_s < 2 * left_s
+            and not self.run.closed(self.budget.gap)
+        ):
             interrupts.check()
             for future in wait(self._futures, timeout=TURN_S, return_when=FIRST_COMPLETED).done:
                 future.result()  # an error of either ends it

@@ -109,6 +109,7 @@ class RelaxedRun(Run):
             None,
             begin=run.begin,
             timing=run.timing,
+            work=run.work,
             plain=None if aside else run.plain,
             lock=run.lock,
             whole=run,

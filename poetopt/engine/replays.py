@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 from poetopt import interrupts
+from poetopt.clock import Work
 from poetopt.engine.budget import Budget
 from poetopt.engine.run import Run
-from poetopt.engine.tuning import PERTURB_MOST, PERTURB_PATIENCE, PERTURBED_GAP, REPLAY_SHARE, REPLAY_TARGETS
+from poetopt.engine.tuning import (
+    OFFER_WORK,
+    PERTURB_MOST,
+    PERTURB_PATIENCE,
+    PERTURBED_GAP,
+    REPLAY_SHARE,
+    REPLAY_TARGETS,
+)
 from poetopt.formulations.rows import PointLike
 from poetopt.heuristics.list_scheduling import list_schedule
 from poetopt.heuristics.problem_space import ProblemSpace
@@ -18,9 +25,9 @@ from poetopt.heuristics.problem_space import ProblemSpace
 class Replays:
     """Offers a run what replays make of the points of one model's relaxation."""
 
-    def __init__(self, run: Run, budget: Budget, model: Any) -> None:
-        self.run, self.budget, self.model = run, budget, model
-        self._begin = time.monotonic()
+    def __init__(self, run: Run, budget: Budget, model: Any, work: Work) -> None:
+        self.run, self.budget, self.model, self._work = run, budget, model, work
+        self._begin = work.seconds
         self._share, self._spent_s = REPLAY_SHARE[0], 0.0
 
     def follow(self, point: PointLike) -> bool:
@@ -28,15 +35,18 @@ class Replays:
         run, options = self.run, self.run.options
         if not run.chosen.plans_count or run.closed(self.budget.gap):
             return False
-        begin, better = time.monotonic(), False
+        begin, better = self._work.seconds, False
         shares = run.chosen.points.fractional(self.model, point)
         for target in REPLAY_TARGETS:
             ram_bytes = int(run.incumbent.room_bytes * target)
-            schedule = list_schedule(run.problem, ram_bytes, shares, paging=options.paging, remat=options.remat)
+            schedule = list_schedule(
+                run.problem, ram_bytes, shares, paging=options.paging, remat=options.remat, work=self._work
+            )
             if schedule is not None:
+                self._work.done += OFFER_WORK * len(run.problem.operators)
                 # One of many; but the first schedule that there is is worth any time.
                 better |= run.offer(schedule, "guided", quick=run.incumbent.best is not None)
-        self._spent_s += time.monotonic() - begin
+        self._spent_s += self._work.seconds - begin
         return better
 
     def perturb(self, point: PointLike, cut_s: float) -> None:
@@ -49,17 +59,20 @@ class Replays:
             return
         shares = run.chosen.points.fractional(self.model, point)
         room, weigh = run.incumbent.room_bytes, run.incumbent.weigh
-        space = ProblemSpace(run.problem, shares, aims_at=room, paging=options.paging, remat=options.remat, weigh=weigh)
-        now = time.monotonic()
+        space = ProblemSpace(
+            run.problem, shares, aims_at=room, paging=options.paging, remat=options.remat, weigh=weigh, work=self._work
+        )
+        now = self._work.seconds
         until, latest = now + PERTURB_PATIENCE * cut_s, now + PERTURB_MOST * cut_s
-        while time.monotonic() < until and run.remaining_s(self.budget) > 0 and not run.closed(self.budget.gap):
+        while self._work.seconds < until and run.remaining_s(self.budget) > 0 and not run.closed(self.budget.gap):
             interrupts.check()
             worth = math.inf if run.incumbent.value is None else run.incumbent.value
             found = space.step(worth)
+            self._work.done += OFFER_WORK * len(run.problem.operators)
             if found is not None and run.offer(found, "perturbed", quick=run.incumbent.best is not None):
-                until = min(time.monotonic() + PERTURB_PATIENCE * cut_s, latest)
+                until = min(self._work.seconds + PERTURB_PATIENCE * cut_s, latest)
 
     def follow_some(self, point: PointLike) -> None:
         """The same of one of many points, if there is time for it."""
-        if self._spent_s <= self._share * (time.monotonic() - self._begin):
+        if self._spent_s <= self._share * (self._work.seconds - self._begin):
             self._share = REPLAY_SHARE[0] if self.follow(point) else REPLAY_SHARE[1]

@@ -1,4 +1,4 @@
-"""The state of one solve: the clock, the incumbent, and what is proven of the scope at hand."""
+"""The state of one solve: the clock, the work, the incumbent, and what is proven of the scope at hand."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from poetopt import interrupts
+from poetopt.backends.solver import Capability, backend
+from poetopt.clock import Elapsed, Work
 from poetopt.engine.budget import Budget
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Proof
 from poetopt.engine.solution import Listener, Options, Progress
-from poetopt.engine.tuning import ENDING_S, ENDING_SHARE, NEARLY, PACE_S
+from poetopt.engine.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, PACE_S
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.formulations.scope import scope_name
@@ -40,16 +42,17 @@ class Proving:
     bound: float = 0.0
     ceiling: float = math.inf
     root: tuple[float, float] | None = None
-    """When the search began that followed the root's cuts, and the bound then."""
+    """What was done when the search began that followed the root's cuts, in seconds, and the bound then."""
 
     def in_reach(self, value: float, budget: Budget) -> bool:
         """Whether `value` is proven within the budget's gap in time, if the bound rises as it did since the root."""
         if self.root is None:
             return True
         begin, bound = self.root
-        taken_s = time.monotonic() - begin
+        done_s = budget.work.seconds
+        taken_s = done_s - begin
         open_ = value * (1 - budget.gap) - self.bound
-        return taken_s < PACE_S or open_ * taken_s <= (self.bound - bound) * budget.remaining_s
+        return taken_s < PACE_S or open_ * taken_s <= (self.bound - bound) * max(budget.meant_s, done_s)
 
 
 @dataclass
@@ -62,11 +65,15 @@ class Run:
     begin: float = field(default_factory=time.monotonic)
     timing: dict[str, float] = field(default_factory=dict)
     """Seconds by phase, in the order in which the phases first began."""
+    work: Work = field(default_factory=Work)
+    """Counts what the search does."""
     proving: Proving = field(default_factory=lambda: Proving("store-all"))
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
     plain: Proof | None = None
     """What is proven of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
+    given: Budget | None = None
+    """What it may use, where it is a part of another search."""
     interrupted: bool = False
     share: float = 1.0
     """Of the time: the rest is for another search than the one at hand."""
@@ -76,6 +83,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.chosen = formulation(self.options.formulation)
+        if Capability.WORK not in backend(self.options.backend).capabilities and not isinstance(self.work, Elapsed):
+            self.work = Elapsed()
+        self.work.until = self.latest
         self.incumbent = Incumbent(self.problem, self.options, until=self.latest, lock=self.lock)
 
     @property
@@ -88,7 +98,7 @@ class Run:
     @property
     def budget(self) -> Budget:
         """All that the search may use."""
-        return Budget(self.latest, self.options.gap)
+        return self.given or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
 
     @property
     def elapsed_s(self) -> float:
@@ -110,12 +120,12 @@ class Run:
             self.proving = Proving(scope, bound)
 
     def remaining_s(self, budget: Budget) -> float:
-        """Seconds left of `budget`, which may end sooner where the scope at hand is nearly proven."""
+        """Seconds left of `budget`, which may end sooner where the scope at hand is nearly proven, or by the clock."""
         value = self.incumbent.value
         if budget.in_reach and value is not None and not self.proving.in_reach(value, budget):
             return 0.0
         if self.closed(NEARLY):
-            return min(budget.until, budget.nearly_until) - time.monotonic()
+            return min(budget.remaining_s, budget.nearly_until - budget.work.seconds)
         return budget.remaining_s
 
     def interrupt(self) -> None:

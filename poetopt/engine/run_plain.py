@@ -6,7 +6,6 @@ joules; and what is proven of it need not be searched again where operators may 
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field, replace
 
 from poetopt.engine.deepening import Deepening
@@ -29,7 +28,7 @@ def run_plain(problem: Problem, ram_bytes: int) -> Problem:
 
 @dataclass
 class PlainRun(Run):
-    """A run over the plain problem, in a part of the time of the `whole` one, with whose incumbent it begins.
+    """A run over the plain problem, in a part of the effort of the `whole` one, with whose incumbent it begins.
 
     It ends where nothing plain is better than that, so that a streamed plan spares most of it.
     """
@@ -42,10 +41,19 @@ class PlainRun(Run):
 
     @classmethod
     def of(cls, run: Run, plain: Problem) -> PlainRun:
-        """A run over `run`'s plain problem, in a part of the time that is left now."""
-        limit_s = RUN_PLAIN[Feature.STREAMED in plain.features] * max(run.budget.remaining_s, 0.0)
-        options = replace(run.options, time_limit_s=limit_s)
-        return cls(plain, options, None, begin=time.monotonic(), starts=run.starts, lock=run.lock, whole=run)
+        """A run over `run`'s plain problem, in a part of the effort that is left now."""
+        share = run.budget.part(RUN_PLAIN[Feature.STREAMED in plain.features])
+        return cls(
+            plain,
+            run.options,
+            None,
+            begin=run.begin,
+            work=run.work,
+            starts=run.starts,
+            lock=run.lock,
+            whole=run,
+            given=share,
+        )
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
         """Whether it is the whole problem's best now."""
@@ -64,7 +72,7 @@ def plain_first(run: Run, scope: str) -> Proof | None:
     problem = run_plain(run.problem, run.options.ram_bytes)
     if not run.options.paging or problem is run.problem:
         return None
-    if run.budget.remaining_s > 2 * LEAST_S:
+    if run.work.clock_s > 2 * LEAST_S:
         relax_scope(run, scope, run.budget.part(RELAX_SHARE))
     plain = PlainRun.of(run, problem)
     deepening = Deepening(plain)

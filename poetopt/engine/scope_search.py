@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -157,7 +156,7 @@ class _ScopeSearch:
         run, chosen, ceiling = self.run, self.run.chosen, self._ceiling()
         run.incumbent.forget()
         try:
-            with run.timed("build"), clock.ending(time.monotonic() + run.remaining_s(budget)):
+            with run.timed("build"), clock.ending(run.latest):
                 asked = restriction.of(run.options)
                 model = model_of(
                     chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling
@@ -168,6 +167,7 @@ class _ScopeSearch:
                     self.sources = known.sources
                     return self._nothing_beyond([known], ceiling)
                 session = session_of(model, run.options, scale=self._scale())
+                session.work = run.work
         except InfeasibleError:
             return self._nothing_beyond((), ceiling)
         except TimeUpError:

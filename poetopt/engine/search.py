@@ -41,6 +41,8 @@ def search(
     listener: Listener | None = None,
     starts: Sequence[Schedule] = (),
     begin: float | None = None,
+    whole: Run | None = None,
+    share: float = 1.0,
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
@@ -51,6 +53,8 @@ def search(
         Schedules found elsewhere, taken like those of the heuristics.
     begin
         The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
+    whole, share
+        The search of which this one is a part, and its share of that one's effort.
 
     Raises FormulationError and BackendUnavailableError for options that don't exist, ProblemError for a problem with
     features that no search plans for yet.
@@ -63,6 +67,8 @@ def search(
         return _with_ends(found, Run(problem, options, listener, begin=begin))
     chosen, now = formulation_of(options.formulation), time.monotonic()
     run = Run(problem, options, listener, begin=now if begin is None else begin)
+    if whole is not None:
+        run.begin, run.work, run.given = whole.begin, whole.work, whole.budget.part(share)
     if begin is not None:
         run.timing["reading"] = now - begin
     backend(options.backend)  # says at once where there is none

@@ -1,7 +1,7 @@
 """The numbers that the search goes by, and what each was measured on (cells of `benchmarks/solve.py`).
 
-Shares are of what is left where nothing else is said, seconds are of a machine of two cores. Where no cell is named,
-nothing was measured.
+Shares are of the effort that is left where nothing else is said, seconds are counted ones (`clock.Work.seconds`).
+Where no cell is named, nothing was measured.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 NEARLY = 0.005
 """Where no more than this is open, a wider scope is worth more than the rest of the proof. Measured on zoo resnet50
 a72 30 %, whose last 0.1 % of depth 4 took 58 s where depth 8 has a fifth less."""
+EFFORT_S = 60.0
+"""Seconds that a search is meant for: what its parts' shares are of, unless the time limit is shorter."""
 LEAST_S = 0.5
 """Seconds for which it is worth to begin once more."""
 

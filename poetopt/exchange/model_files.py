@@ -18,6 +18,7 @@ from poetopt.backends.names import column_names, row_names
 from poetopt.backends.nl_file import write_nl
 from poetopt.backends.solution_file import SolutionFile, read_solution
 from poetopt.backends.solver import Floats, Point
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.limits import impossible
@@ -129,7 +130,7 @@ def _found(chosen: Formulation, model: Any, options: Options) -> list[Row]:
     """The rows that cutting finds within the time limit: some are the model's own, and never written down else."""
     session = session_of(model, options, scale=1e4 / (model.space.problem.baseline_energy_j or 1.0))
     until = time.monotonic() + options.time_limit_s
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False).infeasible:
+    if cut(chosen, model, session, until=Budget.by_clock(until), overhead_j=None, on_bound=lambda _: False).infeasible:
         raise InfeasibleError(
             f"{model.space.problem.name} on {model.space.problem.device}: even the model's linear relaxation has no "
             f"solution, so that no schedule keeps this budget and deadline; {REMEDY}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from poetopt.clock import Work
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 from poetopt.schedule import FractionalSchedule, Schedule
 
@@ -61,13 +62,13 @@ class LabelSearch(Protocol):
 class Labels(Protocol):
     """One search, and what it found so far."""
 
-    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+    def below(self, limit_j: float, work: Work) -> tuple[float, Schedule] | bool:
         """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
 
         limit_j
             No less than the one before, and no more than the ceiling.
-        until
-            The moment (of `time.monotonic`) at which it is given up, for good.
+        work
+            Counts what it does; once that is over it is given up, for good.
         """
         ...
 

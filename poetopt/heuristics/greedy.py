@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from poetopt.clock import Work
 from poetopt.heuristics.ways import ALL_PLAIN, whole_readers
-from poetopt.heuristics.work import Work
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action
 from poetopt.plan.machine import Machine

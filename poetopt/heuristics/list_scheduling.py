@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from poetopt.clock import Work
 from poetopt.heuristics.greedy import Replay, may_run_again
 from poetopt.heuristics.lasting import lasting_of
 from poetopt.heuristics.ways import ALL_PLAIN, streamed_out, ways_of
@@ -60,6 +61,7 @@ def list_schedule(
     *,
     paging: bool,
     remat: bool,
+    work: Work | None = None,
 ) -> Schedule | None:
     """A schedule that aims at `ram_bytes` and follows `shares`, or None where nothing can be evicted.
 
@@ -67,4 +69,6 @@ def list_schedule(
     """
     ways = ways_of(problem, shares) if paging else ALL_PLAIN
     again, problem = may_run_again(problem, remat), lasting_of(problem, shares, streamed_out(problem, ways))
-    return GuidedReplay(problem, ram_bytes, paging and problem.paging, again, ways=ways, shares=shares).run()
+    return GuidedReplay(
+        problem, ram_bytes, paging and problem.paging, again, ways=ways, shares=shares, work=work or Work()
+    ).run()

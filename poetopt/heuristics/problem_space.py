@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.clock import Work
 from poetopt.heuristics.list_scheduling import list_schedule
 from poetopt.problem import Problem
 from poetopt.schedule import FractionalSchedule, Schedule
@@ -89,10 +90,12 @@ class ProblemSpace:
         paging: bool,
         remat: bool,
         weigh: Callable[[Schedule], float],
+        work: Work | None = None,
         seed: int = 0,
     ) -> None:
         self._problem, self._shares, self._aims_at = problem, shares, aims_at
         self._paging, self._remat, self._weigh = paging, remat, weigh
+        self._work = work
         self._random = np.random.default_rng(seed)
         self._parent: Deviation | None = None
         self._value = math.inf
@@ -105,7 +108,7 @@ class ProblemSpace:
         child = self._drawn() if self._parent is None or anew else self._changed(self._parent)
         aim = int(child.target * self._aims_at)
         shares = child.of(self._shares)
-        schedule = list_schedule(self._problem, aim, shares, paging=self._paging, remat=self._remat)
+        schedule = list_schedule(self._problem, aim, shares, paging=self._paging, remat=self._remat, work=self._work)
         fresh = schedule is not None and schedule not in self._known
         if schedule is not None and fresh:
             self._known[schedule] = self._weigh(schedule)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from poetopt import clock
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import model_of, session_of
 from poetopt.engine.solution import Options
@@ -227,7 +228,7 @@ def judge(problem: Problem, options: Options, until: float, best_j: float = math
         reached = max(reached, bound_j)
         return bound_j > best_j
 
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=enough).infeasible:
+    if cut(chosen, model, session, until=Budget.by_clock(until), overhead_j=None, on_bound=enough).infeasible:
         return Judgement(math.inf, None)
     left_s = until - time.monotonic()
     point = None if reached > best_j or left_s <= 0 else session.relax(left_s).point

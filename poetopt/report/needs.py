@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from poetopt.clock import Work
 from poetopt.diagnosis.minimum_budget import least_ram
 from poetopt.engine.solution import Options
 from poetopt.engine.tuning import WORK
-from poetopt.heuristics.work import Work
 from poetopt.plan.closing import closing_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan

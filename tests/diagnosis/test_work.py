@@ -15,7 +15,7 @@ from poetopt.engine.solution import Options, Status
 from poetopt.engine.tuning import WORK
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
-from poetopt.heuristics.work import OutOfWorkError, Work
+from poetopt.clock import OutOfWorkError, Work
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.testing.problems import crowded, tight

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.clock import Work
 from poetopt.formulations.retention.label_setting.extensions import Extensions, Key
 from poetopt.formulations.rows import Floats, Ints
 
 BLOCK, KEPT_BLOCK = 128, 8192
 """Labels that are compared at once."""
+PAIRS = 400
+"""That are compared for a unit of work."""
 MOST_WRITTEN = 1500
 """Where there are more different W, only labels with the same one are compared."""
 
@@ -21,15 +23,15 @@ def undominated(
     extensions: Extensions,
     kept: Sequence[tuple[Key, float]],
     fresh: Sequence[tuple[Key, float]],
-    until: float,
+    work: Work,
     draw: np.random.Generator | None = None,
 ) -> Ints | None:
     """The places in `fresh` of the labels of which no other one, of either, makes a better or equal one.
 
     kept, fresh
         Labels of one stage and their costs; those of `kept` stay, whatever comes.
-    until
-        The moment (of `time.monotonic`) at which it is given up: None.
+    work
+        Counts what it does; it is given up once that is over: None.
     draw
         Decides between labels that cost the same.
     """
@@ -43,9 +45,10 @@ def undominated(
     labels = _Labels(extensions, keys, costs)
     left = np.arange(before)
     for first in range(before, len(keys), BLOCK):
-        if time.monotonic() > until:
-            return None
         block = np.arange(first, min(first + BLOCK, len(keys)))
+        work.done += len(left) * len(block) // PAIRS
+        if work.over:
+            return None
         for start in range(0, len(left), KEPT_BLOCK):
             _, worse = labels.dominates(left[start : start + KEPT_BLOCK], block)
             block = np.delete(block, worse)

@@ -3,13 +3,13 @@ r"""What a label may be extended to in one stage, and the least that completes i
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from poetopt.clock import Work
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats
 
@@ -27,6 +27,8 @@ PEAKS, PRICES = 8, 8
 """How many earlier stages, and prices θ, are looked at for what completes a label, at most."""
 SAFE = 1e-9
 """What completes a label is rounded down by this share, and by what its sums may be off."""
+LABEL_WORK = 2
+"""Units of work of a label that is looked at."""
 WIDEST = 150_000
 """A search with more labels in a stage is given up."""
 
@@ -128,17 +130,18 @@ class Extensions:
         nothing = np.zeros((1, self._m), dtype=np.uint8)
         return max(0.0, float(self.completion(nothing, nothing, self._n)[0]))
 
-    def before(self, t: int, labels: Mapping[Key, float], ceiling: float, until: float) -> dict[Key, Step] | None:
+    def before(self, t: int, labels: Mapping[Key, float], ceiling: float, work: Work) -> dict[Key, Step] | None:
         """What labels at the end of stage t become at its beginning, for less than `ceiling`; None: it was given up."""
-        out, into, work, room = self._outs[t], self._ins[t], self._work[t], self.space.room_bytes
+        out, into, workspace, room = self._outs[t], self._ins[t], self._work[t], self.space.room_bytes
         steps: dict[Key, Step] = {}
+        work.done += LABEL_WORK * len(labels)
         for key, cost in labels.items():
-            if self._bytes(key[0] | out | into) + work <= room:
+            if self._bytes(key[0] | out | into) + workspace <= room:
                 put(steps, ((key[0] & ~out) | into, key[1]), (cost, into, key, ()))
-        done = self._run_again(t, steps, ceiling, until) if self._again[t] else steps
-        return None if done is None else self._come_back(t, done, ceiling, until)
+        done = self._run_again(t, steps, ceiling, work) if self._again[t] else steps
+        return None if done is None else self._come_back(t, done, ceiling, work)
 
-    def _run_again(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
+    def _run_again(self, t: int, steps: dict[Key, Step], ceiling: float, work: Work) -> dict[Key, Step] | None:
         """Each label of stage t with whatever may run again, the last operator first; None where it is given up."""
         waiting: dict[int, dict[Key, Step]] = {}
         done: dict[Key, Step] = {}
@@ -156,7 +159,8 @@ class Extensions:
             here = waiting.pop(j, None)
             if here is None:
                 continue
-            if time.monotonic() > until or len(done) + len(here) > WIDEST:
+            work.done += LABEL_WORK * len(here)
+            if work.over or len(done) + len(here) > WIDEST:
                 return None
             out, into, cost, free = self._outs[j], self._ins[j], self._cost[j], room - self._work[j]
             touched, coming = out | into, back & ~self._below[j + 1]
@@ -168,7 +172,7 @@ class Extensions:
                     continue
                 # what comes in only after j has run takes none of its room
                 later = key[0] & step[1] & coming
-                paged = self._paged(key, step, later, ceiling - cost, until) if later else []
+                paged = self._paged(key, step, later, ceiling - cost, work) if later else []
                 if paged is None:
                     return None
                 for label, way in paged:
@@ -189,32 +193,33 @@ class Extensions:
                 return False
         return True
 
-    def _come_back(self, t: int, steps: dict[Key, Step], ceiling: float, until: float) -> dict[Key, Step] | None:
+    def _come_back(self, t: int, steps: dict[Key, Step], ceiling: float, work: Work) -> dict[Key, Step] | None:
         """Each label with whatever is paged in of what is read in stage t; None where it is given up."""
         found: dict[Key, Step] = {}
         for key, step in steps.items():
-            ways = self._paged(key, step, step[1] & key[0] & self._back[t], ceiling, until)
+            ways = self._paged(key, step, step[1] & key[0] & self._back[t], ceiling, work)
             if ways is None:
                 return None
             for label, (spent, _, following, told) in ways:
                 put(found, label, (spent, 0, following, told))
-            if len(found) > WIDEST or time.monotonic() > until:
+            if len(found) > WIDEST or work.over:
                 return None
         return found
 
-    def _paged(self, key: Key, step: Step, left: int, ceiling: float, until: float) -> list[tuple[Key, Step]] | None:
+    def _paged(self, key: Key, step: Step, left: int, ceiling: float, work: Work) -> list[tuple[Key, Step]] | None:
         """A label with any of the tensors `left` paged in; None where it is given up."""
         ways = [(key, step)]
         while left:
             one = left & -left
             left ^= one
             x = one.bit_length() - 1
+            work.done += len(ways)
             for (needed, written), (spent, read, following, told) in list(ways):
                 more = spent + self._page_in[x] + (0.0 if written & one else self._page_out[x])
                 if more < ceiling:
                     label = needed & ~one, written | one
                     ways.append((label, (more, read, following, (*told, (False, self._order[x])))))
-            if len(ways) > WIDEST or time.monotonic() > until:
+            if len(ways) > WIDEST or work.over:
                 return None
         return ways
 

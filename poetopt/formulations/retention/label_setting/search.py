@@ -33,6 +33,7 @@ import math
 import numpy as np
 
 from poetopt import interrupts
+from poetopt.clock import Work
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.label_setting.dominance import undominated
@@ -60,20 +61,20 @@ class Frontier:
         self._waiting: list[dict[Key, tuple[float, Step]]] = [{} for _ in stages]
         self._begun = False
 
-    def below(self, limit_j: float, until: float) -> tuple[float, Schedule] | bool:
+    def below(self, limit_j: float, work: Work) -> tuple[float, Schedule] | bool:
         """The cheapest schedule, if it costs less than `limit_j`; True: there is none; False: it was given up.
 
         limit_j
             No less than the one before, and no more than the ceiling.
-        until
-            The moment (of `time.monotonic`) at which it is given up, for good.
+        work
+            Counts what it does; once that is over it is given up, for good.
         """
         fresh: dict[Key, float] = {} if self._begun else {(0, 0): 0.0}
         self._begun, few = True, 0
         for t in range(self._extensions.stages - 1, -1, -1):
             interrupts.check()
             if fresh:
-                found = self._extensions.before(t, fresh, self._ceiling, until)
+                found = self._extensions.before(t, fresh, self._ceiling, work)
                 if found is None:
                     return False
                 self._wait(t, found)
@@ -84,7 +85,7 @@ class Frontier:
             if coming and (together < FEW or together > GROWN * few):
                 kept = [label for label in self._costs[t].items() if label[0] not in coming]
                 labels = [(key, step[0]) for key, step in coming.items()]
-                chosen = undominated(self._extensions, kept, labels, until, self._draw)
+                chosen = undominated(self._extensions, kept, labels, work, self._draw)
                 if chosen is None:
                     return False
                 few = len(kept) + len(chosen)
