@@ -50,6 +50,7 @@ from poetopt.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from poetopt.backends.solver import Point
+    from poetopt.engine.budget import Budget
     from poetopt.engine.solution import Options
     from poetopt.formulations.rows import Row
     from poetopt.plan.instructions import Plan
@@ -147,7 +148,7 @@ def alone(problem: Problem, options: Options, *, cuts: bool) -> tuple[Plan | Non
     model = model_of(chosen, problem, options, options.scope)
     one_pass = chosen.goal.baseline(problem, chosen.baseline_j(problem))
     session: Any = session_of(model, options, scale=SCALED / (run.incumbent.value or one_pass or 1.0))
-    replays = Replays(run, budget, model)
+    replays = Replays(run, budget, model, run.work)
 
     def judge(point: Point) -> list[Row]:
         schedule = chosen.points.schedule(model, point)
@@ -163,7 +164,7 @@ def alone(problem: Problem, options: Options, *, cuts: bool) -> tuple[Plan | Non
 
     session.separation.follow, session.separation.judge = replays.follow_some, judge
     if cuts:
-        until = time.monotonic() + CUT_SHARE * budget.remaining_s
+        until = Budget.by_clock(time.monotonic() + CUT_SHARE * budget.work.clock_s)
         value = run.incumbent.value
         cut(chosen, model, session, until=until, overhead_j=value, on_bound=risen, on_point=replays.follow_some)
     peak_bytes = 0
@@ -171,7 +172,7 @@ def alone(problem: Problem, options: Options, *, cuts: bool) -> tuple[Plan | Non
         known = [*([] if run.incumbent.best is None else [run.incumbent.best.schedule]), *run.starts]
         starts = (chosen.points.values(model, schedule) for schedule in known)
         found = session.search(
-            time_limit_s=max(budget.remaining_s, 0.1),
+            time_limit_s=max(budget.limit_s, 0.1),
             gap=options.gap,
             start=next((values for values in starts if values is not None), None),
             on_point=lambda point: run.offer(chosen.points.schedule(model, point), "search"),

@@ -119,19 +119,16 @@ def test_who_gives_up_ends_it_for_all() -> None:
     assert all(math.isinf(bound) and bound < 0 for bound in watched.bounds)
 
 
-def test_what_a_node_takes_is_that_of_each_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two who search at the same time leave as much for nodes as one."""
-    clock = [0.0]
-    monkeypatch.setattr("poetopt.branching.tree.time.monotonic", lambda: clock[0])
+def test_what_a_node_takes_is_counted_without_dives() -> None:
     watched = Watched()
     taken(watched.tree)
-    clock[0] = 4.0
+    watched.tree.work.compute(4.0)
     watched.tree.put(watched.children(1.0, 2.0))
     taken(watched.tree)
     thread = threading.Thread(target=taken, args=(watched.tree,))
     thread.start()
     thread.join(30.0)
-    clock[0] = 10.0
+    watched.tree.work.compute(12.0)
     watched.tree.dived(5.0)
     watched.tree.dived(5.0)
     assert watched.tree._node_s == pytest.approx((4.0 + 6.0 + 6.0 - 10.0) / 3)

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from poetopt.arena import pack
+from poetopt.clock import OutOfWorkError, Work
 from poetopt.diagnosis.minimum_budget import least_deadline, least_ram
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.limits import hardest_step, impossible, placed_bytes
@@ -15,7 +16,6 @@ from poetopt.engine.solution import Options, Status
 from poetopt.engine.tuning import WORK
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
-from poetopt.clock import OutOfWorkError, Work
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.testing.problems import crowded, tight

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -37,8 +36,7 @@ def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> P
 def test_only_what_is_nearly_proven_makes_room_for_a_deeper_scope() -> None:
     problem = random_problem(random.Random(4), operators=6, training=True)
     run = Run(problem, Options(ram_bytes=10**9, time_limit_s=1000.0), None)
-    now = time.monotonic()
-    budget = Budget(now + 1000.0, 1e-3, nearly_until=now - 1.0)
+    budget = Budget(run.work, 60.0, 1e-3, until=1000.0, nearly_until=-1.0)
     assert run.remaining_s(budget) > 100, "nothing is known yet"
     again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
     run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")

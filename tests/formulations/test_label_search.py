@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from poetopt.clock import Work
 from poetopt.diagnosis.solve import solve
 from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
@@ -39,7 +40,7 @@ def small(seed: int) -> tuple[Problem, int, RetentionLabels]:
 def test_the_optimum_of_all_schedules(seed: int) -> None:
     problem, ram, search = small(seed)
     least = best(retention, valid(search.space, ram), ram)
-    found = search.begin(math.inf).below(math.inf, math.inf)
+    found = search.begin(math.inf).below(math.inf, Work())
     assert found is not False
     if least is None:
         assert found is True
@@ -53,8 +54,8 @@ def test_the_optimum_of_all_schedules(seed: int) -> None:
     if value > 0:
         again = search.begin(value * 1.1)
         for share in (0.3, 0.5, 0.8, 0.9, 0.95, 0.999):
-            assert again.below(value * share, math.inf) is True
-        climbed = again.below(value * 1.001, math.inf)
+            assert again.below(value * share, Work()) is True
+        climbed = again.below(value * 1.001, Work())
         assert not isinstance(climbed, bool)
         assert climbed[0] == pytest.approx(value)
         assert simulate(plan_of(problem, climbed[1]), ram_bytes=ram).overhead_j == pytest.approx(value)
@@ -77,7 +78,8 @@ def test_the_same_optimum_as_by_the_model(seed: int) -> None:
 
 def test_what_has_no_time_says_nothing() -> None:
     _, _, search = small(1)
-    assert search.begin(math.inf).below(math.inf, time.monotonic() - 1.0) is False
+    assert search.begin(math.inf).below(math.inf, Work(until=time.monotonic() - 1.0)) is False
+    assert search.begin(math.inf).below(math.inf, Work(limit=0.0)) is False
 
 
 def _wide(inputs: int) -> Problem:
@@ -98,7 +100,7 @@ def test_a_wide_read_is_given_up_rather_than_written_out() -> None:
     problem = _wide(40)
     search = label_search(problem, Limits(ram_bytes=problem.least_ram_bytes + 15), "forward", True, True)
     assert search is not None
-    assert search.begin(math.inf).below(math.inf, math.inf) is False
+    assert search.begin(math.inf).below(math.inf, Work()) is False
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +121,7 @@ def test_what_cancels_out_is_no_bound(seed: int) -> None:
     problem = Problem("cancels", "paper", operators, tensors)
     search = label_search(problem, Limits(ram_bytes=problem.working_set_bytes(3)), "full", True, True)
     assert search is not None
-    found = search.begin(math.inf).below(math.inf, math.inf)
+    found = search.begin(math.inf).below(math.inf, Work())
     assert found is True or (not isinstance(found, bool) and search.least_j <= found[0] * (1 + 1e-9))
 
 
