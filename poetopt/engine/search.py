@@ -68,7 +68,8 @@ def search(
     chosen, now = formulation_of(options.formulation), time.monotonic()
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if whole is not None:
-        run.begin, run.work, run.given = whole.begin, whole.work, whole.budget.part(share)
+        part = whole.budget.part(share)
+        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, given=part)
     if begin is not None:
         run.timing["reading"] = now - begin
     backend(options.backend)  # says at once where there is none

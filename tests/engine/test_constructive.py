@@ -12,6 +12,7 @@ from poetopt.diagnosis.solve import solve
 from poetopt.engine import constructive
 from poetopt.engine.constructive import first_schedules, plain_schedules
 from poetopt.engine.run import Run
+from poetopt.engine.search import search
 from poetopt.engine.solution import Options, Solution
 from poetopt.errors import NoScheduleError
 from poetopt.plan.assemble import schedule_of
@@ -89,9 +90,9 @@ def test_plain_solutions_are_starts_and_an_interrupt_of_theirs_is_the_runs() -> 
     options = Options(ram_bytes=problem.least_ram_bytes + 2, time_limit_s=10, threads=1)
     asked: list[tuple[bool, bool]] = []
 
-    def solved(problem: Problem, options: Options) -> Solution:
+    def solved(problem: Problem, options: Options, whole: Run, share: float) -> Solution:
         asked.append((options.paging, options.remat))
-        return solve(problem, options)
+        return search(problem, options, whole=whole, share=share)
 
     run = Run(problem, options, None)
     plain_schedules(run, solved)
@@ -102,4 +103,4 @@ def test_plain_solutions_are_starts_and_an_interrupt_of_theirs_is_the_runs() -> 
     plain_schedules(Run(replace(problem, wake_j=0.0), options, None), solved)
     assert not asked
     with pytest.raises(KeyboardInterrupt):
-        plain_schedules(run, lambda problem, options: replace(solve(problem, options), interrupted=True))
+        plain_schedules(run, lambda problem, options, **_: replace(solve(problem, options), interrupted=True))

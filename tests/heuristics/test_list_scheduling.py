@@ -112,7 +112,7 @@ def followed(change: Callable[[Options], Options] = lambda options: options) -> 
         relaxed = session_of(model, options, scale=1.0).relax(60.0)
         if relaxed.point is None:
             continue
-        Replays(run, run.budget, model).follow(relaxed.point)
+        Replays(run, run.budget, model, run.work).follow(relaxed.point)
         if run.incumbent.value is not None:
             assert run.incumbent.value >= relaxed.objective - 1e-6 * abs(relaxed.objective)
             values.append(run.incumbent.value)
