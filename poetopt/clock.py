@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poetopt.errors import TimeUpError
 
@@ -64,16 +64,16 @@ class Work:
         self.done += int(seconds * UNITS_A_SECOND)
 
 
+@dataclass
 class Elapsed(Work):
     """Where a solver doesn't say what it has done: its seconds are the clock's."""
 
-    def __post_init__(self) -> None:
-        self._begin = time.monotonic()
+    begin: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
         """Since it began."""
-        return time.monotonic() - self._begin
+        return time.monotonic() - self.begin
 
 
 _until: ContextVar[float] = ContextVar("until", default=math.inf)

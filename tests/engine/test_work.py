@@ -11,6 +11,7 @@ import pytest
 from poetopt.engine.run import Run
 from poetopt.engine.search import search
 from poetopt.engine.solution import Options
+from tests.backends.solvers import installed
 from tests.problems import random_problem, random_tight
 
 
@@ -57,3 +58,17 @@ def test_a_wider_scope_more_ram_and_a_longer_limit_cost_no_more(seed: int) -> No
         if more.simulation is not None:
             assert more.simulation.overhead_j <= before * (1 + 1e-6)
             before = more.simulation.overhead_j
+
+
+@pytest.mark.parametrize("backend", ["cbc", "gurobi", "scip"])
+def test_a_solver_that_counts_nothing_goes_by_the_clock(backend: str) -> None:
+    installed(backend)
+    problem, ram_bytes = random_tight(random.Random(3), training=True)
+    run = Run(problem, Options(ram_bytes=ram_bytes, backend=backend, time_limit_s=60.0), None)
+    part = run.budget.part(0.5)
+    before = part.remaining_s
+    time.sleep(0.02)
+    assert part.remaining_s < before
+    asked = Options(ram_bytes=ram_bytes, gap=1e-7)
+    found = [search(problem, replace(asked, backend=one)) for one in (backend, "highs")]
+    assert found[0].status is found[1].status
