@@ -90,6 +90,11 @@ def invoke(arguments: list[str]) -> int:
     """Run one command line (without the program's name); the exit code. Errors have been told on stderr."""
 
     def command() -> int:
+        for argument in arguments:
+            try:
+                argument.encode()
+            except UnicodeEncodeError as error:
+                raise OptionError(f"{argument}: it isn't UTF-8, in which paths are kept in files; rename it") from error
         try:
             # Not through `app(...)`, which would put an exception hook of its own in place.
             code = typer.main.get_command(app).main(arguments, prog_name="poetopt", standalone_mode=False)

@@ -60,7 +60,7 @@ def is_special(path: str | os.PathLike[str]) -> bool:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open what a file names. Raises OSError for anything but a regular file, without waiting for a pipe's writer."""
+    """Open what a file or a folder names. Raises OSError for all but a regular file, without waiting for a writer."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))

@@ -26,7 +26,7 @@ def scratch_folder(purpose: str) -> Iterator[str]:
     made = tempfile.mkdtemp(prefix="poetopt-")
     descriptor = None
     try:
-        descriptor = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_WRONLY, 0o600)
+        descriptor = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         if lock_file(descriptor):
             # Its name says that it may be removed once it isn't locked.
             named = os.path.join(os.path.dirname(made), f"{PREFIX}{purpose}-{os.path.basename(made)[8:]}")

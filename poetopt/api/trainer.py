@@ -142,14 +142,19 @@ class Trainer(Closing):
 
     def values(self) -> Mapping[str, Array]:
         """Parameters, running statistics and optimizer states by name, fetched when they are asked for. Read-only."""
+        self._learner.check_open()
         return self._learner.step.values()
 
     def step(self, batch: Mapping[str, object], *, lr: float | None = None) -> float:
         """Take one step, the update included; the batch's loss before it.
 
-        Raises ModelError for a batch that doesn't fit, ExecutionError where a kernel or the storage fails.
+        Raises ModelError for a batch that doesn't fit or holds what `fit` refuses (NaN, labels out of range),
+        OptionError for rates that make no sense and after `close`, ExecutionError where a kernel or the storage fails.
         """
-        return self._learner.take(batch, lr)
+        from poetopt.training.source import checked_batch
+
+        self._learner.check_open(lr)
+        return self._learner.take(checked_batch(self._learner.graph.whole, batch, f"step {self.taken + 1:,}"), lr)
 
     def batches(self, data: Data, *, epoch: int = 0, batch_order: str = "shuffle") -> Iterator[Mapping[str, Array]]:
         """The whole batches of an epoch (from 0), for a loop of one's own around `step`.
@@ -176,6 +181,7 @@ class Trainer(Closing):
         from poetopt.training.validate import validation_of
 
         learner = self._learner
+        learner.check_open()
         return learner.evaluate(validation_of(data, learner.graph, learner.workdir))
 
     def fit(
@@ -220,6 +226,7 @@ class Trainer(Closing):
         from poetopt.training.validate import validation_of
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
+        learner.check_open()
         asked = Asked(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
@@ -227,6 +234,7 @@ class Trainer(Closing):
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a checkpoint into a folder, whole or not at all; its path. Raises OutputError."""
+        self._learner.check_open()
         return self._learner.save(Path(folder), {})
 
     def load(self, folder: str | os.PathLike[str]) -> None:
@@ -236,6 +244,7 @@ class Trainer(Closing):
         """
         from poetopt.training.checkpoint import newest
 
+        self._learner.check_open()
         found = newest(Path(folder))
         if found is None:
             raise PlanError(f"{os.fspath(folder)}: there is no checkpoint in it; give the folder that one was saved to")

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from poetopt.backends.ort.stepping import STEP
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
@@ -20,6 +22,8 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
     """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
     known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
     for name, value in given.items():
+        if not isinstance(value, int | float | np.number):
+            raise OptionError(f"--{name.replace('_', '-')} {value!r}: must be a number")
         option = f"--{name.replace('_', '-')} {value:g}"
         if name not in known or name == STEP:
             has = ", ".join(n for n in known if n != STEP)

@@ -12,7 +12,7 @@ import numpy as np
 from poetopt.backends.ort import allocator
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
-from poetopt.errors import ExecutionError, PlanError
+from poetopt.errors import ExecutionError, OptionError, PlanError
 from poetopt.optimizers import CLIP
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
@@ -69,7 +69,7 @@ class Learner:
         check_hyperparameters(graph, hyperparameters)
         if graph.optimizer != "none":
             check_inside(graph, optimizer, accumulate, clip_norm)
-        self.workdir, self.told, self.base_bytes = workdir, told, resident_bytes()
+        self.workdir, self.told, self.base_bytes, self._closed = workdir, told, resident_bytes(), False
         self.step = ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
         self.plan, self.graph = self.step.plan, self.step.graph
         own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
@@ -113,6 +113,13 @@ class Learner:
     def total_ram_bytes(self) -> int:
         """What the plan takes: arena, kernels, resident region."""
         return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
+
+    def check_open(self, lr: float | None = None) -> None:
+        """Raise OptionError where no step can follow: after `close`, or at rates that make no sense."""
+        if self._closed:
+            raise OptionError("this Trainer is closed, and its values are gone; make another")
+        said = {} if lr is None or lr == 0 else {"lr": lr}  # schedules may end at 0
+        check_hyperparameters(self.graph, {**self.hyperparameters, **said})
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
         """One step; the loss before it."""
@@ -218,6 +225,7 @@ class Learner:
 
     def close(self) -> None:
         """Give up the storage."""
+        self._closed = True
         self.step.close()
 
 

@@ -38,7 +38,10 @@ class Schedule:
         """The rate of a step (from 0) in an epoch (from 0) of a training of `steps`."""
         if self.kind == "cosine":
             return lr * (1 + math.cos(math.pi * step / max(1, steps))) / 2
-        return lr * self.by ** (epoch // self.every)
+        try:
+            return float(lr * self.by ** (epoch // self.every))
+        except OverflowError:
+            return math.inf
 
 
 def parse_schedule(text: str) -> Schedule:

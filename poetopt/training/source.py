@@ -134,29 +134,37 @@ class _Own:
         self._begun = True
         count = start
         for count, batch in enumerate(itertools.islice(given, start, None), start + 1):
-            yield self._checked(batch, f"batch {count - 1} of epoch {epoch + 1}")
+            yield checked_batch(self.graph, batch, f"batch {count - 1} of epoch {epoch + 1}")
         if not count:
             raise ModelError(f"epoch {epoch + 1}: the data gives no batches")
 
-    def _checked(self, batch: object, shown: str) -> Batch:
-        names = self.graph.inputs
-        if not isinstance(batch, Mapping):
-            if not isinstance(batch, Sequence) or len(batch) != len(names):
-                raise ModelError(
-                    f"{shown}: it must be arrays by name, or one for each of {', '.join(map(repr, names))} in order"
-                )
-            batch = dict(zip(names, batch, strict=True))
-        found: dict[str, Array] = {}
-        for name in names:
-            if name not in batch:
-                raise ModelError(f"{shown}: it lacks the input {name!r}; it has {', '.join(map(repr, batch))}")
-            try:
-                found[name] = np.asarray(batch[name])
-            except (ValueError, TypeError, RuntimeError) as error:
-                raise ModelError(f"{shown}: {name!r} is no array: {error}") from error
-            if what := fault(self.graph, name, found[name]):
-                raise ModelError(f"{shown}: {what}")
-        return found
+
+def checked_batch(graph: TrainingGraph, batch: object, shown: str) -> Batch:
+    """A batch of the user's own as arrays by input name, without NaN and with labels in their range.
+
+    shown
+        What messages call it.
+
+    Raises ModelError.
+    """
+    names = graph.inputs
+    if not isinstance(batch, Mapping):
+        if not isinstance(batch, Sequence) or len(batch) != len(names):
+            raise ModelError(
+                f"{shown}: it must be arrays by name, or one for each of {', '.join(map(repr, names))} in order"
+            )
+        batch = dict(zip(names, batch, strict=True))
+    found: dict[str, Array] = {}
+    for name in names:
+        if name not in batch:
+            raise ModelError(f"{shown}: it lacks the input {name!r}; it has {', '.join(map(repr, batch))}")
+        try:
+            found[name] = np.asarray(batch[name])
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise ModelError(f"{shown}: {name!r} is no array: {error}") from error
+        if what := fault(graph, name, found[name]):
+            raise ModelError(f"{shown}: {what}")
+    return found
 
 
 def batch_size(graph: TrainingGraph) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import re
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +91,68 @@ def test_images_of_a_folder_for_each_class(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     with pytest.raises(ModelError, match="c: it holds no image"):
         open_data(tmp_path, GRAPH)
+
+
+def test_pillow_starts_no_program_and_reads_few_formats_of_few_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    started: list[Any] = []
+    sys.addaudithook(lambda event, given: started.append(given) if event == "subprocess.Popen" else None)
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a" / "x.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n")
+    opened = open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"a/x\.png: no image that can be read \(none of BMP, GIF, JPEG, PNG, TIFF, W"):
+        opened.take(np.arange(1))
+    assert not started
+    image.new("1", (8193, 8192)).save(path)
+    with pytest.raises(ModelError, match=r"a/x\.png: .*it has 67,117,056 pixels, and at most 67,108,864 are read"):
+        opened.take(np.arange(1))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize("make", [os.mkfifo, lambda place: place.symlink_to("/dev/zero")], ids=["pipe", "device"])
+@pytest.mark.parametrize("name", ["x.npz", "x.csv", "shards/x.npz", "images/a/x.png"])
+def test_pipes_and_devices_are_refused_by_name_and_never_opened(name: str, make: Any, tmp_path: Path) -> None:
+    if name.startswith("images"):
+        pytest.importorskip("PIL.Image")
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    make(place)
+    way = place if place.parent == tmp_path else tmp_path / name.partition("/")[0]
+    with pytest.raises(ModelError, match=rf"{re.escape(str(place))}.*it is a pipe or a device"):
+        open_data(way, GRAPH).take(np.arange(1))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no limit on descriptors here")
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_more_shards_than_files_may_be_open(save: Any, tmp_path: Path) -> None:
+    import resource
+
+    data = rows(plan_of("lenet"), 11)
+    few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for k in range(11):
+        save(tmp_path / f"{k:02}.npz", **{name: array[k : k + 1] for name, array in data.items()})
+    taken = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 8, many))
+    try:
+        opened = open_data(tmp_path, GRAPH, tmp_path)
+        same(opened.take(SOME), data)
+        opened.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, many))
+
+
+def test_names_of_images_may_be_any_bytes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    try:
+        image.new("L", (28, 28)).save(tmp_path / "a" / "x.png")
+        os.rename(tmp_path / "a" / "x.png", os.fsencode(tmp_path / "a") + b"/\xff.png")
+    except OSError:
+        pytest.skip("names are UTF-8 here")
+    assert open_data(tmp_path, GRAPH).check()
 
 
 def test_without_pillow_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,58 @@ def test_what_the_step_can_t_do_is_refused(optimizer: str, options: dict[str, An
         po.Trainer(plan_of("small", optimizer), **options)
 
 
+STEPS: list[tuple[Callable[[Data], object], dict[str, Any], str]] = [
+    (lambda b: {**b, "input": b["input"] * np.float32(np.nan)}, {}, r"'input' holds NaN, of which no gradient can be"),
+    (lambda b: {**b, "input": b["input"] + np.float32(np.inf)}, {}, r"'input' holds infinity, of which no gradient"),
+    (lambda b: {**b, "labels": b["labels"] + 9}, {}, r"'labels' holds the label \d+; with 5 to choose from"),
+    (lambda b: {"input": b["input"]}, {}, r"it lacks the input 'labels'; it has 'input'"),
+    (lambda b: {**b, "input": b["input"][:3]}, {}, r"'input' has shape \[3, 12\]; it must be 'input' \(float32"),
+    (lambda b: {**b, "input": b["input"].astype(np.float64)}, {}, r"'input' has type float64; it must be 'input'"),
+    (lambda b: {**b, "input": [[1], [2, 3]]}, {}, r"'input' is no array"),
+    (lambda b: [b["input"]], {}, "it must be arrays by name, or one for each of 'input', 'labels' in order"),
+    (lambda b: b, {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    (lambda b: b, {"lr": -1.0}, "--lr -1: must be more than 0"),
+    (lambda b: b, {"lr": float("inf")}, "--lr inf: must be more than 0"),
+    (lambda b: b, {"lr": "fast"}, "--lr 'fast': must be a number"),
+    (lambda b: b, {"weight_decay": float("nan")}, "--weight-decay nan: must be 0 or more"),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "none"])
+@pytest.mark.parametrize(("change", "rates", "message"), STEPS, ids=[message for _, _, message in STEPS])
+def test_a_step_is_refused_as_a_fit_is(
+    optimizer: str, change: Callable[[Data], object], rates: dict[str, Any], message: str
+) -> None:
+    plan = plan_of("small", optimizer)
+    batch: Any = change(rows(plan, 4))
+    with po.Trainer(plan) as trainer:
+        before, own = copies(trainer.values()), dict(trainer.hyperparameters)
+        with pytest.raises((ModelError, OptionError), match=message):
+            trainer.step(batch, **{"lr": rates["lr"]} if "lr" in rates else trainer.hyperparameters.update(rates) or {})
+        trainer.hyperparameters.update(rates)
+        with pytest.raises((ModelError, OptionError), match=message):
+            trainer.fit([batch])
+        trainer.hyperparameters.update(own)
+        assert trainer.taken == 0
+        equal(trainer.values(), before)
+        assert np.isfinite(trainer.step(rows(plan, 4)))
+
+
+def test_nothing_follows_a_close(tmp_path: Path) -> None:
+    plan = plan_of("small")
+    data = rows(plan, 4)
+    with po.Trainer(plan) as trainer:
+        trainer.step(data)
+        trainer.save(tmp_path)
+    for act in (
+        lambda: trainer.step(data), lambda: trainer.fit(data), lambda: trainer.evaluate(data), trainer.values,
+        lambda: trainer.save(tmp_path), lambda: trainer.load(tmp_path), lambda: trainer.export(tmp_path / "x.onnx"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="this Trainer is closed"):
+            act()
+    trainer.close()
+
+
 def test_rates() -> None:
     from poetopt.training.rates import parse_schedule
 
@@ -320,6 +373,7 @@ def test_rates() -> None:
     assert [parse_schedule("step:2:0.1").rate(1.0, 0, epoch, 9) for epoch in range(5)] == pytest.approx(
         [1, 1, 0.1, 0.1, 0.01]
     )
+    assert parse_schedule("step:1:1e300").rate(1.0, 0, 2, 9) == math.inf
 
 
 def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:

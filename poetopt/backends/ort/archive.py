@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from poetopt.errors import ModelError, PoetError
-from poetopt.inputs import ARRAY_BYTES, allowed
+from poetopt.inputs import ARRAY_BYTES, allowed, open_regular
 from poetopt.units import show_bytes
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
     """Open an `.npz` file. Raises ModelError where it can't be read as one."""
     shown = os.fspath(path)
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if not _is_archive(file):
                 raise ModelError(f"{shown} is no .npz file; write one with numpy.savez(path, **arrays)")
             with zipfile.ZipFile(file) as archive:
@@ -179,7 +179,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
     except OSError as error:
         if isinstance(error, PoetError):
             raise
-        what = "it is a folder; give the .npz file" if isinstance(error, IsADirectoryError) else error.strerror
+        what = "it is a folder; give the .npz file" if os.path.isdir(path) else error.strerror
         raise ModelError(f"can't read {shown}: {what or error}; numpy.savez writes one") from error
     except _DAMAGED as error:
         if isinstance(error, ModelError):

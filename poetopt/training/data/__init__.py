@@ -7,6 +7,8 @@
 | a folder of `.npz` files | the rows of one after the other, in the order of their names |
 | `FILE.csv` | a table with a line of names: see `poetopt.training.data.table` |
 | a folder of folders of images | a class each, numbered in the order of their names |
+
+All of these are regular files, or links to such: a pipe or a device is refused by its name, and never opened.
 """
 
 from __future__ import annotations
@@ -55,9 +57,11 @@ def _of_folder(folder: Path, graph: TrainingGraph, workdir: Path | None) -> Data
     shards = [folder / name for name in names if name.endswith(".npz")]
     if shards:
         from poetopt.training.data.archive import of_archive
+        from poetopt.training.data.columns import unpacked
         from poetopt.training.data.shards import Shards
 
-        return Shards(str(folder), [of_archive(graph, shard, workdir, part=True) for shard in shards])
+        into = unpacked((), str(folder), workdir)  # one for all: each would be a descriptor
+        return Shards(str(folder), [of_archive(graph, shard, workdir, part=True, into=into) for shard in shards])
     from poetopt.training.data.images import of_images
 
     return of_images(graph, folder, [folder / name for name in names if (folder / name).is_dir()])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from poetopt.backends.ort.archive import Archive, opened
 from poetopt.errors import ModelError
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-def of_archive(graph: TrainingGraph, path: Path, workdir: Path | None = None, *, part: bool = False) -> Columns:
+def of_archive(
+    graph: TrainingGraph,
+    path: Path,
+    workdir: Path | None = None,
+    *,
+    part: bool = False,
+    into: IO[bytes] | None = None,
+) -> Columns:
     """The rows of an `.npz` file.
 
     part
         Whether other files have more rows; then nothing in it may be alike in every batch.
+    into
+        An open file without a name for what is compressed; a new one by default.
 
     Raises ModelError for a file that can't be read, or arrays that fit no input.
     """
@@ -31,7 +41,9 @@ def of_archive(graph: TrainingGraph, path: Path, workdir: Path | None = None, *,
         rows, same = which_are_rows(graph, shown, archive, shapes)
         if part and same:
             raise ModelError(f"{shown}: {same[0]!r} has no row for each sample; in a folder of files each array has")
-        columns = {name: _column(archive, name, shown, workdir) for name in rows}
+        packed = any(archive.start(name) is None for name in rows)
+        file = into or (unpacked((), shown, workdir) if packed else None)
+        columns = {name: _column(archive, name, shown, workdir, file) for name in rows}
         fixed: dict[str, Array] = {name: archive[name] for name in same}
     return _InArchive(graph, shown, columns, fixed)
 
@@ -50,10 +62,14 @@ class _InArchive(Columns):
         return super().check(told)
 
 
-def _column(archive: Archive, name: str, shown: str, workdir: Path | None) -> Column:
+def _column(archive: Archive, name: str, shown: str, workdir: Path | None, file: IO[bytes] | None) -> Column:
     header = archive.header(name)
     if header.order == "F" and len(header.shape) > 1:
         return InMemory(archive[name])
     start = archive.start(name)
-    file = None if start is not None else unpacked(archive.parts(name), f"{name!r} of {shown}", workdir)
-    return InFile(shown, start or 0, header.shape[0], header.shape[1:], header.dtype, file)
+    if start is not None:
+        return InFile(shown, start, header.shape[0], header.shape[1:], header.dtype)
+    assert file is not None
+    start = file.seek(0, os.SEEK_END)
+    unpacked(archive.parts(name), f"{name!r} of {shown}", workdir, file)
+    return InFile(shown, start, header.shape[0], header.shape[1:], header.dtype, file)

@@ -53,7 +53,7 @@ class InFile:
     shape
         Of a row.
     file
-        An open file without a name.
+        An open file without a name, which other columns may share.
     """
 
     path: str
@@ -103,11 +103,13 @@ def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = k
 
 
-def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None) -> IO[bytes]:
-    """A file without a name that holds `parts`. Raises OutputError where there is no room for it."""
+def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None, file: IO[bytes] | None = None) -> IO[bytes]:
+    """A file without a name, or the end of `file`, that holds `parts`. Raises OutputError where there is no room."""
     folder = Path(tempfile.gettempdir() if workdir is None else workdir)
     try:
-        file = tempfile.TemporaryFile(prefix="poetopt-", dir=folder, buffering=0)  # noqa: SIM115
+        if file is None:
+            file = tempfile.TemporaryFile(prefix="poetopt-", dir=folder, buffering=0)  # noqa: SIM115
+        file.seek(0, os.SEEK_END)
         for part in parts:
             write_all(file, part)
     except OSError as error:

@@ -34,5 +34,5 @@ class Digest:
         """Of texts, one after the other."""
         whole = hashlib.blake2b(digest_size=16)
         for part in parts:
-            whole.update(f"{part}\n".encode())
+            whole.update(f"{part}\n".encode(errors="surrogateescape"))  # names of files are any bytes
         return whole.hexdigest()

@@ -1,8 +1,9 @@
 """A folder of folders of images: each folder is a class, numbered from 0 in the order of their names.
 
-An image becomes the model's one input: scaled to its height and width, with as many channels as that has (1: grey, 3:
-colours, 4: with transparency), channels first or last as in its shape, and numbers from 0 to 1, or from 0 to 255 where
-the input is uint8. Other scalings belong into the model, or into an iterable of one's own.
+An image (BMP, GIF, JPEG, PNG, TIFF, WebP) becomes the model's one input: scaled to its height and width, with as many
+channels as that has (1: grey, 3: colours, 4: with transparency), channels first or last as in its shape, and numbers
+from 0 to 1, or from 0 to 255 where the input is uint8. Other scalings belong into the model, or into an iterable of
+one's own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from poetopt.errors import BackendUnavailableError, ModelError
 from poetopt.graph import TrainingGraph
+from poetopt.inputs import open_regular
 from poetopt.step.memory import numpy_dtype
 from poetopt.telling import Told, silent
 from poetopt.training.data.arrays import fault
@@ -24,7 +26,11 @@ from poetopt.training.data.digest import Digest
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""All that Pillow is let try, whatever a file is called: for others it starts programs."""
+PIXELS = 2**26
+"""The most that an image may have: it takes up to four bytes for each."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's word for so many channels."""
 
@@ -66,10 +72,14 @@ class Images:
 
     def _image(self, path: Path) -> Array:
         try:
-            with self._pillow.open(path) as image:
+            with open_regular(path) as file, self._pillow.open(file, formats=FORMATS) as image:
+                if image.width * image.height > PIXELS:
+                    raise ValueError(f"it has {image.width * image.height:,} pixels, and at most {PIXELS:,} are read")
                 sized = image.convert(self._mode).resize((self._width, self._height), self._pillow.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, self._pillow.DecompressionBombError) as error:
-            raise ModelError(f"{path}: no image that can be read ({error}); remove it, or write it again") from error
+        except Exception as error:
+            what = f"none of {', '.join(FORMATS)}" if type(error) is self._pillow.UnidentifiedImageError else error
+            what = error.strerror or error if isinstance(error, OSError) and error.errno else what
+            raise ModelError(f"{path}: no image that can be read ({what}); remove it, or write it again") from error
         pixels = np.asarray(sized).reshape(self._height, self._width, -1)
         made = pixels if self._dtype == np.uint8 else (pixels / np.float32(255)).astype(self._dtype)
         found: Array = made if self._last else made.transpose(2, 0, 1)

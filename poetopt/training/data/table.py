@@ -8,6 +8,7 @@ The table is read once, into a file of numbers without a name, so that no more t
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from poetopt.errors import ModelError
 from poetopt.files import write_all
 from poetopt.graph import TrainingGraph
+from poetopt.inputs import open_regular
 from poetopt.step.memory import numpy_dtype
 from poetopt.training.data.arrays import Columns, fault
 from poetopt.training.data.columns import Column, InFile, unpacked
@@ -31,7 +33,7 @@ _TOGETHER = 1024
 def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> Columns:
     """The rows of a CSV file. Raises ModelError, naming file, line and column, for what is no number of an input."""
     try:
-        with open(path, encoding="utf-8-sig", newline="") as text:
+        with open_regular(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
             lines = csv.reader(text)
             names = [name.strip() for name in next(lines, [])]
             places = _places(graph, str(path), names)
