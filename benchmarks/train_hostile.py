@@ -1,11 +1,13 @@
 """Hostile inputs to `poetopt train`: each ends with one message and a documented code, and nothing is lost.
 
-    python -m benchmarks.train_hostile [--seeds 4] [--only KIND] [--output FILE.md]
+    python -m benchmarks.train_hostile [--seeds 4] [--only KIND] [--minutes M] [--output FILE.md]
 
 Each kind of damage is drawn anew with each seed: data that are none, don't fit, are cut short or changed; checkpoints
 that are damaged or another network's; options that make no sense; outputs that can't be written, a full disk (a limit
 on the size of files) among them. After each, stderr has one message, the code is 2 to 6, no trained file is there, and
-the checkpoints that were there before still are. All of it happens in one process, what `train` does in others, too.
+the checkpoints that were there before still are, a whole one where one was; no process was started, and none took
+longer than a minute. Changed bytes may do no harm (`HARMLESS`): then a training ends well. All of it happens in one
+process, what `train` does in others, too; the step is made ready once a plan.
 """
 
 from __future__ import annotations
@@ -14,20 +16,30 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import resource
 import shutil
 import signal
 import sys
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from PIL import Image
 
+from benchmarks.damage import bytes_of
+from benchmarks.mutants import _json
 from benchmarks.output import put
 from poetopt.cli import invoke
+from poetopt.errors import PoetError
+from poetopt.telling import silent
+from poetopt.training.checkpoint import newest
 
 Rng = Any
 Arguments = list[str]
@@ -38,28 +50,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--only", default="")
+    parser.add_argument("--minutes", type=float, default=np.inf)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     if hasattr(signal, "SIGXFSZ"):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     faults: list[str] = []
-    rows: list[str] = []
-    count = 0
+    codes: defaultdict[str, list[int]] = defaultdict(list)
+    messages: dict[str, str] = {}
+    sys.addaudithook(_hear)
+    signal.signal(signal.SIGALRM, _too_long)
     with tempfile.TemporaryDirectory() as name:
         ground = Path(name)
         prepare(ground)
-        for kind, made in KINDS.items():
-            if options.only not in kind:
-                continue
-            codes: list[int] = []
-            message = ""
-            for seed in range(options.seeds):
-                code, message, fault = one(ground, made, np.random.default_rng([seed, len(kind)]))
-                codes.append(code)
+        begun = time.monotonic()
+        for seed in range(options.seeds):
+            for kind, made in KINDS.items():
+                if options.only not in kind or time.monotonic() - begun > 60 * options.minutes:
+                    continue
+                code, message, fault = one(ground, made, np.random.default_rng([seed, len(kind)]), kind in HARMLESS)
+                codes[kind].append(code)
+                messages[kind] = message or messages.get(kind, "")
                 if fault:
                     faults.append(f"{kind}, seed {seed}: {fault}")
-            count += len(codes)
-            rows.append(f"| {kind} | {len(codes)} | {', '.join(map(str, sorted(set(codes))))} | {message} |")
+                    print(faults[-1], file=sys.stderr, flush=True)
+    rows = [
+        f"| {kind} | {len(those)} | {', '.join(map(str, sorted(set(those))))} | {messages[kind]} |"
+        for kind, those in codes.items()
+    ]
+    count = sum(map(len, codes.values()))
     lines = [
         "# Hostile inputs to train",
         "",
@@ -86,7 +105,7 @@ def data(rng: Rng, count: int = ROWS) -> dict[str, Any]:
 
 def prepare(ground: Path) -> None:
     """A plan, another network's plan, good data, and a checkpoint of a training."""
-    np.savez(ground / "good.npz", **data(np.random.default_rng(0)))
+    np.savez(ground / "good.npz", **data(np.random.default_rng(1)))
     for name, optimizer in (("lenet", "adam"), ("lenet", "none"), ("mlp", "adam")):
         line = f"solve {name} --batch {BATCH} --device a72 --ram 100% --optimizer {optimizer} -o"
         quietly([*line.split(), str(ground / f"{name}-{optimizer}.json")])
@@ -95,12 +114,37 @@ def prepare(ground: Path) -> None:
         if name == "mlp":
             given["input"] = given["input"].reshape(ROWS, 784)
         np.savez(ground / f"{name}.npz", **given)
-        line = f"train {ground}/{name}-adam.json --data {ground}/{name}.npz --checkpoint {ground}/{folder} --every 2"
+        given_as = "good" if name == "lenet" else name
+        kept = f"--checkpoint {ground}/{folder} --every 2"
+        line = f"train {ground}/{name}-adam.json --data {ground}/{given_as}.npz {kept}"
+            f"train {ground}/{name}-adam.json --data {ground}/{given_as}.npz --checkpoint {ground}/{folder} --every 2"
+        )
         code, said = quietly([*line.split(), "-o", str(ground / "first.onnx")])
         assert code == 0, said
 
 
-def one(ground: Path, made: Callable[[Path, Rng], Arguments], rng: Rng) -> tuple[int, str, str]:
+STARTED: list[str] = []
+
+
+def _hear(event: str, given: tuple[Any, ...]) -> None:
+    """Nothing may start a process."""
+    if event in ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn"):
+        STARTED.append(f"{event} {given[:1]}")
+
+
+def _too_long(number: int, frame: object) -> None:
+    raise RuntimeError("it took longer than a minute")
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder has a checkpoint to go on from."""
+    try:
+        return newest(folder) is not None
+    except PoetError:
+        return False
+
+
+def one(ground: Path, made: Callable[[Path, Rng], Arguments], rng: Rng, harmless: bool) -> tuple[int, str, str]:
     """Code and message of one hostile input, and what is wrong with how it ended."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -110,14 +154,26 @@ def one(ground: Path, made: Callable[[Path, Rng], Arguments], rng: Rng) -> tuple
             shutil.copy(plan_file, folder)
         shutil.copy(ground / "good.npz", folder)
         more = made(folder, rng)
-        before = {path: path.read_bytes() for path in (folder / "kept").glob("*.npz")}
+        before = {path: path.read_bytes() for path in (folder / "kept").glob("*.npz") if path.is_file()}
+        good = whole(folder / "kept")
+        STARTED.clear()
         plan = [] if more and not more[0].startswith("-") else [str(folder / "lenet-adam.json")]
         out = [] if "-o" in more else ["-o", str(folder / "out.onnx")]
         given = [] if "--data" in more else ["--data", str(folder / "good.npz")]
+        signal.alarm(60)
         code, said = quietly(["train", *plan, *more, *given, *out])
+        signal.alarm(0)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         fault = ""
-        if said.count("poetopt: ") != 1 or not said.startswith("poetopt: ") or "Traceback" in said or "defect" in said:
+        if STARTED:
+            fault = f"it started a process: {STARTED}"
+        elif good and not whole(folder / "kept"):
+            fault = "no checkpoint is whole any more"
+        elif harmless and (code, said) == (0, ""):
+            pass
+        elif (
+            said.count("poetopt: ") != 1 or not said.startswith("poetopt: ") or "Traceback" in said or "defect" in said
+        ):
             fault = f"not one message: {said!r}"
         elif not 2 <= code <= 6:
             fault = f"code {code}: {said!r}"
@@ -132,13 +188,31 @@ def one(ground: Path, made: Callable[[Path, Rng], Arguments], rng: Rng) -> tuple
         return code, said.removeprefix("poetopt: ").strip().replace(str(folder), "...").replace("|", "/"), fault
 
 
+PREPARED: dict[object, Any] = {}
+"""What a plan's step was made ready in, by its content and how it was asked for: most inputs leave it as it is."""
+
+
+def _called(_what: str, function: Callable[..., Any], *given: Any, told: Any = silent) -> Any:
+    """What `poetopt.apart.call` does, in this process, and once for each plan."""
+    limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
+    if function.__name__ != "_prepare" or limited or not Path(given[0]).is_file():
+        return function(*given, told=told)
+    key = (Path(given[0]).read_bytes(), given[1:-1])
+    if key not in PREPARED:
+        function(*given, told=told)
+        PREPARED[key] = {path.name: path.read_bytes() for path in Path(given[-1]).iterdir() if path.name != ".lock"}
+    for name, content in PREPARED[key].items():
+        (Path(given[-1]) / name).write_bytes(content)
+    return None
+
+
 def quietly(arguments: Arguments) -> tuple[int, str]:
     """Code and stderr of a command line; an exception that gets through counts as a traceback."""
     said = io.StringIO()
     with (
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
-        patch("poetopt.apart.call", lambda _what, function, *given, told: function(*given, told=told)),
+        patch("poetopt.apart.call", _called),
     ):
         try:
             code = invoke(arguments)
@@ -274,6 +348,93 @@ def _images(folder: Path, rng: Rng) -> Arguments:
     return ["--data", str(folder / "images")]
 
 
+FORMS = ("png", "jpeg", "bmp", "gif", "webp", "tiff")
+
+
+def _image_bytes(folder: Path, rng: Rng) -> Arguments:
+    """Images of all formats, with bytes of one of them changed, or its end cut off."""
+    for name in ("cat", "dog"):
+        (folder / "images" / name).mkdir(parents=True)
+        for k in range(4):
+            form = FORMS[rng.integers(len(FORMS))]
+            pixels = rng.integers(0, 256, (int(rng.integers(1, 40)), 28, 3), np.uint8)
+            Image.fromarray(pixels).save(folder / "images" / name / f"{k}.{form}")
+    place = sorted((folder / "images").glob("*/*"))[rng.integers(8)]
+    place.write_bytes(bytes_of(place.read_bytes(), Random(int(rng.integers(2**31)))))
+    return ["--data", str(folder / "images")]
+
+
+def _image_forms(folder: Path, rng: Rng) -> Arguments:
+    """What other formats begin with, under the name of an image; some make Pillow start a program."""
+    (folder / "images" / "cat").mkdir(parents=True)
+    heads = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", b"P6 1 1 255\n123",
+        b"%PDF-1.4\n", b"\x00\x00\x01\x00\x01\x00", b"FLIF", b"8BPS\x00\x01", b"gimp xcf ", b"icns\x00\x00\x00\x08",
+    )  # fmt: skip
+    for k in range(8):
+        head = heads[rng.integers(len(heads))]
+        place = folder / "images" / "cat" / f"{k}.{FORMS[rng.integers(len(FORMS))]}"
+        place.write_bytes(head + rng.bytes(int(rng.integers(100))))
+    return ["--data", str(folder / "images")]
+
+
+def _special(folder: Path, rng: Rng) -> Arguments:
+    """A pipe that nobody writes to, or a device that never ends, where data or checkpoints are."""
+    name = ["x.npz", "x.csv", "shards/x.npz", "images/a/x.png", "kept/step-000000400.npz"][rng.integers(5)]
+    place = folder / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    for k in range(4 if name.startswith("images") else 0):
+        Image.new("L", (28, 28)).save(place.parent / f"{k}.png")
+    if rng.random() < 0.5:
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero")
+    if name.startswith("kept"):
+        return ["--checkpoint", str(folder / "kept"), "--resume", "--epochs", "2", "--data", str(folder / "good.npz")]
+    return ["--data", str(folder / name.partition("/")[0])]
+
+
+def _above(folder: Path, rng: Rng) -> Arguments:
+    """Damaged checkpoints of higher numbers than the good ones, which must not cost these."""
+    for number in rng.choice(np.arange(7, 600), 2, replace=False):
+        good = sorted((folder / "kept").glob("*.npz"))[0].read_bytes()
+        content = bytes_of(good[: int(rng.integers(1, len(good)))], Random(int(rng.integers(2**31))))
+        (folder / "kept" / f"step-{number:09d}.npz").write_bytes(content)
+    return [
+        "--checkpoint",
+        str(folder / "kept"),
+        "--resume",
+        "--epochs",
+        "2",
+        "--every",
+        "2",
+        "--data",
+        str(folder / "good.npz"),
+    ]
+
+
+def _shards(folder: Path, rng: Rng) -> Arguments:
+    (folder / "shards").mkdir()
+    for k in range(3):
+        (np.savez if rng.random() < 0.5 else np.savez_compressed)(folder / "shards" / f"{k}.npz", **data(rng, 8))
+    place = folder / "shards" / f"{rng.integers(3)}.npz"
+    place.write_bytes(bytes_of(place.read_bytes(), Random(int(rng.integers(2**31)))))
+    return ["--data", str(folder / "shards")]
+
+
+def _csv_bytes(folder: Path, rng: Rng) -> Arguments:
+    _table(folder, rng)
+    place = folder / "t.csv"
+    place.write_bytes(bytes_of(place.read_bytes(), Random(int(rng.integers(2**31)))))
+    return ["--data", str(place)]
+
+
+def _plan_values(folder: Path, rng: Rng) -> Arguments:
+    plan = folder / "lenet-adam.json"
+    plan.write_bytes(_json(plan.read_bytes(), Random(int(rng.integers(2**31)))))
+    return [str(plan)]
+
+
 def _checkpoints(folder: Path, rng: Rng) -> Arguments:
     for path in (folder / "kept").glob("*.npz"):
         whole = bytearray(path.read_bytes())
@@ -389,7 +550,19 @@ KINDS: dict[str, Callable[[Path, Rng], Arguments]] = {
     "a full disk": _full,
     "a full disk while unpacking": _full_unpacking,
     "plans that are none, or another's": _plans,
+    "images with bytes changed": _image_bytes,
+    "other formats named as images": _image_forms,
+    "pipes and devices": _special,
+    "damaged checkpoints above good ones": _above,
+    "shards with bytes changed": _shards,
+    "tables with bytes changed": _csv_bytes,
+    "plans with values changed": _plan_values,
 }
+HARMLESS = {
+    "images with bytes changed", "damaged checkpoints above good ones", "shards with bytes changed",
+    "tables with bytes changed", "plans with values changed", "pipes and devices",
+}  # fmt: skip
+"""Where what was changed may not count."""
 
 
 if __name__ == "__main__":

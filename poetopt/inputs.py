@@ -66,7 +66,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
 
     if is_special(path):
-        raise _refusal(path, "it is a pipe or a device, and a file's word is taken for regular files alone")
+        raise _refusal(path, "it is a pipe or a device; only a regular file is read here")
     file = _opened(path, opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()

@@ -255,6 +255,7 @@ class Trainer(Closing):
 
         Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
         """
+        self._learner.check_open()
         self._export(path)
 
     def check_export(self, path: str | os.PathLike[str] | None = None) -> None:

@@ -142,3 +142,12 @@ def test_shares_are_meant_in_python_too() -> None:
 
 def test_a_name_with_a_capital_keeps_it(run: Runner) -> None:
     assert run("inspect", "Network.onnx").err.startswith("poetopt: Network.onnx: no such file")
+
+
+@pytest.mark.parametrize("command", [
+    ("solve", "net\udcff.onnx", "--device", "a72"), ("solve", "mlp", "--device", "a72", "-o", "plan\udcff.json"),
+    ("train", "plan.json", "--data", "d\udcff", "-o", "x.onnx"), ("sweep", "s.toml", "-o", "\udcff.sqlite"),
+    ("run", "plan.json", "--workdir=\udcff"),
+])  # fmt: skip
+def test_a_path_that_isn_t_utf_8_is_refused_at_once(run: Runner, command: tuple[str, ...]) -> None:
+    run(*command).assert_one_message("it isn't UTF-8", "\\udcff", code=2)
