@@ -82,7 +82,8 @@ def main() -> None:
     lines = [
         "# Hostile inputs to train",
         "",
-        f"`python -m benchmarks.train_hostile --seeds {options.seeds}`: {count} inputs, {len(faults)} of which ended "
+        f"`python -m benchmarks.train_hostile --seeds {options.seeds} --minutes {options.minutes:g}`: "
+        f"{count} inputs, {len(faults)} of which ended "
         "otherwise than with one message, a documented code, and all that was there before.",
         "",
         "| what | inputs | codes | the last message |",
@@ -117,8 +118,6 @@ def prepare(ground: Path) -> None:
         given_as = "good" if name == "lenet" else name
         kept = f"--checkpoint {ground}/{folder} --every 2"
         line = f"train {ground}/{name}-adam.json --data {ground}/{given_as}.npz {kept}"
-            f"train {ground}/{name}-adam.json --data {ground}/{given_as}.npz --checkpoint {ground}/{folder} --every 2"
-        )
         code, said = quietly([*line.split(), "-o", str(ground / "first.onnx")])
         assert code == 0, said
 

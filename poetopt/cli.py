@@ -95,6 +95,8 @@ def invoke(arguments: list[str]) -> int:
                 argument.encode()
             except UnicodeEncodeError as error:
                 raise OptionError(f"{argument}: it isn't UTF-8, in which paths are kept in files; rename it") from error
+            if "\0" in argument:
+                raise OptionError(f"{argument}: no path has a NUL in it")
         try:
             # Not through `app(...)`, which would put an exception hook of its own in place.
             code = typer.main.get_command(app).main(arguments, prog_name="poetopt", standalone_mode=False)

@@ -88,7 +88,7 @@ def test_what_a_sweep_or_a_device_names_is_a_regular_file(tmp_path: Path) -> Non
 def test_endless_input_is_refused(run: Runner, plan: Path) -> None:
     for command in (("show", "/dev/zero"), ("inspect", "mlp", "--device", "/dev/zero"), ("sweep", "/dev/zero")):
         run(*command).assert_one_message("/dev/zero", code=2)
-    run("run", plan, "--data", "/dev/zero").assert_one_message("/dev/zero is no .npz file", code=2)
+    run("run", plan, "--data", "/dev/zero").assert_one_message("/dev/zero: it is a pipe or a device", code=2)
 
 
 @pipes
