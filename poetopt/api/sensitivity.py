@@ -46,13 +46,15 @@ def sensitivity(
     from poetopt.comparison.sensitivity import sensitivity as changes
 
     graph = report.problem.graph
-    storage = None if graph is None else _storage_of(device or report.problem.device, profile)
+    found = None if graph is None else _device_of(device or report.problem.device, profile)
+    storage = None if found is None else found.storage
     return changes(
         report.problem,
         report.solution,
         time_limit_s=parse_time(time_limit, option="--time-limit"),
         storage_share=_storage_share(storage),
         latencies_s=None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s),
+        by_time=profile is not None or found is None or found.flop_per_j is None,
         relative_deadline=deadline is not None and isinstance(parse_deadline(deadline), Factor),
         told=told or telling(progress),
     )
@@ -64,10 +66,10 @@ def _storage_share(storage: Storage | None) -> float:
     return storage.power_w / total if storage is not None and total else 1.0
 
 
-def _storage_of(
+def _device_of(
     device: Device | str | os.PathLike[str], profile: Profile | str | os.PathLike[str] | None
-) -> Storage | None:
-    """The storage of `device`, as the profile measured it where there is one; None: not known."""
+) -> Device | None:
+    """`device`, with the storage that the profile measured where there is one; None: not known."""
     from poetopt.devices import Device
     from poetopt.devices import device as device_of
     from poetopt.devices.profile import Profile, load_profile, measured_device
@@ -78,5 +80,5 @@ def _storage_of(
     except DeviceError:
         return None  # a problem file has devices of its own
     if profile is None:
-        return found.storage
-    return measured_device(found, profile if isinstance(profile, Profile) else load_profile(profile)).storage
+        return found
+    return measured_device(found, profile if isinstance(profile, Profile) else load_profile(profile))

@@ -1,10 +1,15 @@
-"""A problem on a device with one figure changed: what `sensitivity` solves."""
+"""A problem on a device with one figure changed: what `sensitivity` solves.
+
+A figure stands for all that follows from it: the storage's power for what waking it takes, too, as that is power for a
+while; the CPU's rate for that of its memory. Costs are then those of a device file with these figures changed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from poetopt.problem import Problem, ProblemOperator
+from poetopt.devices.cost import zero_first
+from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 
 PARAMETERS = ("storage throughput", "storage power", "CPU rate")
 Latencies = tuple[float, float]
@@ -18,6 +23,7 @@ def changed(
     *,
     storage_share: float = 1.0,
     latencies_s: Latencies | None = None,
+    by_time: bool = True,
 ) -> Problem:
     """`problem` on a device with one figure multiplied by `factor`.
 
@@ -28,9 +34,11 @@ def changed(
     latencies_s
         What throughput doesn't change: the device's own. None where they aren't known (a problem file): the line
         through the smallest and the largest transfer tells them then.
+    by_time
+        Whether an operator's joules are its seconds times a power; else they are so many for a FLOP, whatever the rate.
     """
     if parameter == "CPU rate":
-        operators = tuple(_quicker(operator, factor) for operator in problem.operators)
+        operators = tuple(_quicker(operator, factor, by_time) for operator in problem.operators)
         return replace(problem, operators=operators)
     if parameter == "storage power":
         times = 1.0 + storage_share * (factor - 1.0)
@@ -38,7 +46,8 @@ def changed(
             tensor.moved_for(page_in_j=tensor.page_in_j * times, page_out_j=tensor.page_out_j * times)
             for tensor in problem.tensors
         )
-        return replace(problem, tensors=tensors, operators=tuple(_streamed(o, j=times) for o in problem.operators))
+        operators = tuple(_streamed(operator, j=times) for operator in problem.operators)
+        return replace(problem, tensors=tensors, operators=operators, wake_j=problem.wake_j * factor)
     if parameter != "storage throughput":
         raise ValueError(f"unknown parameter {parameter!r}: there are {', '.join(PARAMETERS)}")
     in_latency, out_latency = latencies_s or (
@@ -47,8 +56,9 @@ def changed(
     )
     slower = []
     for tensor in problem.tensors:
-        in_s = in_latency + (tensor.page_in_s - in_latency) / factor
-        out_s = out_latency + (tensor.page_out_s - out_latency) / factor
+        ins, outs = _transfers(problem, tensor) if latencies_s else (1.0, 1.0)
+        in_s = ins * in_latency + (tensor.page_in_s - ins * in_latency) / factor
+        out_s = outs * out_latency + (tensor.page_out_s - outs * out_latency) / factor
         slower.append(
             tensor.moved_for(
                 page_in_s=in_s,
@@ -65,9 +75,26 @@ def changed(
     return replace(problem, tensors=tuple(slower), operators=operators)
 
 
-def _quicker(operator: ProblemOperator, factor: float) -> ProblemOperator:
+def labels(problem: Problem) -> dict[str, str]:
+    """What each of `PARAMETERS` is called where something else changes with it."""
+    return {"storage power": "storage power, with waking"} if problem.wake_j else {}
+
+
+def _transfers(problem: Problem, tensor: ProblemTensor) -> tuple[float, float]:
+    """How many transfers the seconds of a page-in are, and of a page-out: of each part, and of each row of a table."""
+    graph, count = problem.graph, float(problem.parts)
+    if graph is None or tensor.name not in graph.tensors:
+        return count, count
+    if tensor.name in zero_first(graph):
+        return count - 1, count
+    rows = graph.tensors[tensor.name].shape[0] if tensor.name in graph.rows else 1
+    return rows * count, rows * count
+
+
+def _quicker(operator: ProblemOperator, factor: float, by_time: bool) -> ProblemOperator:
     """The operator at so many times the CPU's rate; what its variants move takes what it took."""
-    time_s, energy_j = operator.time_s / factor, operator.energy_j / factor
+    time_s = operator.time_s / factor
+    energy_j = operator.energy_j / factor if by_time else operator.energy_j
     variants = tuple(
         replace(way, time_s=way.time_s - operator.time_s + time_s, energy_j=way.energy_j - operator.energy_j + energy_j)
         for way in operator.variants

@@ -1,8 +1,9 @@
 """How much a plan loses when the device's figures are off: its energy against the optimum of the changed device.
 
 Three figures are changed, each for itself, by the factors of `FACTORS`: the storage's throughput (its latency stays),
-the power of transfers, and the CPU's rate at the same power. A deadline that was given in passes stays the
-same multiple of one pass, any other stays what it is. The plan's decisions stay as they are, and its instructions too
+its power (with what waking it takes), and the CPU's rate (with that of its memory) at the same power. A deadline that
+was given in passes stays the same multiple of one pass, any other stays what it is.
+The plan's decisions stay as they are, and its instructions too
 unless they come late: then its transfers are timed anew before it counts as late.
 The optimum is solved anew, from all plans found before; of the plans and the bounds found for any device the best that
 holds on each counts. Where one of two plain plans, made for the unchanged
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from poetopt.comparison.bounds import Bound
-from poetopt.comparison.changed import PARAMETERS, Latencies, changed
+from poetopt.comparison.changed import PARAMETERS, Latencies, changed, labels
 from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.solution import Options, Solution
@@ -186,6 +187,7 @@ def sensitivity(
     time_limit_s: float = 10.0,
     storage_share: float = 1.0,
     latencies_s: Latencies | None = None,
+    by_time: bool = True,
     relative_deadline: bool = False,
     told: Told | None = None,
 ) -> Sensitivity:
@@ -195,7 +197,7 @@ def sensitivity(
         A solved problem; the solution has a plan.
     time_limit_s
         For each optimum.
-    storage_share, latencies_s
+    storage_share, latencies_s, by_time
         See `changed`.
     relative_deadline
         Whether the deadline was given in passes.
@@ -224,13 +226,16 @@ def sensitivity(
     pool = [plan, *others.values()]  # every plan found: what is best on one device may be good on the next
     devices: list[Problem] = []
     for parameter, factor in _changes(problem):
+        label = labels(problem).get(parameter, parameter)
         same = next((change for change in changes if change.factor == factor == 1.0), None)
         if same is not None:  # the device as it is, whatever is changed by nothing
-            changes.append(replace(same, parameter=parameter))
+            changes.append(replace(same, parameter=label))
             devices.append(problem)
             continue
-        say(f"{parameter} x{factor:g}")
-        moved = changed(problem, parameter, factor, storage_share=storage_share, latencies_s=latencies_s)
+        say(f"{label} x{factor:g}")
+        moved = changed(
+            problem, parameter, factor, storage_share=storage_share, latencies_s=latencies_s, by_time=by_time
+        )
         deadline_s = _deadline_s(options, problem, moved) if relative_deadline else options.deadline_s
         there = simulate(replace(plan, problem=moved))
         in_time = _in_time(there, options, deadline_s)
@@ -245,7 +250,7 @@ def sensitivity(
         cheapest = min(energies, key=lambda name: energies[name], default="")
         changes.append(
             Change(
-                parameter,
+                label,
                 factor,
                 moved.baseline_energy_j,
                 there.energy_j,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from math import isclose
 
-from poetopt.comparison.changed import PARAMETERS
 from poetopt.comparison.sensitivity import FACTORS, Change, Sensitivity
 from poetopt.report.plots import check_picture, save_figure
 from poetopt.units import show_joules, show_seconds, show_share
@@ -72,11 +71,11 @@ def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str
     figure = Figure(figsize=(7.4, 4.4), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
-    for parameter in PARAMETERS:
+    for parameter in dict.fromkeys(change.parameter for change in found.changes):
         changes = [change for change in found.changes if change.parameter == parameter and change.loss is not None]
         if not changes:
             continue
-        colour, marker, line, size = STYLES[parameter]
+        colour, marker, line, size = STYLES[parameter.partition(",")[0]]
         losses = [max(100 * (change.loss or 0.0), LEAST) for change in changes]
         axes.plot(
             [change.factor for change in changes], losses, color=colour, marker=marker, linestyle=line,
@@ -90,7 +89,7 @@ def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str
     if any(change.overtaken for change in found.changes):
         axes.plot([], [], color="#c0392b", marker="x", linestyle="none", markersize=9, label="a plain plan is as good")
     for change in found.late:  # at the top: where nothing is in time there is no loss to draw it at
-        colour, _, _, size = STYLES[change.parameter]
+        colour, _, _, size = STYLES[change.parameter.partition(",")[0]]
         axes.plot(
             [change.factor], [0.97], color=colour, marker="+", markersize=size + 4, linestyle="none",
             transform=axes.get_xaxis_transform(), label="_nolegend_",

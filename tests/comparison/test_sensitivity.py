@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import poetopt as po
 from poetopt.cli import app
 from poetopt.comparison.bounds import Bound
-from poetopt.comparison.changed import PARAMETERS, changed
+from poetopt.comparison.changed import PARAMETERS, changed, labels
 from poetopt.comparison.sensitivity import (
     ALTERNATIVES,
     FACTORS,
@@ -41,13 +41,17 @@ from tests.bruteforce import plan_optimum, random_tight
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
-    training, device = po.load("mlp").differentiate(), replace(po.device("a72"), flop_per_j=None)
+@pytest.mark.parametrize("flop_per_j", [None, 1e9])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_changed_problem_is_that_of_the_changed_device(factor: float, flop_per_j: float | None, parts: int) -> None:
+    """All that follows from a figure: waking from the storage's power, latencies of each part, joules of FLOPs not."""
+    model = po.load("mlp", batch=8, micro_batch=parts if parts > 1 else None)
+    training, device = model.differentiate(), replace(po.device("a72"), flop_per_j=flop_per_j, active_power_w=2.0)
     assert isinstance(training, po.Training)
     storage = device.storage
     assert storage is not None
-    storage = replace(storage, block_bytes=65536)
-    device = replace(device, storage=storage)
+    storage = replace(storage, block_bytes=65536, wake_j=0.25)
+    device = replace(device, storage=storage, memory_bytes_per_s=4e9)
     latencies = storage.page_in_latency_s, storage.page_out_latency_s
     problem = training.cost(device)
     faster = replace(
@@ -56,23 +60,24 @@ def test_a_changed_problem_is_that_of_the_changed_device(factor: float) -> None:
         page_out_bytes_per_s=storage.page_out_bytes_per_s * factor,
     )
     share = storage.power_w / (storage.power_w + storage.cpu_power_w)
+    hungry = replace(storage, power_w=storage.power_w * factor, wake_j=storage.wake_j * factor)
+    quick = replace(device, flop_per_s=device.flop_per_s * factor, memory_bytes_per_s=4e9 * factor)
     for parameter, other in (
         ("storage throughput", replace(device, storage=faster)),
-        ("storage power", replace(device, storage=replace(storage, power_w=storage.power_w * factor))),
+        ("storage power", replace(device, storage=hungry)),
+        ("CPU rate", quick),
     ):
-        expected = training.cost(other).tensors
-        for found, wanted in zip(
-            changed(problem, parameter, factor, storage_share=share, latencies_s=latencies).tensors,
-            expected,
-            strict=True,
-        ):
-            assert found.page_in_s == pytest.approx(wanted.page_in_s, rel=1e-9)
-            assert found.page_out_s == pytest.approx(wanted.page_out_s, rel=1e-9)
-            assert found.page_in_j == pytest.approx(wanted.page_in_j, rel=1e-9)
-            assert found.page_out_j == pytest.approx(wanted.page_out_j, rel=1e-9)
-    quicker = changed(problem, "CPU rate", factor)
-    assert quicker.baseline_time_s == pytest.approx(problem.baseline_time_s / factor)
-    assert quicker.tensors == problem.tensors
+        found = changed(
+            problem, parameter, factor, storage_share=share, latencies_s=latencies, by_time=flop_per_j is None
+        )
+        wanted = training.cost(other)
+        assert found.wake_j == pytest.approx(wanted.wake_j, rel=1e-9)
+        for one, two in zip(found.tensors, wanted.tensors, strict=True):
+            assert astuple(one.transfers) == pytest.approx(astuple(two.transfers), rel=1e-9)
+        for op, op_there in zip(found.operators, wanted.operators, strict=True):
+            assert (op.time_s, op.energy_j) == pytest.approx((op_there.time_s, op_there.energy_j), rel=1e-9)
+    assert labels(problem) == {"storage power": "storage power, with waking"}
+    assert labels(replace(problem, wake_j=0.0)) == {}
 
 
 def test_what_runs_stream_changes_with_the_device() -> None:
