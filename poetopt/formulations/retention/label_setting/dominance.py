@@ -13,7 +13,7 @@ from poetopt.formulations.rows import Floats, Ints
 
 BLOCK, KEPT_BLOCK = 128, 8192
 """Labels that are compared at once."""
-PAIRS = 200
+PAIRS = 400
 """That are compared for a unit of work."""
 MOST_WRITTEN = 1500
 """Where there are more different W, only labels with the same one are compared."""
