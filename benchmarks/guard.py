@@ -138,7 +138,7 @@ def lines(cells: Iterable[Cell], limit_s: float) -> Iterator[tuple[str, str]]:
         begin, cpu = time.perf_counter(), time.process_time()
         solution = solved(cell, limit_s)
         overhead_j = None if solution.simulation is None else solution.simulation.overhead_j
-        bound_j, gap = solution.overhead_bound_j, solution.overhead_gap
+        bound_j, gap = solution.scope_bound_j, solution.scope_gap  # the cells are of scopes
         fault = wrong(cell, overhead_j, bound_j, gap, outdone=solution.outdone)
         took = f"{time.perf_counter() - begin:.1f} s, {time.process_time() - cpu:.1f} s of processor"
         figures = f"{overhead_j} J, bound {bound_j} J, {solution.scope}{', outdone' if solution.outdone else ''}"

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 INSTANCES = ROOT.parent / "shared" / "instances"
 HEADING = (
-    "| group | problem | device | RAM | scope | overhead J | bound J | overhead gap | wanted | total s | wanted "
-    "| build s | MB | verdict |"
+    "| group | problem | device | RAM | scope | overhead J | bound J | scope gap | of all plans | wanted | total s "
+    "| wanted | build s | MB | verdict |"
 )
 STARTING_S = 2.0
 """Of the seconds wanted, those that go into imports and into ending: the solve is given the rest as its limit."""
@@ -182,8 +182,9 @@ def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str
         "status": solution.status.value,
         "scope": solution.scope,
         "overhead_j": None if simulation is None else simulation.overhead_j,
-        "bound_j": solution.overhead_bound_j,
+        "bound_j": solution.scope_bound_j,
         "overhead_gap": solution.overhead_gap,
+        "scope_gap": solution.scope_gap,
         "build_s": solution.build_s,
         "total_s": total_s,
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
@@ -204,7 +205,7 @@ def verdict(cell: Cell, row: dict[str, object]) -> str:
     """`ok`, or what falls short."""
     if row.get("error"):
         return str(row["error"])
-    gap, overhead, total = row["overhead_gap"], row["overhead_j"], row["total_s"]
+    gap, overhead, total = row["scope_gap"], row["overhead_j"], row["total_s"]
     if row["status"] == "infeasible":
         return "ok: infeasible, proven" if cell.group == "deadline" else "infeasible"
     missing = []
@@ -246,6 +247,7 @@ def line(cell: Cell, row: dict[str, object]) -> str:
         str(row.get("scope", cell.scope)),
         number("overhead_j", ".6g"),
         number("bound_j", ".6g"),
+        number("scope_gap", ".3%"),
         number("overhead_gap", ".3%"),
         f"{cell.want_gap:.1%}",
         number("total_s", ".1f"),

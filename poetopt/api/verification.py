@@ -13,7 +13,7 @@ from poetopt.diagnosis.certificate import Certificate, certify
 from poetopt.engine.solution import IMPORTED, DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError, TimeUpError
 from poetopt.formulations import names as formulations
-from poetopt.formulations.scope import scope_option
+from poetopt.formulations.scope import ALL, scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
 from poetopt.printable import shown as printable
@@ -85,18 +85,17 @@ def verify(
         _check_order(loaded, again.given)
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
-    report, certificate, none = loaded.report, None, ""
-    enough = claimed_bound_j(report, simulation.overhead_j)
-    if bound:
-        certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem.asked, enough)
-    elif strict and report and uncertified(report, simulation, None):
+    report, certificate, of_scope, none = loaded.report, None, None, ""
+    if bound or (strict and report and uncertified(report, simulation, None)):
         try:
-            certificate = _certificate(shown, loaded, time_limit_s, loaded.plan.problem.asked, enough)
+            certificate, of_scope = _certificates(shown, loaded, time_limit_s, simulation.overhead_j)
         except (FormulationError, PlanError, TimeUpError) as error:
+            if bound:
+                raise
             none = str(error).removeprefix(f"{shown}: ")
     scope = str(report.get("order_given_scope") or report.get("scope") or "full")
     same = again.given is not None and _same_order(loaded, again.given) and scope == report.get("scope")
-    of_given = certificate if same else None
+    of_given = (of_scope or certificate) if same else None
     if (bound or strict) and again.given is not None and uncertified_order(report, of_given):
         claimed_j = given_bound_j(report)
         with suppress(FormulationError, PlanError, TimeUpError):
@@ -110,9 +109,12 @@ def verify(
         again.done,
         (*again.taken, *_of_report(loaded)),
         tuple(key for key in TOLD if key in report),
-        (*uncertified(report, simulation, certificate, none), *uncertified_order(report, of_given)) if report else (),
+        (*uncertified(report, simulation, certificate, none, of_scope), *uncertified_order(report, of_given))
+        if report
+        else (),
         again.weights,
         again.structure,
+        of_scope,
     )
 
 
@@ -152,6 +154,22 @@ def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
         yield Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone")
 
 
+def _certificates(
+    shown: str, loaded: codec.PlanFile, time_limit_s: float, overhead_j: float
+) -> tuple[Certificate | None, Certificate | None]:
+    """Certificates of what is said of all schedules, and of those of the scope where that is more."""
+    report, problem = loaded.report, loaded.plan.problem.asked
+    said, more = report.get("overhead_bound_j"), report.get("scope_bound_j")
+    of_all = None
+    if "scope_bound_j" in report and (said or not more):
+        enough = claimed_bound_j(report, overhead_j)
+        of_all = _certificate(shown, loaded, time_limit_s, problem, enough, ALL)
+        if not isinstance(more, int | float) or more <= of_all.bound_j + SLACK * overhead_j:
+            return of_all, None
+    enough = claimed_bound_j(report, overhead_j, "scope_bound_j" if "scope_bound_j" in report else "overhead_bound_j")
+    return of_all, _certificate(shown, loaded, time_limit_s, problem, enough)
+
+
 def _certificate(
     shown: str, loaded: codec.PlanFile, time_limit_s: float, problem: Problem, claimed_j: float, scope: str = ""
 ) -> Certificate:
@@ -170,7 +188,7 @@ def _certificate(
         time_limit_s=time_limit_s,
     )
     scope = scope or str(claimed.get("scope") or "full")
-    if not SCOPE.fullmatch(scope):
+    if scope != ALL and not SCOPE.fullmatch(scope):
         raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(scope))}")
     scope = scope_option(scope)
     try:

@@ -20,7 +20,7 @@ from poetopt.comparison.findings import WITHIN_STAGE, Finding, moves_outside
 from poetopt.comparison.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
 from poetopt.engine.limits import hardest_step, impossible
 from poetopt.engine.proof import outdone
-from poetopt.engine.solution import Solution
+from poetopt.engine.solution import Solution, share_open
 from poetopt.errors import InfeasibleError, NoScheduleError
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
@@ -236,7 +236,7 @@ class _Run:
         if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - BETTER)):
             plan = best[2]
             taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
-            bound = solution.overhead_bound_j or 0.0
+            bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
             status, gap = status_of(best[0], bound, self.settings.gap)
             row = replace(
                 taken,
@@ -244,12 +244,14 @@ class _Run:
                 scope=solution.scope,
                 overhead_bound_j=min(bound, best[0]),
                 overhead_gap=gap,
+                scope_bound_j=min(of_scope, best[0]),
+                scope_gap=share_open(best[0], of_scope),
                 reason=f"the plan is that of {best[1]}",
-                beyond_scope=outdone(best[0], bound),
+                beyond_scope=outdone(best[0], of_scope),
             )
-            if best[0] < bound * (1 - BETTER):
+            if best[0] < of_scope * (1 - BETTER):
                 moves = moves_outside(plan, solution.scope) or (WITHIN_STAGE,)
-                self.findings.append(Finding(best[1], ram_bytes, solution.scope, bound, best[0], moves))
+                self.findings.append(Finding(best[1], ram_bytes, solution.scope, of_scope, best[0], moves))
         elif plan is not None and row.overhead_j:
             self._look_outside(plan, row.overhead_j, ram_bytes, solution)
         if plan is not None:
@@ -262,5 +264,5 @@ class _Run:
         owners = [name for _, name, known in self.known if schedule_of(known) == schedule]
         moves = moves_outside(plan, solution.scope) if owners else ()
         if moves:
-            bound = solution.overhead_bound_j or 0.0
+            bound = solution.scope_bound_j or 0.0
             self.findings.append(Finding(owners[0], ram_bytes, solution.scope, bound, overhead_j, moves))

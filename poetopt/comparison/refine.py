@@ -20,7 +20,7 @@ from poetopt.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
 from poetopt.diagnosis.whole import solve_whole
 from poetopt.engine.proof import outdone
-from poetopt.engine.solution import Options, Solution
+from poetopt.engine.solution import Options, Solution, share_open
 from poetopt.formulations.scope import NEEDED
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
@@ -47,8 +47,8 @@ LEAST_STEPS = 12
 class Point:
     """A RAM budget, a deadline (None: there is none) and the best plan within both.
 
-    overhead_bound_j, scope
-        No schedule in the scope has less overhead.
+    overhead_bound_j, scope_bound_j
+        No schedule has less overhead, and none in the scope.
     beyond_scope
         Whether the plan is better than anything in the scope, so that it lies outside.
     """
@@ -62,6 +62,8 @@ class Point:
     overhead_j: float
     overhead_bound_j: float
     overhead_gap: float
+    scope_bound_j: float
+    scope_gap: float
     peak_bytes: int
     makespan_s: float
     recomputes: int
@@ -74,8 +76,8 @@ class Point:
         """As JSON has it."""
         keys = (
             "ram_budget_bytes", "deadline_s", "status", "scope", "energy_j", "overhead_j", "overhead_bound_j",
-            "overhead_gap", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "solve_s",
-            "beyond_scope",
+            "overhead_gap", "scope_bound_j", "scope_gap", "peak_bytes", "makespan_s", "recomputes",
+            "page_ins", "page_outs", "solve_s", "beyond_scope",
         )  # fmt: skip
         return {key: getattr(self, key) for key in keys}
 
@@ -173,13 +175,14 @@ class Refiner(ABC):
                 self.points[larger] = self._with(
                     replace(
                         self.placed(left, larger), scope=right.scope, overhead_bound_j=right.overhead_bound_j,
-                        solve_s=right.solve_s, beyond_scope=False,
+                        scope_bound_j=right.scope_bound_j, solve_s=right.solve_s, beyond_scope=False,
                     )
                 )  # fmt: skip
         for smaller, larger in reversed(list(itertools.pairwise(ordered))):
             left, right = self.points[smaller], self.points[larger]
-            if right.overhead_bound_j > left.overhead_bound_j and _wider(right.scope, left.scope):
-                self.points[smaller] = self._with(replace(left, overhead_bound_j=right.overhead_bound_j))
+            of_scope = right.scope_bound_j if _wider(right.scope, left.scope) else 0.0
+            bounds = max(left.overhead_bound_j, right.overhead_bound_j), max(left.scope_bound_j, of_scope)
+            self.points[smaller] = self._with(replace(left, overhead_bound_j=bounds[0], scope_bound_j=bounds[1]))
 
     def _widest(self) -> float | None:
         """The middle of the largest rectangle that the front may lie in; None where none is left."""
@@ -233,7 +236,7 @@ class Refiner(ABC):
         simulation, plan = solution.simulation, solution.plan
         assert simulation is not None
         assert plan is not None
-        bound = solution.overhead_bound_j or 0.0
+        bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
         status, gap = status_of(simulation.overhead_j, bound, self.settings.gap)
         found = Point(
             ram_budget_bytes=solution.options.ram_bytes,
@@ -245,6 +248,8 @@ class Refiner(ABC):
             overhead_j=simulation.overhead_j,
             overhead_bound_j=bound,
             overhead_gap=gap,
+            scope_bound_j=of_scope,
+            scope_gap=share_open(simulation.overhead_j, of_scope),
             peak_bytes=simulation.peak_bytes,
             makespan_s=simulation.makespan_s,
             recomputes=simulation.recomputes,
@@ -259,8 +264,16 @@ class Refiner(ABC):
         """The point with its bound no higher than its plan, and status and gap to match."""
         bound = min(point.overhead_bound_j, point.overhead_j)
         status, gap = status_of(point.overhead_j, bound, self.settings.gap)
-        beyond = point.beyond_scope or outdone(point.overhead_j, point.overhead_bound_j)
-        return replace(point, overhead_bound_j=bound, status=status, overhead_gap=gap, beyond_scope=beyond)
+        of_scope = min(max(point.scope_bound_j, bound), point.overhead_j)
+        return replace(
+            point,
+            overhead_bound_j=bound,
+            status=status,
+            overhead_gap=gap,
+            scope_bound_j=of_scope,
+            scope_gap=share_open(point.overhead_j, of_scope),
+            beyond_scope=point.beyond_scope or outdone(point.overhead_j, point.scope_bound_j),
+        )
 
 
 def _wider(scope: str, other: str) -> bool:

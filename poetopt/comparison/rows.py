@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
-from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status
+from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.units import show_share
 
 FAILED = "failed"
 """The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""
@@ -24,13 +25,15 @@ class Row:
         `optimal`, `within-gap`, `feasible`, `infeasible` (proven of all plans that the method could make), or `failed`.
     reason
         Why there is no plan; of a plan, what has to be known of it; else empty.
-    scope, overhead_bound_j, overhead_gap
-        Of a method with a proof in joules: no schedule in the scope has less overhead than the bound.
+    overhead_bound_j, overhead_gap
+        Of a method with a proof in joules: no schedule has less overhead than the bound.
+    scope, scope_bound_j, scope_gap
+        The same of those in the scope.
     solve_s
         Seconds that the method took to schedule.
     beyond_scope
-        Whether the plan is better than anything in the scope, so that it lies outside: the bound is then its own value,
-        and says nothing of wider scopes.
+        Whether the plan is better than anything in the scope, so that it lies outside: the scope's bound is then its
+        own value.
     """
 
     method: str
@@ -48,6 +51,8 @@ class Row:
     scope: str | None = None
     overhead_bound_j: float | None = None
     overhead_gap: float | None = None
+    scope_bound_j: float | None = None
+    scope_gap: float | None = None
     solve_s: float = 0.0
     beyond_scope: bool = False
 
@@ -89,22 +94,48 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Row:
         scope=solution.scope,
         overhead_bound_j=solution.overhead_bound_j,
         overhead_gap=solution.overhead_gap,
+        scope_bound_j=solution.scope_bound_j,
+        scope_gap=solution.scope_gap,
         solve_s=solution.total_s,
         beyond_scope=solution.outdone,
         **_figures(simulate(solution.plan, ram_bytes=ram_bytes)),
     )
 
 
-def proof_words(status: str, scope: str, *, beyond_scope: bool) -> str:
-    """`optimal, depth<=4`; `feasible, beats all of depth<=4` of a plan that lies outside of what was proven."""
-    return f"feasible, beats all of {scope}" if beyond_scope else f"{status}, {scope}"
+class Proven(Protocol):
+    """What is proven of a row or of a point of a front."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def scope(self) -> str | None: ...
+    @property
+    def overhead_gap(self) -> float | None: ...
+    @property
+    def scope_gap(self) -> float | None: ...
+    @property
+    def beyond_scope(self) -> bool: ...
+
+
+def proof_words(found: Proven, *, gap: bool = True) -> str:
+    """`optimal`; `feasible (20.7 % open), optimal in depth<=4`, where the scope is proven to less than all schedules.
+
+    gap
+        Whether to say what is open of all.
+    """
+    open_, of_scope = found.overhead_gap or 0.0, found.scope_gap
+    words = f"{found.status} ({show_share(open_)} open)" if gap and open_ > OPTIMAL_GAP else found.status
+    if of_scope is None or open_ <= OPTIMAL_GAP or of_scope >= open_ * (1 - OPTIMAL_GAP):
+        return words
+    if found.beyond_scope:
+        return f"{words}, beats all of {found.scope}"
+    return f"{words}, {'optimal' if of_scope <= OPTIMAL_GAP else f'{show_share(of_scope)} open'} in {found.scope}"
 
 
 def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float]:
     """Status and overhead gap of a plan against a bound."""
-    open_ = 0.0 if overhead_j <= 0 else max(0.0, (overhead_j - bound_j) / overhead_j)
-    status = Status.OPTIMAL if open_ <= OPTIMAL_GAP else Status.WITHIN_GAP if open_ <= gap else Status.FEASIBLE
-    return str(status), open_
+    open_ = share_open(overhead_j, bound_j)
+    return str(graded(open_, gap)), open_
 
 
 class _Figures(TypedDict):

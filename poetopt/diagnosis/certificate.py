@@ -41,6 +41,7 @@ from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streaming import Room
 from poetopt.formulations.rows import Row
+from poetopt.formulations.scope import ALL
 from poetopt.problem import Problem
 
 
@@ -70,6 +71,8 @@ class Certificate:
 def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float | None = None) -> Certificate:
     """Prove a bound in `scope` for `problem` within the budget, deadline and time limit of `options`.
 
+    `all` as the scope is of all plans.
+
     claimed_j
         The bound that would do: a tree goes on until it is reached. None: the relaxation's alone.
 
@@ -82,6 +85,9 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
             f"certificates exist for the formulation 'retention', not for '{options.formulation_name}'"
         )
     chosen = formulation(options.formulation)
+    if scope == ALL:
+        assert chosen.outer is not None
+        chosen, scope = chosen.outer, "full"
     # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
     chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s

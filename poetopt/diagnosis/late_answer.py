@@ -68,6 +68,7 @@ class LateAnswer:
             simulation=simulation,
             arena_bytes=size_of_arena(plan),
             overhead_bound_j=bound_j,
+            scope_bound=None if self.blank.scope_bound is None else min(self.blank.scope_bound, value),
             objective=objective,
             reason="found after the time limit, in looking for what would help; more of it may find a better schedule",
             solve_s=self.blank.solve_s + took_s,

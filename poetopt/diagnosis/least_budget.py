@@ -81,7 +81,7 @@ def least_budget(
         found = solve(problem, replace(options, ram_bytes=top), listener, begin=begin)
         if not keep(found):
             return replace(found, options=options)
-    bound, scope, interrupted = known, "full", False
+    bound, of_all, scope, interrupted = known, known, "full", False
     for budget in _between(known, best, options.gap):
         left_s = LEFT_SHARE * (until - time.monotonic())
         if left_s < LEAST_S:
@@ -89,6 +89,8 @@ def least_budget(
         found = search(problem, replace(options, ram_bytes=budget, gap=1.0, time_limit_s=left_s))
         if not keep(found) and (found.status is Status.INFEASIBLE or found.exhausted):
             bound, scope = budget + 1, found.scope
+            if found.status is Status.INFEASIBLE and options.scope == "auto":
+                of_all = bound
         if found.interrupted:
             interrupted = True
             break
@@ -97,12 +99,13 @@ def least_budget(
     final = search(problem, replace(options, ram_bytes=taken, time_limit_s=last_s), listener, (schedule_of(plan),))
     if final.plan is None:
         final = replace(final, plan=lay_out_within(plan, arena_bytes), simulation=simulation, arena_bytes=arena_bytes)
-    value, proven = float(taken), float(min(bound, taken))
+    value, proven = float(taken), float(min(of_all, taken))
     told = replace(
         final,
         options=replace(options, ram_bytes=taken),
         scope=scope,
         overhead_bound_j=None,
+        scope_bound=float(min(bound, taken)),
         outdone=False,
         objective=Objective(RAM, "B", 0.0, value, proven),
         ram_bound_bytes=int(proven),

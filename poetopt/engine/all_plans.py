@@ -12,7 +12,7 @@ from poetopt.engine.solution import OPTIMAL_GAP, DeadlineModel
 from poetopt.formulations.goal import ENERGY
 
 MODELS_SHARE = 0.5
-"""Of the time limit, for models, where what they leave open can be looked at."""
+"""Of the time limit, for all plans, where what they leave open can be looked at."""
 CLOSED_STATES = 5_000
 """So many states are looked at where a scope is proven: a plan outside of it may be better."""
 
@@ -49,6 +49,7 @@ def decided(run: Run, proof: Proof) -> Proof:
         if incumbent.take(found.plan):
             break
     value = incumbent.value
+    run.least = max(run.least, bound if value is None else min(bound, value))
     if value is None and bound == math.inf:
         return replace(proof, asked="full", scope="full", bound=0.0, infeasible=True, of_all=True, closed=False)
     if value is None or (closed and incumbent.best is best):

@@ -18,7 +18,7 @@ from poetopt.engine.budget import Budget
 from poetopt.engine.incumbent import Incumbent
 from poetopt.engine.proof import Proof
 from poetopt.engine.solution import Listener, Options, Progress
-from poetopt.engine.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, PACE_S
+from poetopt.engine.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, OBJECTIVE_TARGET, PACE_S
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.formulations.scope import scope_name
@@ -74,6 +74,8 @@ class Run:
     """What is proven of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
     given: Budget | None = None
     """What it may use, where it is a part of another search."""
+    least: float = 0.0
+    """What is proven of all plans: none costs less."""
     interrupted: bool = False
     share: float = 1.0
     """Of the time: the rest is for another search than the one at hand."""
@@ -95,10 +97,21 @@ class Run:
         spared = min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
         return self.begin + self.share * (limit_s - spared)
 
+    def allot(self, share: float) -> None:
+        """Let the search at hand have so much of the time."""
+        self.share = share
+        self.work.until = self.latest
+
     @property
     def budget(self) -> Budget:
         """All that the search may use."""
         return self.given or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
+
+    @property
+    def scale(self) -> float:
+        """What solvers' objectives are multiplied by."""
+        baseline = self.chosen.goal.baseline(self.problem, self.chosen.baseline_j(self.problem))
+        return OBJECTIVE_TARGET / (self.incumbent.value or baseline or 1.0)
 
     @property
     def elapsed_s(self) -> float:

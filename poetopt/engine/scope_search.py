@@ -16,7 +16,7 @@ from poetopt.engine.proof import Ending, Proof
 from poetopt.engine.restriction import Refinement, Restriction
 from poetopt.engine.run import Run
 from poetopt.engine.solution import DeadlineModel
-from poetopt.engine.tuning import ATTEMPTS, LEAST_S, OBJECTIVE_TARGET, RESTRICTED_SHARE, SETTLED_DEPTH
+from poetopt.engine.tuning import ATTEMPTS, LEAST_S, RESTRICTED_SHARE, SETTLED_DEPTH
 from poetopt.errors import InfeasibleError, TimeUpError
 from poetopt.formulations.rows import Row
 from poetopt.formulations.scope import scope_depth, scope_name
@@ -166,7 +166,7 @@ class _ScopeSearch:
                 if known is not None:
                     self.sources = known.sources
                     return self._nothing_beyond([known], ceiling)
-                session = session_of(model, run.options, scale=self._scale())
+                session = session_of(model, run.options, scale=run.scale)
                 session.work = run.work
         except InfeasibleError:
             return self._nothing_beyond((), ceiling)
@@ -218,12 +218,6 @@ class _ScopeSearch:
         run, value = self.run, self.run.incumbent.value
         useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
         return math.inf if value is None or not useful else value
-
-    def _scale(self) -> float:
-        """What the objective is multiplied by."""
-        run, chosen = self.run, self.run.chosen
-        baseline = chosen.goal.baseline(run.problem, chosen.baseline_j(run.problem))
-        return OBJECTIVE_TARGET / (run.incumbent.value or baseline or 1.0)
 
     def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float) -> Ending:
         """A model without a schedule, beside those that some proofs cover and those that cost more than a plan.

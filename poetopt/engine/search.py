@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from poetopt.backends.solver import backend
 from poetopt.engine.all_plans import MODELS_SHARE, decidable, decided
@@ -13,10 +15,12 @@ from poetopt.engine.deepening import Deepening
 from poetopt.engine.ends import with_ends, without_ends
 from poetopt.engine.limits import impossible, within
 from poetopt.engine.objective import objective_of
+from poetopt.engine.outer import bound_all, bounding
 from poetopt.engine.proof import Proof, outdone
 from poetopt.engine.run import Run
 from poetopt.engine.run_plain import plain_first
 from poetopt.engine.solution import Listener, Options, Solution, Status, graded
+from poetopt.engine.tuning import ALL_SHARE
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.closing import closing_of
@@ -43,6 +47,7 @@ def search(
     begin: float | None = None,
     whole: Run | None = None,
     share: float = 1.0,
+    of_all: bool = True,
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
@@ -55,6 +60,8 @@ def search(
         The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
     whole, share
         The search of which this one is a part, and its share of that one's effort.
+    of_all
+        Whether time is kept for a bound on all plans.
 
     Raises FormulationError and BackendUnavailableError for options that don't exist, ProblemError for a problem with
     features that no search plans for yet.
@@ -84,7 +91,8 @@ def search(
         run.interrupt()
     if run.incumbent.best is not None and not _streams_behind(run.incumbent.best.plan):
         # what comes anew with each batch is moved in every schedule, and what updates behind its parts alone read
-        run.raise_bound(run.incumbent.best.value, "store-all")
+        run.least = run.incumbent.best.value
+        run.raise_bound(run.least, "store-all")
         return _solution(run, Status.OPTIMAL, store_all)
     refusal = impossible(problem, options)
     if refusal is not None:
@@ -97,21 +105,30 @@ def search(
     strict = not chosen.plans_count
     deepening = Deepening(run)
     run.enter(deepening.first)
+    rest = 1.0 - (ALL_SHARE if of_all and bounding(run) is not None else 0.0)
+    few = decidable(run)
+    run.allot(rest)
     try:
         with run.timed("heuristics"):
             first_schedules(run, strict=strict, given=starts)
         if not strict:
-            plain_schedules(run, search)
+            plain_schedules(run, partial(search, of_all=False))
             run.plain = plain_first(run, deepening.first)
-        run.share = MODELS_SHARE if decidable(run) else 1.0
+        run.allot(rest - MODELS_SHARE if few else rest)
         proof = deepening.deepen()
-        if run.share < 1:
-            run.share = 1.0
+        if few:
+            run.allot(rest)
             with run.timed("exhaustive"):
                 proof = decided(run, proof)
     except KeyboardInterrupt:
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
+    try:
+        run.allot(1.0)
+        if of_all and not run.interrupted:
+            bound_all(run, run.budget)
+    except KeyboardInterrupt:
+        run.interrupt()
     return _conclude(run, proof, store_all)
 
 
@@ -136,7 +153,7 @@ def _streams_behind(plan: Plan) -> bool:
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
-    run.enter(proof.scope, proof.bound)
+    run.enter(proof.scope, max(proof.bound, run.least))
     begin = time.monotonic()
     try:
         if not run.interrupted:  # seconds, for large ones
@@ -180,7 +197,9 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
 def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     total_s = run.elapsed_s
-    bound = None if status is Status.INFEASIBLE else run.bound if best is None else min(run.bound, best.value)
+    value = math.inf if best is None else best.value
+    impossible = status is Status.INFEASIBLE
+    bound, scope_bound = (None if impossible else min(one, value) for one in (run.least, run.bound))
     bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
     return Solution(
         status=status,
@@ -189,6 +208,7 @@ def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
         plan=None if best is None else best.plan,
         simulation=None if best is None else best.simulation,
         overhead_bound_j=bound_j,
+        scope_bound=scope_bound,
         outdone=best is not None and outdone(best.value, run.bound),
         objective=objective,
         arena_bytes=None if best is None else best.arena_bytes,

@@ -36,6 +36,11 @@ def graded(gap: float | None, asked: float) -> Status:
     return Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.WITHIN_GAP
 
 
+def share_open(value: float, bound: float) -> float:
+    """(value - bound) / value, 0 where there is nothing to save."""
+    return 0.0 if value <= 0 else max(0.0, (value - bound) / value)
+
+
 class DeadlineModel(StrEnum):
     """What a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
 
@@ -114,7 +119,7 @@ class Objective:
     baseline
         Of one compute of each operator.
     value, bound
-        The plan's above the baseline, and what is proven that no schedule in the scope is below; None: not known.
+        The plan's above the baseline, and what is proven that no schedule at all is below; None: not known.
     """
 
     name: str
@@ -178,13 +183,16 @@ class Solution:
     """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
 
     scope
-        The space in which `overhead_bound_j` is a bound: `depth<=D`, `needed`, `forward`, `full`; `store-all`
-        where keeping everything fits (then nothing can be cheaper).
+        The space that was searched, and in which `scope_bound` is a bound: `depth<=D`, `needed`, `forward`, `full`;
+        `store-all` where keeping everything fits (then nothing can be cheaper).
     overhead_bound_j
-        No schedule in the scope has less overhead; 0 where nothing better is known. None if infeasible, and where
-        something else was minimised.
+        No schedule at all has less overhead; 0 where nothing better is known. None if infeasible, and where something
+        else was minimised. `status` and gaps are of this one.
+    scope_bound
+        No schedule in the scope has less, of what was minimised; None if infeasible.
     outdone
-        Whether the plan is better than anything in the scope, so that it lies outside; the bound is then its own value.
+        Whether the plan is better than anything in the scope, so that it lies outside; the scope's bound is then its
+        own value.
     objective
         What was minimised instead of the energy that the simulator counts; gaps are then of it. None: that energy.
     least_ram_bytes, least_deadline_s
@@ -214,6 +222,7 @@ class Solution:
     plan: Plan | None = None
     simulation: Simulation | None = None
     overhead_bound_j: float | None = None
+    scope_bound: float | None = None
     outdone: bool = False
     objective: Objective | None = None
     arena_bytes: int | None = None
@@ -253,10 +262,19 @@ class Solution:
     @property
     def overhead_gap(self) -> float | None:
         """(overhead - overhead bound) / overhead; 0 where the overhead is 0; None without a plan."""
-        if self._figures is None:
+        return None if self._figures is None else share_open(*self._figures[1:])
+
+    @property
+    def scope_bound_j(self) -> float | None:
+        """`scope_bound` where energy was minimised as the simulator counts it."""
+        return self.scope_bound if self.objective is None else None
+
+    @property
+    def scope_gap(self) -> float | None:
+        """`overhead_gap` against the bound of the scope."""
+        if self._figures is None or self.scope_bound is None:
             return None
-        _, value, bound = self._figures
-        return 0.0 if value <= 0 else max(0.0, (value - bound) / value)
+        return share_open(self._figures[1], self.scope_bound)
 
     @property
     def gap(self) -> float | None:

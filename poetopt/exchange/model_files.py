@@ -190,6 +190,7 @@ def import_solution(problem: Problem, options: Options, path: str | os.PathLike[
         plan=best.plan,
         simulation=best.simulation,
         overhead_bound_j=0.0,
+        scope_bound=0.0,
         arena_bytes=best.arena_bytes,
         store_all_peak_bytes=store_all_bytes(problem),
         total_s=time.monotonic() - begin,

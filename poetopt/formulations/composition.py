@@ -57,6 +57,16 @@ def outer_of(chosen: Formulation) -> Formulation | None:
     return chosen.outer.with_block(*bounds)
 
 
+def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
+    """See `Formulation.bounding`."""
+    others = [block for block in chosen.blocks if block.name not in chosen.simulated]
+    counted = [block for block in others if block.adds_j is not None or block.goal is not None]
+    if chosen.goal not in SUMS or any(block.cares_when for block in counted):
+        return None
+    limits = [b for b in others if b not in counted and b.limits in SUMS and not b.cares_when]
+    return outer.with_block(*limits, *counted)
+
+
 def _place(chosen: Formulation, block: Block, together: Sequence[Block]) -> int:
     """Where a new block stands among the others: see `Formulation.with_block`."""
     if not block.collects:

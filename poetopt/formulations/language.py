@@ -228,6 +228,13 @@ class Formulation:
         """`outer` with those of the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
         return composition.outer_of(self)
 
+    def bounding(self, outer: Formulation) -> Formulation | None:
+        """`outer` with what this one minimises: no plan costs less than its optimum. None: nothing is known of that.
+
+        Blocks with a price or a goal are in it, and of the others those that bound sums.
+        """
+        return composition.bounding(self, outer)
+
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
         return judgement.reserve_bytes(self.blocks, problem)

@@ -10,6 +10,10 @@ NEEDED = "needed"
 """Beside the depths: a stage recomputes what its own operator needs, where that beats paging."""
 
 
+ALL = "all"
+"""What results call the space of all plans."""
+
+
 def scope_depth(scope: str) -> float:
     """D of `depth:D`, infinity of `needed`, `forward`, `full`. Raises FormulationError for a scope of another form."""
     if scope in (NEEDED, "forward", "full"):
@@ -42,4 +46,5 @@ def kind_words(scope: str) -> str:
         "forward": "any number of forward operators recomputed in a row",
         "full": "any operator recomputed at any time",
         "store-all": "everything kept",
+        ALL: "all schedules",
     }.get(scope, scope)

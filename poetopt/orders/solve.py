@@ -93,7 +93,7 @@ def _better(first: tuple[Problem, Solution], second: tuple[Problem, Solution]) -
     if one is None or two.overhead_j < one.overhead_j * (1 - OPTIMAL_GAP):
         return second
     same = first[0] is second[0] and two.overhead_j <= one.overhead_j
-    return second if same and (second[1].overhead_bound_j or 0.0) > (first[1].overhead_bound_j or 0.0) else first
+    return second if same and (second[1].scope_bound_j or 0.0) > (first[1].scope_bound_j or 0.0) else first
 
 
 def _cheaper(given: Solution, candidate: Candidate) -> Solution:
@@ -109,14 +109,14 @@ def _found(
     before = None if given.simulation is None else given.simulation.overhead_j
     after = None if chosen.simulation is None else chosen.simulation.overhead_j
     proven = None
-    if after is not None and given.overhead_bound_j is not None and _covers(given.scope, chosen.scope):
-        proven = max(0.0, given.overhead_bound_j - after)
+    if after is not None and given.scope_bound_j is not None and _covers(given.scope, chosen.scope):
+        proven = max(0.0, given.scope_bound_j - after)
     return OrderFound(
         moves=moves,
         gain_j=None if before is None or after is None else before - after,
         proven_j=proven,
         given_overhead_j=before,
-        given_bound_j=given.overhead_bound_j,
+        given_bound_j=given.scope_bound_j,
         given_scope=given.scope,
         judged=judged,
         drawn=drawn,

@@ -17,28 +17,48 @@ SLACK = 1e-5
 
 
 def uncertified(
-    claimed: Mapping[str, object], simulation: Simulation, found: Certificate | None, why_none: str = ""
+    claimed: Mapping[str, object],
+    simulation: Simulation,
+    found: Certificate | None,
+    why_none: str = "",
+    of_scope: Certificate | None = None,
 ) -> tuple[str, ...]:
     """What a report says to be proven, and nothing here proves, with the reason; empty where nothing is left.
 
     That nothing has less overhead than none needs no proof, and that a bound is at least 0 neither.
 
-    found, why_none
-        The certificate. None: there is none, for that reason, or because none was asked for.
+    found, of_scope, why_none
+        The certificates: of all schedules, and of the scope. None: there is none, for that reason, or because none was
+        asked for.
     """
     overhead_j = simulation.overhead_j
     goal = minimised(claimed)
     if goal is not None:
-        proven = goal.bound or claimed.get("status") in (Status.OPTIMAL, Status.WITHIN_GAP)
+        proven = goal.scope_bound or claimed.get("status") in (Status.OPTIMAL, Status.WITHIN_GAP)
         return (f"the status {claimed.get('status')} in {goal.name}: certificates are of energy",) if proven else ()
-    claims = " and ".join(_beyond(claimed, overhead_j, 0.0 if found is None else found.bound_j))
-    if not claims:
-        return ()
+    certified_j = 0.0 if found is None else found.bound_j
+    known = found if of_scope is None or certified_j >= of_scope.bound_j else of_scope
+    left = [(" and ".join(_beyond(claimed, overhead_j, certified_j)), found)]
+    bound_j = claimed.get("scope_bound_j")
+    if isinstance(bound_j, int | float) and bound_j > _least(claimed):
+        short = bound_j > (0.0 if known is None else known.bound_j) + SLACK * overhead_j
+        claim = f"the bound of {show_joules(bound_j)} in {shown(str(claimed.get('scope')))}"
+        left.append((claim if short else "", known))
+    return tuple(f"{claims}: {_certified(one, overhead_j, why_none)}" for claims, one in left if claims)
+
+
+def _least(claimed: Mapping[str, object]) -> float:
+    """What is said of all schedules, which is of those of the scope as well."""
+    bound_j = claimed.get("overhead_bound_j")
+    return float(bound_j) if isinstance(bound_j, int | float) else 0.0
+
+
+def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> str:
     if found is None:
-        return (f"{claims}: {why_none or 'the solver says so; --bound proves it'}",)
+        return why_none or "the solver says so; --bound proves it"
     certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
     share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
-    return (f"{claims}: {certified} in {shown(found.scope)}{share}",)
+    return f"{certified} in {shown(found.scope)}{share}"
 
 
 def uncertified_order(claimed: Mapping[str, object], found: Certificate | None) -> tuple[str, ...]:
@@ -52,9 +72,9 @@ def uncertified_order(claimed: Mapping[str, object], found: Certificate | None) 
     return (f"the bound of {show_joules(bound_j)} in the given order of operators{gain}: {certified}",)
 
 
-def claimed_bound_j(claimed: Mapping[str, object], overhead_j: float) -> float:
-    """The bound in joules that would certify all that a report says."""
-    bound_j = claimed.get("overhead_bound_j")
+def claimed_bound_j(claimed: Mapping[str, object], overhead_j: float, key: str = "overhead_bound_j") -> float:
+    """The bound in joules that would certify what a report says under a key."""
+    bound_j = claimed.get(key)
     return (float(bound_j) if isinstance(bound_j, int | float) else overhead_j) - SLACK / 2 * overhead_j
 
 

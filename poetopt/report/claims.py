@@ -12,7 +12,7 @@ import re
 from typing import NoReturn
 
 from poetopt.comparison.rows import COLUMNS
-from poetopt.engine.solution import OPTIMAL_GAP, RAM, DeadlineModel, Status
+from poetopt.engine.solution import OPTIMAL_GAP, RAM, DeadlineModel, Status, share_open
 from poetopt.errors import PlanError
 from poetopt.formulations import NAMES
 from poetopt.passes.blocks import is_block
@@ -34,7 +34,7 @@ SOLVED = (
     "plan_bytes", "build_s", "solve_s", "total_s",
 )  # fmt: skip
 """What every report of a solve has; one of `compare --plans` has a row's columns instead. Versions add to them."""
-ROW = tuple(name for name in COLUMNS if name != "beyond_scope")
+ROW = tuple(name for name in COLUMNS if name not in ("beyond_scope", "scope_bound_j", "scope_gap"))
 """The columns of the first version."""
 SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
 """What our own formulations call their scopes in results."""
@@ -243,12 +243,30 @@ def _bound(report: Entry, file: PlanFile, simulation: Simulation) -> float | Non
         baseline, value, bound = _objective(report, objective, file, simulation)
     gap = share = None
     if bound is not None:
-        gap = 0.0 if value <= 0 else max(0.0, (value - bound) / value)
+        gap = share_open(value, bound)
         share = max(0.0, (value - bound) / (baseline + value)) if baseline + value > 0 else 0.0
     _same(report, "overhead_gap", gap, "bound and value give", within=1.0)
     _same(report, "gap", share, "bound and value give", within=1.0)
-    if report.data.get("beyond_scope") is True and gap != 0.0:
-        _refuse(report, "beyond_scope", _open(gap))
+    of_scope = _of_scope(report, objective, value, bound)
+    if report.data.get("beyond_scope") is True and of_scope != 0.0:
+        _refuse(report, "beyond_scope", _open(of_scope))
+    return gap
+
+
+def _of_scope(report: Entry, objective: Entry | None, value: float, bound: float | None) -> float | None:
+    """Check what is said to be proven of the scope; the gap that follows, or None. Older reports say that alone."""
+    entry, key = (report, "scope_bound_j") if objective is None else (objective, "scope_bound")
+    if key not in entry.data:
+        return None if bound is None else share_open(value, bound)
+    known = entry.optional(key, entry.number)
+    if known is not None and known > value * (1 + RELATIVE_TOLERANCE):
+        _refuse(entry, key, f"the plan itself has less, {value}")
+    if (known or 0.0) < (bound or 0.0) * (1 - RELATIVE_TOLERANCE):
+        _refuse(entry, key, f"no schedule at all has less than {bound}")
+    energy = objective is None or objective.text("name") == "energy"
+    _same(report, "scope_bound_j", known if energy else None, "what was minimised gives")
+    gap = None if known is None else share_open(value, known)
+    _same(report, "scope_gap", gap, "bound and value give", within=1.0)
     return gap
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.rows import COLUMNS, Row, proof_words
-from poetopt.engine.solution import OPTIMAL_GAP
 from poetopt.formulations.scope import kind_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -63,11 +62,7 @@ def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
     assert row.overhead_j is not None
     assert row.peak_bytes is not None
     assert row.makespan_s is not None
-    proof = row.status
-    if row.scope is not None:
-        open_ = row.overhead_gap or 0.0
-        gap = f" ({show_share(open_)} open)" if open_ > OPTIMAL_GAP else ""
-        proof = f"{proof_words(row.status, row.scope, beyond_scope=row.beyond_scope)}{gap}"
+    proof = proof_words(row)
     return (
         row.method,
         show_joules(row.energy_j),

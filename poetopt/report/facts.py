@@ -7,10 +7,9 @@ know (the bound, its scope, the store-all peak) is the report's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poetopt.engine.solution import OPTIMAL_GAP, Status
+from poetopt.engine.solution import share_open
 from poetopt.formulations.goal import ENERGY
 from poetopt.plan.transfers import overlap
 from poetopt.printable import shown
@@ -72,13 +71,13 @@ def facts(view: View) -> tuple[Fact, ...]:
 
 
 def proof(view: View) -> str:
-    """What is proven of the plan, in one plain sentence; 'optimal' is said only of a proof."""
+    """What is proven of the plan, in plain sentences; 'optimal' is said only of a proof."""
     claim = _claim(view)
-    return claim if isinstance(claim, str) else _sentence(claim.plain())
+    return claim if isinstance(claim, str) else " ".join(map(_sentence, claim.plain()))
 
 
 def proof_exact(view: View) -> str:
-    """The same with the space of schedules as the formulation has it; empty where nothing is proven."""
+    """What is proven of the scope, as the formulation has that space; empty where nothing is proven."""
     claim = _claim(view)
     return "" if isinstance(claim, str) else _sentence(claim.exact())
 
@@ -103,15 +102,16 @@ def _claim(view: View) -> Claim | str:
         wrong = swapped.contradiction(view.simulation, view.problem)
         if wrong is not None:
             return wrong
-        value, bound, goal = swapped.value, swapped.bound, swapped.name
+        value, bound, of_scope, goal = swapped.value, swapped.bound, swapped.scope_bound, swapped.name
     else:
-        value, bound, goal = overhead, number(view, "overhead_bound_j"), ENERGY.name
-    gap = None if bound is None else max(0.0, (value - bound) / value) if value > 0 else 0.0
+        value, goal = overhead, ENERGY.name
+        bound, of_scope = number(view, "overhead_bound_j"), number(view, "scope_bound_j")
+        if "scope_bound_j" not in report and bound is not None:  # of an older version, which knew that of the scope
+            bound, of_scope = bound if report.get("scope") == "store-all" else 0.0, bound
     return Claim(
-        status=_status(report, gap),
         scope=str(report.get("scope") or ""),
-        gap=gap,
-        proven=bool(bound and bound > 0) or not value,
+        gap=None if bound is None else share_open(value, bound),
+        scope_gap=None if of_scope is None else share_open(value, of_scope),
         outdone=report.get("beyond_scope") is True,
         goal=goal,
         asked=number(view, "gap_tolerance"),
@@ -121,15 +121,6 @@ def _claim(view: View) -> Claim | str:
         storage=view.problem.paging,
         ordered=report.get("order") == "search",
     )
-
-
-def _status(report: Mapping[str, object], gap: float | None) -> Status:
-    """No better than the gap is, whatever the report says."""
-    if gap is None:
-        return Status.FEASIBLE
-    if gap <= OPTIMAL_GAP:
-        return Status.OPTIMAL
-    return Status.WITHIN_GAP if report.get("status") == Status.WITHIN_GAP else Status.FEASIBLE
 
 
 def made_by(view: View) -> str:

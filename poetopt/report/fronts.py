@@ -91,5 +91,5 @@ def _cells(point: Point, problem: Problem) -> tuple[str, ...]:
         show_seconds(point.makespan_s),
         f"{point.recomputes} + {point.page_ins}",
         show_seconds(point.solve_s),
-        proof_words(point.status, point.scope, beyond_scope=point.beyond_scope),
+        proof_words(point, gap=False),
     )

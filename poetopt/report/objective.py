@@ -28,21 +28,34 @@ def objective_words(objective: Objective) -> str:
 
 
 def objective_document(solution: Solution) -> dict[str, object]:
-    """Name, unit, and the figures: the whole value, one pass, what is above it, and the bound on that."""
+    """Name, unit, the whole value, one pass, what is above it, and the bounds on that: of all, and of the scope."""
     found = solution.objective
     if found is None:
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = None if simulation is None else simulation.energy_j - simulation.overhead_j
         value = None if simulation is None else simulation.overhead_j
-        return _document("energy", "J", baseline, value, bound)
-    return _document(found.name, found.unit, found.baseline, found.value, found.bound)
+        return _document("energy", "J", baseline, value, bound, solution.scope_bound)
+    return _document(found.name, found.unit, found.baseline, found.value, found.bound, solution.scope_bound)
 
 
 def _document(
-    name: str, unit: str, baseline: float | None, value: float | None, bound: float | None
+    name: str,
+    unit: str,
+    baseline: float | None,
+    value: float | None,
+    bound: float | None,
+    scope_bound: float | None,
 ) -> dict[str, object]:
     whole = None if baseline is None or value is None else baseline + value
-    return {"name": name, "unit": unit, "value": whole, "baseline": baseline, "overhead": value, "bound": bound}
+    return {
+        "name": name,
+        "unit": unit,
+        "value": whole,
+        "baseline": baseline,
+        "overhead": value,
+        "bound": bound,
+        "scope_bound": scope_bound,
+    }
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,7 @@ class Minimised:
     unit: str
     value: float
     bound: float | None
+    scope_bound: float | None
 
     def contradiction(self, simulation: Simulation, problem: Problem) -> str | None:
         """Where the plan isn't the report's. A time is held against the simulation; idle joules are the file's."""
@@ -74,4 +88,7 @@ def minimised(report: Mapping[str, object]) -> Minimised | None:
     value = finite(found.get("overhead"))
     if value is None:
         return None
-    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, finite(found.get("bound")))
+    bound, of_scope = finite(found.get("bound")), finite(found.get("scope_bound"))
+    if "scope_bound" not in found and bound is not None:  # of an older version, which knew that of the scope
+        bound, of_scope = 0.0, bound
+    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, bound, of_scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poetopt.engine.solution import RAM, Solution, Status
+from poetopt.engine.solution import OPTIMAL_GAP, RAM, Solution
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
 from poetopt.units import show_share
@@ -14,12 +14,11 @@ from poetopt.units import show_share
 class Claim:
     """What is proven of a plan.
 
-    status, scope
-        Of the solve; the scope as results call it.
-    gap
-        The part of what was minimised that a better schedule could save at most, above one pass; None: not known.
-    proven
-        Whether a bound above 0 is known.
+    scope
+        As results call it.
+    gap, scope_gap
+        The part of what was minimised that any schedule could save at most, above one pass, and that one of the scope
+        could; None: not known.
     outdone
         Whether the plan is better than all that the scope holds.
     goal
@@ -36,10 +35,9 @@ class Claim:
         Whether an order of operators was searched for: the proof is of the one that is used.
     """
 
-    status: Status | str
     scope: str
     gap: float | None
-    proven: bool
+    scope_gap: float | None
     outdone: bool = False
     goal: str = ENERGY.name
     asked: float | None = None
@@ -53,12 +51,10 @@ class Claim:
     def of(cls, solution: Solution) -> Claim:
         """What is proven of the plan in a solution."""
         options, objective = solution.options, solution.objective
-        bound = solution.overhead_bound_j if objective is None else objective.bound
         return cls(
-            status=solution.status,
             scope=solution.scope,
             gap=solution.overhead_gap,
-            proven=bool(bound),
+            scope_gap=solution.scope_gap,
             outdone=solution.outdone,
             goal=ENERGY.name if objective is None else objective.name,
             asked=options.gap,
@@ -69,38 +65,46 @@ class Claim:
             ordered=solution.order is not None,
         )
 
-    def plain(self) -> str:
-        """`proven: no schedule of the kind searched saves more than 0.06 % of the overhead; kind: ...`."""
+    def plain(self) -> tuple[str, ...]:
+        """What any schedule could save at most, in a line; and what is proven of the scope, where that is more.
+
+        `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `of the kind searched none costs less;
+        kind: ...`.
+        """
         if self.scope == "store-all":
-            return f"optimal: keeping everything fits, and nothing can {self._less('cost', 'take', 'have')}"
+            return (f"optimal: keeping everything fits, and nothing can {self._less('cost', 'take', 'have')}",)
         if self.gap is None:
-            return "a valid schedule; nothing is proven of better ones"
-        kind = f"; kind: {self._kind()}"
-        if self.outdone:
-            return f"better than every schedule of the kind searched can be{kind}"
-        if self.status == Status.OPTIMAL:
-            return f"optimal: no schedule of the kind searched {self._less('costs', 'takes', 'has')}{kind}"
-        if not self.proven:
-            return f"a valid schedule; nothing is proven of how much a better one of the kind searched saves{kind}"
-        so_far = "" if self.status == Status.WITHIN_GAP else " so far"
+            return ("a valid schedule; nothing is proven of better ones",)
+        if self.gap <= OPTIMAL_GAP:
+            return (f"optimal: no schedule {self._less('costs', 'takes', 'has')}{self._order()}",)
         asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
-        saves = f"no schedule of the kind searched saves more than {show_share(self.gap)} of the {self._above()}"
-        return f"proven{so_far}: {saves}{asked}{kind}"
+        saves = f"no schedule saves more than {show_share(self.gap)} of the {self._above()}{asked}{self._order()}"
+        scope_gap = self.scope_gap
+        if scope_gap is None or scope_gap >= self.gap * (1 - OPTIMAL_GAP):
+            return (saves,)
+        if self.outdone:
+            of_kind = "better than every schedule of the kind searched can be"
+        elif scope_gap <= OPTIMAL_GAP:
+            of_kind = f"of the kind searched none {self._less('costs', 'takes', 'has')}"
+        else:
+            of_kind = f"of the kind searched none saves more than {show_share(scope_gap)}"
+        return saves, f"{of_kind}; kind: {self._kind()}"
 
     def exact(self) -> str:
-        """The same with the space of schedules as the formulation has it; docs/limits.md says what that leaves out."""
+        """What is proven of the scope, as the formulation has that space; docs/limits.md says what that leaves out."""
         if self.scope == "store-all":
-            return self.plain()
+            return self.plain()[0]
         space = self.space()
-        if self.gap is None:
+        gap = self.scope_gap
+        if gap is None:
             return f"no bound on what {space} could save"
         if self.outdone:
             return f"better than all {space.removeprefix('all ')}, by proof"
-        if self.status == Status.OPTIMAL:
+        if gap <= OPTIMAL_GAP:
             return f"optimal{'' if self.goal == ENERGY.name else f' in {self.goal}'} among {space}"
-        if self.status != Status.WITHIN_GAP and not self.proven:
+        if gap >= 1.0:
             return f"a valid schedule; no bound above 0 was found on the {self._above()} among {space}"
-        return f"at most {show_share(self.gap)} of the {self._above()} can be saved among {space}"
+        return f"at most {show_share(gap)} of the {self._above()} can be saved among {space}"
 
     def space(self) -> str:
         """The space of schedules, as it reads after 'among'."""
@@ -119,8 +123,10 @@ class Claim:
         return f"{takes} less time" if self.goal == TIME.name else f"{has} less {self.goal}"
 
     def _kind(self) -> str:
-        kind = kind_searched(self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat)
-        return kind + (", in this order of the operators" if self.ordered else "")
+        return kind_searched(self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat)
+
+    def _order(self) -> str:
+        return ", in this order of the operators" if self.ordered else ""
 
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
@@ -165,10 +171,10 @@ def _scope_words(scope: str) -> str:
 
 
 def proof_words(solution: Solution) -> str:
-    """What is proven of the plan, in one plain sentence; 'optimal' is said only of a proof."""
-    return "there is no schedule" if solution.simulation is None else Claim.of(solution).plain()
+    """What is proven of the plan: first of all schedules, then of those of the scope, in a line each."""
+    return "there is no schedule" if solution.simulation is None else "\n".join(Claim.of(solution).plain())
 
 
 def exact_words(solution: Solution) -> str | None:
-    """The same exactly, or None where there is no plan."""
+    """What is proven of the scope exactly, or None where there is no plan."""
     return None if solution.simulation is None else Claim.of(solution).exact()

@@ -170,6 +170,8 @@ class Report:
             "overhead_j": simulation.overhead_j if simulation else None,
             "energy_bound_j": None if bound is None else baseline + bound,
             "overhead_bound_j": bound,
+            "scope_bound_j": solution.scope_bound_j,
+            "scope_gap": solution.scope_gap,
             "beyond_scope": solution.outdone,
             "proof": proof_words(solution),
             "proof_exact": exact_words(solution),
@@ -300,7 +302,8 @@ class Report:
             rows.append(("minimised", objective_words(self.solution.objective)))
         if self.solution.order is not None:
             rows.append(("order", order_words(self.solution.order)))
-        rows.append(("proof", proof_words(self.solution)))
+        first, *rest = proof_words(self.solution).split("\n")
+        rows += [("proof", first), *(("scope", line) for line in rest)]
         rows += told.rows(said)
         rows += [("note", note) for note in self._notes()]
         rows.append(("solved", self._solved()))

@@ -25,7 +25,8 @@ SOLVED = (
     "status", "reason", "why", "scope", "formulation", "backend", "asks", "objective", "model", "model_ref",
     "model_hash", "device", "loss", "granularity", "blocks", "operators", "tensors", "ram_budget_bytes",
     "device_ram_bytes", "store_all_peak_bytes", "store_all_fits", "resident_bytes", "reserve_bytes", "peak_bytes",
-    "arena_bytes", "baseline_energy_j", "energy_j", "overhead_j", "energy_bound_j", "overhead_bound_j", "beyond_scope",
+    "arena_bytes", "baseline_energy_j", "energy_j", "overhead_j", "energy_bound_j", "overhead_bound_j", "scope_bound_j",
+    "scope_gap", "beyond_scope",
     "gap", "overhead_gap", "makespan_s", "baseline_time_s", "deadline_s", "deadline_model", "least_ram_bytes",
     "ram_bound_bytes", "least_deadline_s", "fitting_batch", "deadline_bound_s", "recomputes", "page_outs", "page_ins",
     "wakes", "bytes_paged", "streamed_runs", "bytes_streamed", "transfer_s", "hidden_s", "hidden_bytes", "plan_bytes",
@@ -43,7 +44,7 @@ ORDER = (
     "order_given_scope", "order_judged", "order_drawn", "order_finished",
 )  # fmt: skip
 """Those of `--order search`, beside them."""
-OBJECTIVE = ("name", "unit", "value", "baseline", "overhead", "bound")
+OBJECTIVE = ("name", "unit", "value", "baseline", "overhead", "bound", "scope_bound")
 """The fields of `objective`."""
 OF_FAILURES = ("least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "fitting_batch")
 """What is said where there is no plan, and null beside one."""

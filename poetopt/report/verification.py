@@ -42,6 +42,8 @@ class Verification:
     weights, structure
         Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
         known.
+    certificate, of_scope
+        Certified bounds on all schedules, and on those of the report's scope where the report says more of these.
     """
 
     file: codec.PlanFile
@@ -55,6 +57,7 @@ class Verification:
     uncertified: tuple[str, ...] = ()
     weights: bool | None = None
     structure: bool | None = None
+    of_scope: Certificate | None = None
 
     @property
     def whole(self) -> bool:
@@ -93,7 +96,9 @@ class Verification:
             "makespan_s": self.simulation.makespan_s,
             "scope": claimed.get("scope"),
             "overhead_bound_j": claimed.get("overhead_bound_j"),
+            "scope_bound_j": claimed.get("scope_bound_j"),
             "certificate": None if self.certificate is None else asdict(self.certificate),
+            "scope_certificate": None if self.of_scope is None else asdict(self.of_scope),
         }
         return found
 
@@ -115,8 +120,9 @@ class Verification:
         rows += [("from the file", f"{', '.join(whats)}: {why}") for why, whats in self._taken_by_reason().items()]
         if not self.file.report:
             rows.append(("report", "the file has none that could be compared"))
-        if self.certificate is not None:
-            rows += _proof(self.certificate, simulation.overhead_j, self.file.report)
+        for certificate in (self.certificate, self.of_scope):
+            if certificate is not None:
+                rows += _proof(certificate, simulation.overhead_j, self.file.report)
         rows += [("not certified", claim) for claim in self.uncertified]
         if self.told:
             rows.append(("told by search", f"{', '.join(self.told)}: nothing confirms it"))

@@ -10,7 +10,6 @@ from poetopt.api import Training, TrainingFile, store_all_peak_bytes
 from poetopt.api.models import read
 from poetopt.comparison.budgets import in_bytes
 from poetopt.comparison.compare import compare
-from poetopt.engine.solution import Status
 from poetopt.errors import PoetError
 from poetopt.problem import Problem
 from poetopt.sweeps.points import ModelSpec, Point
@@ -46,8 +45,6 @@ def _row(point: Point) -> dict[str, Value]:
     settings = replace(point.settings, deadline_s=deadline_s)
     (found,) = compare(problem, (ram_bytes,), [point.method], settings).rows
     cells = {key: getattr(found, key) for key in found.to_dict() if key not in ("method", "beyond_scope")}
-    if found.beyond_scope:
-        cells["status"] = str(Status.FEASIBLE)  # what is proven is of schedules that are worse
     return {
         **cells,
         "deadline_s": deadline_s,

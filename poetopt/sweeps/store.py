@@ -26,15 +26,15 @@ from poetopt.version import __version__
 POINT = ("point", "model", "device", "method", "ram", "deadline")
 RESULT = (
     "status", "scope", "ram_budget_bytes", "deadline_s", "energy_j", "overhead_j", "overhead_bound_j", "overhead_gap",
-    "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged", "operators", "tensors",
-    "store_all_peak_bytes", "baseline_energy_j", "baseline_time_s",
+    "scope_bound_j", "scope_gap", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
+    "operators", "tensors", "store_all_peak_bytes", "baseline_energy_j", "baseline_time_s",
 )  # fmt: skip
 RUN = ("reason", "limited", "solve_s", "total_s", "finished")
 COLUMNS = (*POINT, *RESULT, *RUN)
 _WHOLE = ("recomputes", "page_ins", "page_outs", "operators", "tensors", "limited", "bytes_paged")
 LONGEST = 100_000
 """Characters of a text in a row."""
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x706F6574
 """`poet`: SQLite files carry the number of the program that they are of."""
 

@@ -24,6 +24,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
 from poetopt.report.proof import exact_words
 from poetopt.schedule import Schedule
+from tests.closed import closed
 from tests.formulations.test_streaming import tight_with_variants
 from tests.problems import random_problem, random_tight
 
@@ -94,10 +95,10 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
         "optimal among schedules whose recomputation chains have at most 1 operator"
     )
     found = solve(problem, shallow.options, starts=[schedule_of(plan)])
-    assert found.status is Status.OPTIMAL
+    assert closed(found)
     assert found.outdone
     assert found.simulation is not None
-    assert found.overhead_bound_j == found.simulation.overhead_j == overhead_j
+    assert found.scope_bound_j == found.simulation.overhead_j == overhead_j
     assert str(exact_words(found)).startswith(
         "better than all schedules whose recomputation chains have at most 1 operator"
     )
@@ -133,7 +134,7 @@ def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
         found = solve(problem, options, impatient)
         if found.interrupted and found.plan is not None and found.scope.startswith("depth<="):
             claimed += 1
-            assert found.overhead_gap == pytest.approx(0.0, abs=1e-6)
+            assert found.scope_gap == pytest.approx(0.0, abs=1e-6)
             assert "of the next kind" in found.reason or "of a wider kind" in found.reason
     assert claimed > 1
 

@@ -26,6 +26,7 @@ from poetopt.problem import Problem
 from poetopt.report.proof import proof_words
 from poetopt.testing.problems import tight
 from tests.bruteforce import plan_optimum
+from tests.closed import closed, in_scope
 from tests.problems import random_budget, random_problem
 
 INSTANCES = Path(__file__).resolve().parents[2].parent / "shared" / "instances"
@@ -54,11 +55,11 @@ def check(solution: Solution) -> None:
         assert again.page_ins == again.page_outs == 0
     if not options.remat:
         assert again.recomputes == 0
-    assert solution.overhead_bound_j is not None
-    assert solution.overhead_bound_j <= again.overhead_j * (1 + 1e-9)
-    gap = solution.overhead_gap
+    assert solution.scope_bound_j is not None
+    assert solution.scope_bound_j <= again.overhead_j * (1 + 1e-9)
+    gap = solution.scope_gap
     assert gap is not None
-    assert (solution.status is Status.OPTIMAL) == (gap <= 1e-6)
+    assert (closed(solution)) == (gap <= 1e-6)
 
 
 def test_store_all_where_it_fits() -> None:
@@ -88,7 +89,7 @@ def test_shared_instances_are_closed(name: str, device: str, ram: float, options
     budget = int(ram * peak) if ram <= 1 else int(ram)
     solution = solve(problem, Options(ram_bytes=budget, time_limit_s=90, **options))  # type: ignore[arg-type]
     check(solution)
-    assert solution.status in (Status.OPTIMAL, Status.WITHIN_GAP)
+    assert in_scope(solution) in (Status.OPTIMAL, Status.WITHIN_GAP)
 
 
 def test_a_time_limit_that_reading_the_model_has_used_up() -> None:
@@ -229,7 +230,7 @@ def listener(progress):
         sent.append(progress)
         os.kill(os.getpid(), signal.SIGINT)
 solution = solve(problem, Options(ram_bytes=360_000, scope="forward", gap=1e-9, time_limit_s=300), listener)
-print(solution.interrupted, solution.plan is not None, solution.overhead_bound_j > 0, flush=True)
+print(solution.interrupted, solution.plan is not None, solution.scope_bound_j > 0, flush=True)
 """
 
 
@@ -265,7 +266,7 @@ def test_an_interrupt_among_heuristics_proves_nothing(scope: str) -> None:
         told += 1
         check(solution)
         assert solution.scope in ("full", "forward", "depth<=4", "depth<=8")
-        assert solution.status is not Status.OPTIMAL or solution.overhead_gap == 0
+        assert solution.status is not Status.OPTIMAL or solution.scope_gap == 0
         if solution.simulation is not None and solution.simulation.overhead_j > 0:
             assert solution.status is Status.FEASIBLE
             assert "optimal" not in proof_words(solution)

@@ -24,6 +24,7 @@ from poetopt.problem import Problem
 from poetopt.schedule import Schedule
 from poetopt.testing import check_block
 from poetopt.testing.problems import tight
+from tests.closed import closed
 from tests.moved import cheaper, forward_outs, loss_by, two_tariffs
 from tests.problems import random_problem, random_tight
 from tests.seeds import seeds
@@ -60,7 +61,7 @@ def test_optima_over_all_stages_of_transfers(name: str, seed: int) -> None:
         return
     trial = judge.trial(found.plan, simulate(found.plan, ram_bytes=ram_bytes))
     assert judge.refusal(trial) is None
-    assert found.status is Status.OPTIMAL
+    assert closed(found)
     assert cheaper(problem, ram_bytes, judge, judge.goal.value(trial) - TOLERANCE) is None
 
 
@@ -144,9 +145,9 @@ def test_poet_pays_for_waking(seed: int) -> None:
         if found.simulation is None:
             assert found.status is Status.INFEASIBLE
             return
-        assert found.overhead_bound_j is not None
-        assert found.overhead_bound_j <= found.simulation.overhead_j + TOLERANCE
-        bounds.append(found.overhead_bound_j)
+        assert found.scope_bound_j is not None
+        assert found.scope_bound_j <= found.simulation.overhead_j + TOLERANCE
+        bounds.append(found.scope_bound_j)
         assert math.isfinite(bounds[-1])
     assert bounds[0] <= bounds[1]
     if found.simulation is not None and found.simulation.page_ins:

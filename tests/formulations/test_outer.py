@@ -20,6 +20,7 @@ from poetopt.problem import Problem
 from poetopt.report.words import failure_words
 from tests.bruteforce import plan_optimum, steady_optimum
 from tests.formulations.test_spaces import away_between_two_uses
+from tests.formulations.test_storage_activation import least_overhead_j, waking
 from tests.problems import random_few
 from tests.seeds import seeds
 from tests.stored import tight_with_parameters
@@ -102,3 +103,44 @@ def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
             assert ("whether another one exists is open" in found.reason) is (status is Status.UNKNOWN)
             assert found.exhausted
             assert "--time-limit" not in failure_words(problem, found)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("few", "retention"), ("few", "poet"), ("waking", "retention")])
+def test_a_status_is_of_all_plans(kind: str, name: str) -> None:
+    """Against searches of all plans: no bound above the optimum, and no 'optimal' of anything else."""
+    said = dict.fromkeys(Status, 0)
+    for seed in seeds(400)[:30]:
+        problem, ram_bytes = waking(seed) if kind == "waking" else random_few(random.Random(seed))
+        if kind == "waking":
+            least = least_overhead_j(problem, ram_bytes)
+        else:
+            known = plan_optimum(problem, ram_bytes)
+            least = None if known is None else known.overhead_j
+        found = search(problem, Options(ram_bytes=ram_bytes, formulation=name, threads=1))
+        said[found.status] += 1
+        if found.simulation is None:
+            continue
+        assert least is not None
+        assert found.overhead_bound_j is not None
+        assert found.scope_bound_j is not None
+        assert found.overhead_gap is not None
+        assert found.scope_gap is not None
+        assert found.overhead_bound_j <= least + 1e-6
+        assert found.overhead_bound_j <= found.scope_bound_j
+        assert found.scope_gap <= found.overhead_gap
+        if found.status is Status.OPTIMAL:
+            assert found.simulation.overhead_j <= least + 1e-6
+    assert said[Status.OPTIMAL] > 15, said
+
+
+def test_an_optimum_of_its_scope_that_a_plan_beats_is_feasible() -> None:
+    """`retention` pages y for 20 J in every scope; a plan takes 4."""
+    problem, ram_bytes = away_between_two_uses()
+    best = plan_optimum(problem, ram_bytes)
+    assert best is not None
+    found = search(problem, Options(ram_bytes=ram_bytes, scope="full", threads=1))
+    assert found.simulation is not None
+    assert found.overhead_bound_j is not None
+    assert found.scope_gap == 0.0
+    assert found.status is Status.FEASIBLE
+    assert found.overhead_bound_j <= best.overhead_j < found.simulation.overhead_j

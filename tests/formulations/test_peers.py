@@ -17,6 +17,7 @@ from poetopt.engine.solution import Options, Status
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from tests.bruteforce import StageRules, plan_optimum, stage_optimum
+from tests.closed import closed
 from tests.problems import random_budget, random_problem, random_tight, store_all
 from tests.seeds import seeds
 
@@ -45,7 +46,7 @@ def optimum(problem: Problem, ram_bytes: int, formulation: str, scope: str, **op
     if solution.simulation is None:
         assert solution.status is Status.INFEASIBLE or "exists, by proof" in solution.reason
         return math.inf
-    assert solution.status is Status.OPTIMAL
+    assert closed(solution)
     assert solution.plan is not None
     simulate(solution.plan, ram_bytes=ram_bytes)
     return solution.simulation.overhead_j

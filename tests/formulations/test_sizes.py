@@ -18,6 +18,7 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from tests.backends.solvers import installed
+from tests.closed import in_scope
 from tests.problems import random_tight
 from tests.seeds import some
 
@@ -55,12 +56,12 @@ def overhead(solution: Solution) -> float:
 
 
 def bound(solution: Solution) -> float:
-    return -1.0 if solution.overhead_bound_j is None else solution.overhead_bound_j
+    return -1.0 if solution.scope_bound_j is None else solution.scope_bound_j
 
 
 def is_closed(solution: Solution) -> bool:
     """Whether the plan is an optimum of its scope: a plan from outside may be less than all of it."""
-    return solution.status in (Status.OPTIMAL, Status.WITHIN_GAP) and not solution.outdone
+    return in_scope(solution) in (Status.OPTIMAL, Status.WITHIN_GAP) and not solution.outdone
 
 
 def case(seed: int) -> tuple[Problem, int, float]:

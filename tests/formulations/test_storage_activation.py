@@ -69,9 +69,9 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
         if least is None or solution.simulation is None:
             continue
         assert solution.plan is not None
-        assert solution.overhead_bound_j is not None
+        assert solution.scope_bound_j is not None
         assert solution.simulation.overhead_j >= least - 1e-9
-        if solution.overhead_bound_j > least + 1e-9:  # only where the scope is smaller than the space of all plans
+        if solution.scope_bound_j > least + 1e-9:  # only where the scope is smaller than the space of all plans
             free = replace(problem, wake_j=0.0)
             without = solve(free, Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, threads=1))
             cheapest = least_overhead_j(free, ram_bytes)
@@ -80,7 +80,7 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
             assert without.simulation.overhead_j > cheapest
         compared += 1
         optimal += solution.simulation.overhead_j <= least + 1e-9
-        closed += abs(solution.overhead_bound_j - least) <= 1e-6
+        closed += abs(solution.scope_bound_j - least) <= 1e-6
     assert compared > 0.4 * len(chosen)
     assert optimal >= 0.8 * compared, (optimal, closed, compared)
     assert closed >= 0.7 * compared, (optimal, closed, compared)

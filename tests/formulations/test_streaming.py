@@ -28,6 +28,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Feature, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem
+from tests.closed import closed
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.test_streamed import network
 from tests.plan.three_steps import run_thrice
@@ -76,8 +77,8 @@ def test_optima_are_those_of_all_schedules_of_the_space(seed: int) -> None:
     if known is None:
         assert found.plan is None
         return
-    assert found.overhead_bound_j == pytest.approx(known[0], abs=TOLERANCE)
-    if found.simulation is not None and found.plan is not None and found.status is Status.OPTIMAL:
+    assert found.scope_bound_j == pytest.approx(known[0], abs=TOLERANCE)
+    if found.simulation is not None and found.plan is not None and closed(found):
         assert found.simulation.overhead_j == pytest.approx(known[0], abs=TOLERANCE)
         run_thrice(found.plan, ram_bytes)
 
@@ -155,7 +156,7 @@ def test_least_ram_is_that_of_streamed_runs() -> None:
     """Where no plain run fits a schedule is found, and proven; one byte less, and none is possible."""
     problem = network()
     found = optimal(problem, problem.least_ram_bytes)
-    assert found.status is Status.OPTIMAL
+    assert closed(found)
     assert found.simulation is not None
     assert found.simulation.streamed_runs == 3
     assert optimal(problem, problem.least_ram_bytes - 1).status is Status.INFEASIBLE
@@ -278,4 +279,4 @@ def test_what_begins_in_ram_fits_beside_what_stays_though_it_is_streamed() -> No
         found = optimal(problem, ram_bytes)
         assert known is not None
         assert known[0] == overhead_j
-        assert found.overhead_bound_j == pytest.approx(overhead_j)
+        assert found.scope_bound_j == pytest.approx(overhead_j)

@@ -154,7 +154,7 @@ def test_rows_are_moved_one_by_one_and_never_kept() -> None:
     assert not any(plan.problem.tensors[i].of_batch for i in plan.problem.lasting)
     report = po.solve(problem, ram=po.store_all_peak_bytes(problem))
     assert report.status == "optimal"
-    assert report.solution.overhead_bound_j == pytest.approx(po.simulate(plan).overhead_j)
+    assert report.solution.scope_bound_j == pytest.approx(po.simulate(plan).overhead_j)
 
 
 def test_tables_whose_rows_are_parts_of_blocks_stay_whole_in_c() -> None:

@@ -20,18 +20,26 @@ $k_{i,t^+}$. Sums count each decision once, so never more than the plan's.
 
 *Each plan that wastes nothing has its shadow in here.* What is wasted may be left out, as far as only sums are bounded:
 blocks that ask for anything else are left out of it (`Formulation.outer_of`).
+
+*Where runs may stream*, an operator takes no more than in its leanest way, and what it streams is paged in or written
+in the same stage, for its share of what the variant costs above the plain run: with $\Phi_v$ the variant's joules,
+
+$$ \Phi^{in}_i \min \left( 1, \min_v \frac{\Phi_v - \Phi_j}
+   {\sum_{i' \in in(v)} \Phi^{in}_{i'} + \sum_{i' \in out(v)} \Phi^{out}_{i'}} \right) $$
+
+over all variants that stream i, and likewise of $\Phi^{out}_i$. Their seconds count for nothing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.block import Limits, PyomoBlock
+from poetopt.formulations.block import Limits, PyomoBlock, Space
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing
@@ -40,9 +48,13 @@ from poetopt.formulations.retention.memory import ACTIVE, VIOLATION, memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import build, residency
+from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import PointLike, Row
+from poetopt.formulations.rows import Floats, PointLike, Row
+from poetopt.formulations.scope import ALL
+from poetopt.formulations.storage_activation import storage_activation
 from poetopt.problem import Problem
+from poetopt.problem.arena import run_bytes
 
 
 def outer_space(
@@ -55,10 +67,85 @@ def outer_space(
     transfer_times: bool = False,
 ) -> RetentionSpace:
     """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing."""
-    space = retention_space(problem, limits, "full", paging, remat)
+    room = limits.ram_bytes - problem.reserve_bytes
+    least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
+    space = retention_space(_unstreamed(problem) if paging else _plain(problem), limits, "full", paging, remat)
     pages = np.arange(len(space.point_tensor) if paging else 0)
     index = np.arange(len(space.point_tensor)) if paging else np.full(len(space.point_tensor), -1, dtype=np.int64)
-    return replace(space, page_point=pages, page_index=index)
+    known = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
+    streams = paging and any(operator.variants for operator in problem.operators)
+    known |= {"name": ALL, "page_point": pages, "page_index": index, "least": tuple(least) if streams else ()}
+    return OuterSpace(**known)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OuterSpace(RetentionSpace):
+    """`RetentionSpace`, in which operators take no more than in their leanest ways.
+
+    least
+        (n_operators,) what each takes of the arena then; empty where nothing streams.
+    """
+
+    least: tuple[int, ...] = ()
+
+    @cached_property
+    def working_set_bytes(self) -> Floats:
+        whole = RetentionSpace.working_set_bytes.func(self)  # type: ignore[attr-defined]
+        return np.minimum(whole, np.array(self.least, dtype=float)) if self.least else np.asarray(whole)
+
+    @cached_property
+    def room_bytes(self) -> int:
+        room: int = RetentionSpace.room_bytes.func(self)  # type: ignore[attr-defined]
+        if not self.least:
+            return room
+        unit = int(self.memory_unit)
+        return self._slots(self.limits.ram_bytes - self.problem.reserve_bytes) // unit * unit
+
+    @cached_property
+    def memory_unit(self) -> float:
+        unit = RetentionSpace.memory_unit.func(self)  # type: ignore[attr-defined]
+        return float(math.gcd(int(unit), *self.least) or 1)
+
+
+def _range(problem: Problem) -> range:
+    return range(len(problem.operators))
+
+
+def _ways_bytes(problem: Problem, k: int, paging: bool) -> list[int]:
+    """What operator k takes of the arena, run plain and by each of its variants."""
+    variants = problem.operators[k].variants if paging else ()
+    return [int(run_bytes(problem, k, v)) for v in range(len(variants) + 1)]
+
+
+def _plain(problem: Problem) -> Problem:
+    return replace(problem, operators=tuple(replace(operator, variants=()) for operator in problem.operators))
+
+
+def _unstreamed(problem: Problem) -> Problem:
+    """The problem without variants, in which what they stream is moved for no more than they take."""
+    tensors = problem.tensors
+    share: dict[int, float] = {}
+    for operator in problem.operators:
+        for way in operator.variants:
+            whole = sum(tensors[i].page_in_j for i in way.streamed_in)
+            whole += sum(tensors[i].page_out_j for i in way.streamed_out)
+            more = max(0.0, way.energy_j - operator.energy_j)
+            for i in {*way.streamed_in, *way.streamed_out}:
+                share[i] = min(share.get(i, 1.0), more / whole if whole else 1.0)
+    if not share:
+        return _plain(problem)
+    moved = tuple(
+        tensor.moved_for(
+            page_in_j=share[i] * tensor.page_in_j,
+            page_out_j=share[i] * tensor.page_out_j,
+            page_in_s=0.0,
+            page_out_s=0.0,
+        )
+        if i in share
+        else tensor
+        for i, tensor in enumerate(tensors)
+    )
+    return replace(_plain(problem), tensors=moved)
 
 
 @dataclass(frozen=True)
@@ -123,13 +210,24 @@ def _stays(block: PyomoBlock, t: int, r: list[float], k: list[float], p: list[fl
     return found
 
 
+def _wakes(space: Space) -> bool:
+    """With DMA the rows ask how long the channel is busy, and a plan may move more often than its shadow; where runs
+    stream they move by themselves.
+    """
+    assert storage_activation.when is not None
+    streams = bool(getattr(space, "least", ()))
+    return storage_activation.when(space) and not space.problem.dma and not streams
+
+
 OUTER = (
     recompute,
     paging,
     replace(residency, build=partial(build, exclusive=False)),
     replace(memory, separator=_separate),
     closing,
+    rounding,
     chain_cuts,
+    replace(storage_activation, when=_wakes),
     deadline,
 )
-"""Its blocks, in building order."""
+"""Its blocks, in building order. Rounding needs no more than the memory rows of the stages' own operators."""
