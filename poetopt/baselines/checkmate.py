@@ -40,7 +40,7 @@ def solve(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, start
     if found.plan is None:
         return found
     plan = replace(found.plan, problem=problem)
-    return replace(found, plan=plan, simulation=simulate(plan), overhead_bound_j=None)
+    return replace(found, plan=plan, simulation=simulate(plan), overhead_bound_j=None, scope_bound=None)
 
 
 def solve_energy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:

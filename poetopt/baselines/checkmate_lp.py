@@ -30,6 +30,7 @@ from poetopt.backends.solver import Outcome, backend
 from poetopt.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.baselines.checkmate import in_seconds
 from poetopt.baselines.keeping import repaired
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.errors import NoScheduleError
 from poetopt.formulations import formulation
@@ -117,7 +118,7 @@ def relaxation(
     model = chosen.build(timed, ram_bytes=ram_bytes, makespan_s=deadline, scope=scope, paging=False)
     scale = 1e4 / (problem.baseline_time_s or 1.0)
     session = backend("highs").open(model, threads=settings.threads, scale=scale)
-    if cut(chosen, model, session, until=until, overhead_j=None, on_bound=lambda _: False).infeasible:
+    if cut(chosen, model, session, until=Budget.by_clock(until), overhead_j=None, on_bound=lambda _: False).infeasible:
         return None
     found = session.relax(limit)
     if found.outcome is not Outcome.OPTIMAL or found.point is None:

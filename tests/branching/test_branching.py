@@ -159,7 +159,7 @@ def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
     session = session_of(model, options, scale=1e4 / problem.baseline_energy_j)
     search = ModelSearch(run, run.budget, model, session, Mode())
     tree = ParallelTree(run, run.budget, model, session)
-    explorers: list[Future[None]] = [Future(), Future()]
+    explorers: list[Future[object]] = [Future(), Future()]
     tree._futures, search._tree = explorers, tree
     explorers[0].set_result(None)
     assert not search._over

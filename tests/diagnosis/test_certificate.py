@@ -18,6 +18,7 @@ from poetopt.diagnosis.certificate import certify, rederive
 from poetopt.diagnosis.certified_nodes import grown
 from poetopt.diagnosis.exact import exact_bound
 from poetopt.diagnosis.solve import solve
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.engine.solution import Options
 from poetopt.errors import FormulationError, PoetError
@@ -186,7 +187,7 @@ def test_a_cut_without_one_of_its_terms_is_refused() -> None:
         problem, ram_bytes = random_tight(random.Random(seed), operators=6)
         model = retention.build(problem, ram_bytes=ram_bytes)
         session = backend("highs").open(model, threads=0, scale=1.0)
-        cut(retention, model, session, until=math.inf, overhead_j=None, on_bound=lambda _: False)
+        cut(retention, model, session, until=Budget.by_clock(math.inf), overhead_j=None, on_bound=lambda _: False)
         rows = [row for row in session.added if row.key is not None and row.variables]
         for row in rows:
             rederive(model, row)

@@ -80,7 +80,7 @@ def deeper_pays() -> Iterator[tuple[Problem, Solution, Plan, float]]:
         problem, ram_bytes = random_tight(rng, operators=9, training=True)
         options = Options(ram_bytes=ram_bytes, scope="depth:1", gap=0.0, time_limit_s=30.0)
         shallow, deep = solve(problem, options), solve(problem, replace(options, scope="forward"))
-        if shallow.status is not Status.OPTIMAL or shallow.outdone:
+        if not closed(shallow) or shallow.outdone:
             continue
         assert shallow.simulation is not None
         assert deep.plan is not None

@@ -14,6 +14,7 @@ import pytest
 
 import poetopt as po
 from poetopt.diagnosis.solve import solve
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.engine.model import session_of
 from poetopt.engine.solution import Options, Status
@@ -67,7 +68,7 @@ def test_cuts_reach_the_bound_of_the_engines_root(seed: int) -> None:
         return False
 
     session = session_of(own, Options(ram_bytes=ram_bytes), scale=1.0, threads=1)
-    cut(retention, own, session, until=time.monotonic() + 60, overhead_j=None, on_bound=enough)
+    cut(retention, own, session, until=Budget.by_clock(time.monotonic() + 60), overhead_j=None, on_bound=enough)
     model, solver = build(), pyo.SolverFactory("appsi_highs")
     pyo.TransformationFactory("core.relax_integer_vars").apply_to(model)
     solver.solve(model)

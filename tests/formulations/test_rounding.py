@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from poetopt.backends.solver import backend
 from poetopt.diagnosis.certificate import rederive
+from poetopt.engine.budget import Budget
 from poetopt.engine.cutting import cut
 from poetopt.errors import InfeasibleError, PoetError
 from poetopt.formulations import formulation
@@ -69,7 +70,7 @@ def _rounded() -> tuple[object, Row]:
         problem, ram_bytes = random_tight(random.Random(seed), operators=7)
         model = retention.build(problem, ram_bytes=ram_bytes)
         session = backend("highs").open(model, threads=0, scale=1.0)
-        cut(retention, model, session, until=math.inf, overhead_j=None, on_bound=lambda _: False)
+        cut(retention, model, session, until=Budget.by_clock(math.inf), overhead_j=None, on_bound=lambda _: False)
         for row in session.added:
             if isinstance(row.key, Rounded):
                 return model, row
