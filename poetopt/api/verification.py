@@ -187,10 +187,11 @@ def _certificate(
         remat=claimed.get("remat") is not False,
         time_limit_s=time_limit_s,
     )
-    scope = scope or str(claimed.get("scope") or "full")
-    if scope != ALL and not SCOPE.fullmatch(scope):
-        raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(scope))}")
-    scope = scope_option(scope)
+    said = str(claimed.get("scope") or "full")
+    for named in (said, scope):
+        if named and named != ALL and not SCOPE.fullmatch(named):
+            raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(named))}")
+    scope = scope_option(scope or said)
     try:
         return certify(problem, options, "full" if scope == "store-all" else scope, claimed_j=claimed_j)
     except FormulationError as error:

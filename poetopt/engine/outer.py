@@ -16,7 +16,7 @@ from poetopt.engine.cutting import cut
 from poetopt.engine.model import limits_of, model_of, session_of
 from poetopt.engine.run import Run
 from poetopt.engine.tuning import CUT_SHARE, LEAST_S
-from poetopt.errors import FormulationError, InfeasibleError, TimeUpError
+from poetopt.errors import BackendUnavailableError, FormulationError, InfeasibleError, TimeUpError
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.enumeration import count_recomputes
@@ -64,7 +64,7 @@ def bound_all(run: Run, budget: Budget) -> None:
         with run.timed("all schedules"):
             again = replace(budget.for_s(max(run.work.seconds, AGAIN_S)), in_reach=True)
             _raised(run, again, outer, model, session)
-    except (InfeasibleError, TimeUpError):  # nothing costs less, or nothing is known
+    except (BackendUnavailableError, InfeasibleError, TimeUpError):  # too large for a licence; nothing is known
         return
     finally:
         run.least = max(run.least, run.bound)

@@ -173,8 +173,9 @@ def worse(report: Report) -> Report:
     longer = lay_out(Plan(problem, steps))
     simulation = simulate(longer, ram_bytes=report.solution.options.ram_bytes)
     solution = replace(
-        report.solution, plan=longer, simulation=simulation, overhead_bound_j=simulation.overhead_j, outdone=False
-    )
+        report.solution, plan=longer, simulation=simulation, overhead_bound_j=simulation.overhead_j,
+        scope_bound=simulation.overhead_j, outdone=False,
+    )  # fmt: skip
     return Report(problem=report.problem, solution=solution)
 
 

@@ -217,7 +217,7 @@ def test_what_waits_for_the_norm_is_said(tmp_path: Path) -> None:
     """Counted again from the instructions of the plan, and by `verify`."""
     model = tmp_path / "small.onnx"
     onnx.save(MODELS["small"](), model)
-    asked: Any = {"device": "a72", "optimizer": "sgd", "parameters": "paged"}
+    asked: Any = {"device": "a72", "optimizer": "sgd", "parameters": "paged", "remat": False}
     report = po.solve(model, clip_norm=True, total_ram=13930, **asked)
     said: Any = report.to_dict()
     plan = report.plan
