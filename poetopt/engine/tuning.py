@@ -146,9 +146,9 @@ REPLAY_TARGETS = (1.0, 0.98)
 """Shares of the RAM budget that are aimed at: a plan's recomputes run in index order, and may need more than the
 replay. Measured on the zoo."""
 REPLAY_SHARE = 0.5, 0.3
-"""Share of the counted work that may go into replays, where they are many: at first, and after one that brought nothing.
-A tenth of the time, as a tree counts some quarter of what it takes. Measured on the guard's cells, 2026-11-27: with less
-resnet18-cifar a72 50 % depth:4 with wakings stays 4.6 % open."""
+"""Share of the counted work that may go into replays, where they are many: at first, and after one that brought
+nothing. A tenth of the time, as a tree counts some quarter of what it takes. Measured on the guard's cells, 2026-11-27:
+with less resnet18-cifar a72 50 % depth:4 with wakings stays 4.6 % open."""
 PERTURBED_GAP = 0.01
 """Where no more than this is open once a relaxation is cut, its point isn't perturbed. Measured on bert m4 15 % in
 `forward`; small cells are quicker without."""
