@@ -11,8 +11,8 @@ from poetopt.engine.run import Run
 from poetopt.engine.solution import OPTIMAL_GAP, DeadlineModel
 from poetopt.formulations.goal import ENERGY
 
-MODELS_SHARE = 0.5
-"""Of the time limit, for all plans, where what they leave open can be looked at."""
+DECIDING_SHARE = 0.5
+"""Of the time limit, for a look at all plans, where there are few."""
 CLOSED_STATES = 5_000
 """So many states are looked at where a scope is proven: a plan outside of it may be better."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from poetopt.backends.solver import backend
-from poetopt.engine.all_plans import MODELS_SHARE, decidable, decided
+from poetopt.engine.all_plans import DECIDING_SHARE, decidable, decided
 from poetopt.engine.constructive import first_schedules, plain_schedules
 from poetopt.engine.deepening import Deepening
 from poetopt.engine.ends import with_ends, without_ends
@@ -114,7 +114,7 @@ def search(
         if not strict:
             plain_schedules(run, partial(search, of_all=False))
             run.plain = plain_first(run, deepening.first)
-        run.allot(rest - MODELS_SHARE if few else rest)
+        run.allot(rest - DECIDING_SHARE if few else rest)
         proof = deepening.deepen()
         if few:
             run.allot(rest)

@@ -17,11 +17,11 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from poetopt.frontends.operands import FEATURES, FLOATS, NOT_TRAINED, WEIGHTS
+from poetopt.frontends.origins import signature
 from poetopt.frontends.proto import attribute_int, copied
 from poetopt.frontends.read import Document, array_of
 from poetopt.notes import Note, listed
 
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _PARAMETER = re.compile(r"^\s*(\S+): PARAMETER target='([^']*)'", re.MULTILINE)
 _HELD = re.compile(r"%(p_\w+)")
 _OUTPUT_AXIS = {"Conv": 0, "ConvTranspose": 1}
@@ -54,8 +54,7 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
     dims
         Those of an initializer; None for other names.
     """
-    signature = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
-    targets = dict(_PARAMETER.findall(signature))
+    targets = dict(_PARAMETER.findall(signature(graph)))
     writers = {name: node.op_type for node in graph.node for name in node.output}
     sources = {
         node.output[0]: node.input[0]
@@ -94,10 +93,10 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
 
 def put(place: Place) -> None:
     """Have the node read its own parameter there."""
-    inputs = list(place.node.input)
-    inputs[place.at : place.at + 1] = [place.name]
-    del place.node.input[:]
-    place.node.input.extend(inputs)
+    if place.at < len(place.node.input):
+        place.node.input[place.at] = place.name
+    else:
+        place.node.input.append(place.name)
 
 
 def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:

@@ -113,9 +113,9 @@ def load_onnx(
         document.where = reference
     options, notes = fix_values(document, options)
     inline_functions(document)
-    list_sequences(document)
+    list_sequences(document)  # conditions depend on them
     inline_branches(document, options)
-    list_sequences(document)
+    list_sequences(document)  # of the branches
     split_sequences(document, options)
     apart, idle = take_apart(document)
     notes += apart

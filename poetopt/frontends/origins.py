@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import onnx
 from onnx import NodeProto
 
 from poetopt.frontends.batchnorms import merged_note
@@ -28,6 +29,11 @@ _FUNCTION = re.compile(
     r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy|expand)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
 )
 """Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
+
+
+def signature(graph: onnx.GraphProto) -> str:
+    """The lines on the module's parameters and buffers in the metadata; "" where there are none."""
+    return next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
 
 
 @dataclass(frozen=True)
@@ -117,9 +123,8 @@ class Origins:
 def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:
     """What the metadata says; nothing where there is none, or where it can't be read."""
     graph = document.proto.graph
-    signature = next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
     targets: dict[str, set[str]] = {}
-    for kind, target in _ENTRY.findall(signature):
+    for kind, target in _ENTRY.findall(signature(graph)):
         targets.setdefault(kind, set()).add(target)
     parameters = targets.get("PARAMETER", set())
     if not parameters:
