@@ -263,23 +263,6 @@ def says(**fields: Any) -> Edit:
     return edit
 
 
-def won(moves: int) -> Edit:
-    """An order that has won what the given one is said to need, by proof."""
-
-    def edit(document: Document) -> Document | None:
-        report = document["report"]
-        gain_j = 0.5 * report["overhead_j"] + 1e-3
-        given_j = report["overhead_j"] + gain_j
-        report |= {
-            "order": "search", "order_moves": moves, "order_gain_j": gain_j, "order_gain_proven_j": gain_j,
-            "order_given_overhead_j": given_j, "order_given_bound_j": given_j,
-            "order_given_scope": "full", "order_judged": 10, "order_drawn": 20, "order_finished": True,
-        }  # fmt: skip
-        return document
-
-    return edit
-
-
 STATEMENTS: Mapping[str, Edit] = {
     "no schedule has less RAM": says(ram_bound_bytes=lambda report: report["peak_bytes"]),
     "the least RAM": says(least_ram_bytes=1, ram_bound_bytes=1000),
@@ -302,8 +285,6 @@ STATEMENTS: Mapping[str, Edit] = {
     "another backend": says(backend="oracle"),
     "a scope of no kind": says(asked_scope="all orders"),
     "solved for longer than all of it": says(total_s=0.0, solve_s=1e5),
-    "an order won by proof": won(5),
-    "the given order, won by proof": won(0),
 }
 """What a report says that its plan doesn't give again."""
 

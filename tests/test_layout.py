@@ -61,7 +61,6 @@ LAYERS = (
     ("heuristics", "branching"),
     ("engine",),
     ("exchange", "diagnosis"),
-    ("orders",),
     ("baselines",),
     ("comparison", "testing"),
     ("report",),

@@ -206,7 +206,6 @@ def again(
     Raises PlanError for another model, ModelError for one that can't be read.
     """
     from poetopt.frontends.reading import from_recipe
-    from poetopt.orders.precedence import reordered_like
 
     try:
         options = from_recipe(problem.recipe, allow_symlinks=allow_symlinks)
@@ -219,8 +218,7 @@ def again(
             f"{reference}: it is not the model that {plan} was made for (its {what} another one's); "
             "solve it again, or say where the right one is with --model FILE"
         )
-    made = costed(differentiated(loaded, problem.recipe))
-    return reordered_like(made, [operator.name for operator in problem.operators])
+    return costed(differentiated(loaded, problem.recipe))
 
 
 def made_for(problem: Problem, loaded: Model | TrainingFile) -> bool:

@@ -52,8 +52,6 @@ class Recomputed:
         What was computed again, and is the same.
     taken
         What was not.
-    given
-        The problem with its operators in the model's own order, where the model is there.
     weights, structure
         Whether the model has the content, and the structure, that the file records; None where that isn't known.
     """
@@ -63,7 +61,6 @@ class Recomputed:
     device: str | None
     done: tuple[str, ...]
     taken: tuple[Taken, ...]
-    given: Problem | None = None
     weights: bool | None = None
     structure: bool | None = None
 
@@ -109,7 +106,6 @@ def recomputed(
     nowhere = unknown or used is None
     costed: Device | str = problem.device if not network else bytes_alone(problem.recipe) if nowhere else used  # type: ignore[assignment]
     measures = None if unknown else profile
-    natural: list[Problem] = []
 
     def made_with(step: Training | TrainingFile) -> Problem:
         named = (problem.runtime or None) if network else None
@@ -117,8 +113,7 @@ def recomputed(
         streams = stream_of(problem.recipe)
         made = step.cost(costed, profile=measures, runtime=named, parameters=where, stream=streams)
         made = made if problem.closing_ram_bytes is None else made.within(problem.closing_ram_bytes)
-        natural.append(made.keeping(problem.lasting))
-        return natural[-1]
+        return made.keeping(problem.lasting)
 
     made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)
     if not problem.runtime:  # files of older versions don't say it
@@ -135,10 +130,7 @@ def recomputed(
     done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
     device_used = problem.device if OF_DEVICE in done else None
     same = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
-    of_given = None if unknown else natural[-1]
-    return Recomputed(
-        whole, place, device_used, done, tuple(taken), of_given, made.model_hash == problem.model_hash, same
-    )
+    return Recomputed(whole, place, device_used, done, tuple(taken), made.model_hash == problem.model_hash, same)
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:

@@ -62,7 +62,6 @@ def solve(
     remat: bool = True,
     time_limit: str | float = 60.0,
     gap: str | float = 1e-3,
-    order: str = "given",
     threads: int = 0,
     solver_options: Mapping[str, str] | None = None,
     log: str | os.PathLike[str] | None = None,
@@ -123,9 +122,6 @@ def solve(
         False forbids it.
     time_limit, gap
         When to stop: after this many seconds, or with an overhead proven to be that close to the least.
-    order
-        `given`, or `search`: look for an order of the operators that costs less. The report's problem is then in
-        that order, and the proof is of it alone.
     threads
         How many the solver uses; 0 lets it choose. Unless it is 1, a search of ours runs beside the solver's, in one
         thread more; with 1, a solve that isn't ended by its time limit gives the same plan every time.
@@ -169,7 +165,7 @@ def solve(
     listener = listening(telling(progress), listener)
     battery_j = None if battery is None else parse_battery(battery)
     run_of = partial(training_run, steps=steps, epochs=epochs, samples=samples, battery_j=battery_j)
-    least = _least_ram(minimize, order, model)
+    least = _least_ram(minimize, model)
     if energy_limit is not None and not least:
         text = f"{energy_limit.times}x" if isinstance(energy_limit, Factor) else energy_limit
         blocks = [*blocks, f"energy-limit={text}"]
@@ -231,14 +227,8 @@ def solve(
             if least_j is not None and made.baseline_energy_j >= least_j:
                 return made, None
             options = replace(ask(made), **more)  # type: ignore[arg-type]
-            searching = _searching(order, options)
             if options.ram_bytes <= 0 and ram is None:
                 found = Report(problem=made, solution=_no_room(made, options, total))
-            elif searching:
-                from poetopt.orders.solve import solve_ordered
-
-                used, solution = solve_ordered(made, options, listener, begin=since)
-                found = Report(problem=used, solution=solution)
             elif least:
                 found = Report(problem=made, solution=least_budget(made, options, listener, begin=since))
             else:
@@ -289,12 +279,12 @@ def solve(
     return report
 
 
-def _least_ram(minimize: str, order: str, model: SolveOptions) -> bool:
+def _least_ram(minimize: str, model: SolveOptions) -> bool:
     """Whether the least RAM is asked for. Raises OptionError for another word, and for what doesn't go with it."""
     if minimize not in ("energy", "ram"):
         raise OptionError(f"--minimize {minimize}: must be energy or ram")
-    if minimize == "ram" and (order != "given" or model.get("batch") == MAX or model.get("micro_batch") == AUTO):
-        raise OptionError("--minimize ram: is of one problem; leave out --order, --batch max and --micro-batch auto")
+    if minimize == "ram" and (model.get("batch") == MAX or model.get("micro_batch") == AUTO):
+        raise OptionError("--minimize ram: is of one problem; leave out --batch max and --micro-batch auto")
     return minimize == "ram"
 
 
@@ -347,28 +337,6 @@ def _without(solution: Solution) -> bool:
     from poetopt.engine.solution import Status
 
     return (solution.status is Status.INFEASIBLE or solution.exhausted) and not solution.interrupted
-
-
-def _searching(order: str, options: Options) -> bool:
-    """Whether orders are to be searched. Raises OptionError."""
-    if order not in ("given", "search"):
-        raise OptionError(f"--order {order}: must be given or search")
-    if order == "search" and not _of_ours(options.formulation):
-        raise OptionError(
-            "--order search: orders are judged by the energy of their schedules alone; leave it out, or all that adds "
-            "blocks (--with, --static-power, --energy-limit, --flash-wear, a formulation of your own)"
-        )
-    return order == "search"
-
-
-def _of_ours(formulation: str | Formulation) -> bool:
-    """Whether it is one of poetopt's own as it is: what else is registered may minimise anything."""
-    from poetopt.formulations import NAMES
-    from poetopt.formulations import formulation as formulation_of
-
-    if isinstance(formulation, str):
-        return formulation in NAMES
-    return any(formulation is formulation_of(name) for name in NAMES)
 
 
 def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:

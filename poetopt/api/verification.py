@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from poetopt.api.recomputed import recomputed
@@ -17,9 +16,9 @@ from poetopt.formulations.scope import ALL, scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
 from poetopt.printable import shown as printable
-from poetopt.report.certainty import SLACK, claimed_bound_j, uncertified, uncertified_order
+from poetopt.report.certainty import SLACK, claimed_bound_j, uncertified
 from poetopt.report.claims import SCOPE, TOLD, check_claims
-from poetopt.report.told import foreign, given_bound_j, missing, unknown
+from poetopt.report.told import foreign, missing, unknown
 from poetopt.report.verification import Taken, Verification
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ def verify(
     try:
         simulation = simulate(loaded.plan, ram_bytes=loaded.ram_bytes, deadline_s=loaded.deadline_s)
         check_claims(loaded, simulation)
-        _check_order(loaded, again.given)
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
     report, certificate, of_scope, none = loaded.report, None, None, ""
@@ -93,13 +91,6 @@ def verify(
             if bound:
                 raise
             none = str(error).removeprefix(f"{shown}: ")
-    scope = str(report.get("order_given_scope") or report.get("scope") or "full")
-    same = again.given is not None and _same_order(loaded, again.given) and scope == report.get("scope")
-    of_given = (of_scope or certificate) if same else None
-    if (bound or strict) and again.given is not None and uncertified_order(report, of_given):
-        claimed_j = given_bound_j(report)
-        with suppress(FormulationError, PlanError, TimeUpError):
-            of_given = _certificate(shown, loaded, time_limit_s, again.given, claimed_j * (1 - SLACK / 2), scope)
     return Verification(
         loaded,
         simulation,
@@ -109,27 +100,11 @@ def verify(
         again.done,
         (*again.taken, *_of_report(loaded)),
         tuple(key for key in TOLD if key in report),
-        (*uncertified(report, simulation, certificate, none, of_scope), *uncertified_order(report, of_given))
-        if report
-        else (),
+        uncertified(report, simulation, certificate, none, of_scope) if report else (),
         again.weights,
         again.structure,
         of_scope,
     )
-
-
-def _same_order(file: codec.PlanFile, given: Problem) -> bool:
-    return [step.name for step in file.plan.problem.operators] == [step.name for step in given.operators]
-
-
-def _check_order(file: codec.PlanFile, given: Problem | None) -> None:
-    """Refuse another order of operators than the model's where none is said to have been found."""
-    report = file.report
-    moved = report.get("order") == "search" and report.get("order_moves") != 0
-    if given is not None and "order" in report and not moved and not _same_order(file, given):
-        raise PlanError(
-            '"report" says that the order of operators is the given one, and the model gives another; solve it again'
-        )
 
 
 def _of_report(file: codec.PlanFile) -> Iterator[Taken]:

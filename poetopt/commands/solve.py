@@ -124,14 +124,6 @@ def solve(
     gap: Annotated[
         str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be this close to the least.")
     ] = "0.1%",
-    order: Annotated[
-        str,
-        typer.Option(
-            metavar="given|search",
-            help="Order of the operators; search: look for a better one.",
-            autocompletion=choices("given", "search"),
-        ),
-    ] = "given",
     threads: ThreadsOption = 0,
     solver_option: SolverOption = None,
     log: LogOption = None,
@@ -216,7 +208,6 @@ def solve(
                 remat=not no_remat,
                 time_limit=time_limit,
                 gap=gap,
-                order=order,
                 threads=threads,
                 solver_options=pairs(solver_option),
                 log=log,

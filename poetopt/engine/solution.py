@@ -149,36 +149,6 @@ Listener = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OrderFound:
-    """What a search over orders of the operators did and won. The proof is of the order of the plan's problem alone.
-
-    moves
-        Moves from the given order to the one used; 0 where the given order was kept.
-    gain_j
-        Joules of overhead by which the plan is below the best one known in the given order; None without both. What
-        is not proven of it may be the longer search's: the given order had a third of the time.
-    proven_j
-        Of these, what no schedule of the given order has, within the same scope; None where that wasn't proven.
-    given_overhead_j, given_bound_j, given_scope
-        What was found, and proven, in the given order, and in which scope.
-    judged, drawn
-        How many orders the relaxation judged, and how many moves were drawn.
-    finished
-        Whether the search ended of itself: the same seed then ends there again; else the clock ended it.
-    """
-
-    moves: int
-    gain_j: float | None
-    proven_j: float | None
-    given_overhead_j: float | None
-    given_bound_j: float | None
-    given_scope: str
-    judged: int
-    drawn: int
-    finished: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class Solution:
     """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
 
@@ -212,8 +182,6 @@ class Solution:
         Without a plan: what binds, and what would be possible without it, in sentences.
     interrupted
         Ctrl-C cut the solve short, or the search for what would help: this is what was known by then.
-    order
-        Where orders of the operators were searched: what that did.
     """
 
     status: Status
@@ -241,7 +209,6 @@ class Solution:
     timing: Mapping[str, float] = field(default_factory=dict)
     interrupted: bool = False
     trace: tuple[Progress, ...] = ()
-    order: OrderFound | None = None
 
     def __repr__(self) -> str:
         scope = f" in {self.scope}" if self.scope else ""

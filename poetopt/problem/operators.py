@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +74,6 @@ class ProblemOperator:
     variants: tuple[Variant, ...] = ()
     updaters: tuple[int, ...] = ()
     takes: tuple[int, ...] = ()
-
-    def renumbered(self, tensors: Mapping[int, int], operators: Mapping[int, int]) -> ProblemOperator:
-        """The same operator where tensor i has the index `tensors[i]`, and operator k `operators[k]`."""
-
-        def moved(indices: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(sorted(tensors[i] for i in indices))
-
-        return replace(
-            self,
-            inputs=moved(self.inputs),
-            outputs=moved(self.outputs),
-            variants=tuple(
-                replace(v, streamed_in=moved(v.streamed_in), streamed_out=moved(v.streamed_out)) for v in self.variants
-            ),
-            updaters=tuple(sorted(operators[k] for k in self.updaters)),
-            takes=tuple(tensors[i] for i in self.takes),
-        )
 
     def variant(self, number: int) -> Variant:
         """The way to run it that an `Instruction` numbers so: 0 is the plain one."""

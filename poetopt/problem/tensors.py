@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from poetopt.problem.home import Home
@@ -121,10 +120,6 @@ class ProblemTensor:
     def moved_for(self, **figures: float) -> ProblemTensor:
         """The same tensor with other figures in its transfers, by their names."""
         return replace(self, transfers=replace(self.transfers, **figures))
-
-    def renumbered(self, operators: Mapping[int, int]) -> ProblemTensor:
-        """The same tensor where operator k has the index `operators[k]`."""
-        return replace(self, producer=operators.get(self.producer, -1), updated_by=operators.get(self.updated_by, -1))
 
     @property
     def page_in_s(self) -> float:

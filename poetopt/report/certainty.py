@@ -9,7 +9,6 @@ from poetopt.engine.solution import OPTIMAL_GAP, Status
 from poetopt.plan.simulate import Simulation
 from poetopt.printable import shown
 from poetopt.report.objective import minimised
-from poetopt.report.told import given_bound_j
 from poetopt.units import show_joules, show_share
 
 SLACK = 1e-5
@@ -59,17 +58,6 @@ def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> s
     certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
     share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
     return f"{certified} in {shown(found.scope)}{share}"
-
-
-def uncertified_order(claimed: Mapping[str, object], found: Certificate | None) -> tuple[str, ...]:
-    """What a search says to be proven of the order of operators that was given, where `found`, of that, doesn't."""
-    bound_j, certified_j = given_bound_j(claimed), 0.0 if found is None else found.bound_j
-    if claimed.get("order") != "search" or bound_j <= certified_j + SLACK * bound_j:
-        return ()
-    gain_j = claimed.get("order_gain_proven_j")
-    gain = f" and the gain of {show_joules(gain_j)}" if isinstance(gain_j, int | float) and gain_j > 0 else ""
-    certified = f"{show_joules(certified_j)} are certified" if certified_j > 0 else "nothing is certified"
-    return (f"the bound of {show_joules(bound_j)} in the given order of operators{gain}: {certified}",)
 
 
 def claimed_bound_j(claimed: Mapping[str, object], overhead_j: float, key: str = "overhead_bound_j") -> float:

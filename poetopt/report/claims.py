@@ -40,20 +40,17 @@ SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
 """What our own formulations call their scopes in results."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
 TEXTS = ("formulation", "backend", "granularity", "version", "method", "asked_scope")
-FLAGS = ("beyond_scope", "paging", "remat", "interrupted", "order_finished")
+FLAGS = ("beyond_scope", "paging", "remat", "interrupted")
 LISTS = ("asks", "why", "notes")
 NUMBERS = ("build_s", "solve_s", "total_s", "time_limit_s", "gap_tolerance")
 TABLES = ("solver_options", "versions")
-WHOLES = ("blocks", "threads", "order_moves", "order_judged", "order_drawn")
-NULLABLE_TEXTS = ("reason", "loss", "order_given_scope")
-NULLABLE_NUMBERS = (
-    "least_deadline_s", "deadline_bound_s", "order_given_overhead_j", "order_given_bound_j", "order_gain_proven_j",
-)  # fmt: skip
+WHOLES = ("blocks", "threads")
+NULLABLE_TEXTS = ("reason", "loss")
+NULLABLE_NUMBERS = ("least_deadline_s", "deadline_bound_s")
 NULLABLE_WHOLES = ("least_ram_bytes", "ram_bound_bytes", "fitting_batch", "process_peak_bytes")
 TOLD = (
     "backend", "method", "reason", "why", "build_s", "solve_s", "total_s", "timing", "process_peak_bytes",
-    "interrupted", "order", "order_moves", "order_given_overhead_j", "order_given_bound_j", "order_given_scope",
-    "order_gain_proven_j", "order_judged", "order_drawn", "order_finished", "paging", "remat", "time_limit_s",
+    "interrupted", "paging", "remat", "time_limit_s",
     "gap_tolerance", "asked_scope", "threads", "solver_options", "largest_batch", "micro_batches_tried", "training",
     "version", "versions",
 )  # fmt: skip
@@ -159,12 +156,6 @@ def _figures(report: Entry, file: PlanFile, simulation: Simulation) -> None:
     for key, value in of_problem.items():
         _same(report, key, value, "the problem in the file gives")
     _same(report, "ram_budget_bytes", file.ram_bytes, "the file's budget is")
-    if "order" in report.data and report.text("order") not in ("given", "search"):
-        report.refuse("order", '"given" or "search"')
-    if "order_given_overhead_j" in report.data:
-        given_j = report.optional("order_given_overhead_j", report.number)
-        gain_j = None if given_j is None else given_j - simulation.overhead_j
-        _same(report, "order_gain_j", gain_j, "the two overheads give", within=given_j or 0.0)
     if "store_all_peak_bytes" in report.data:
         peak = store_all_bytes(problem)
         _same(report, "store_all_peak_bytes", peak, "the problem in the file gives")

@@ -119,7 +119,6 @@ def _claim(view: View) -> Claim | str:
         paging=report.get("paging") is not False,
         remat=report.get("remat") is not False,
         storage=view.problem.paging,
-        ordered=report.get("order") == "search",
     )
 
 

@@ -31,8 +31,6 @@ class Claim:
         Whether schedules may page, and recompute.
     storage
         Whether there is a storage to page to.
-    ordered
-        Whether an order of operators was searched for: the proof is of the one that is used.
     """
 
     scope: str
@@ -45,7 +43,6 @@ class Claim:
     paging: bool = True
     remat: bool = True
     storage: bool = True
-    ordered: bool = False
 
     @classmethod
     def of(cls, solution: Solution) -> Claim:
@@ -62,7 +59,6 @@ class Claim:
             paging=options.paging,
             remat=options.remat,
             storage=solution.plan is None or solution.plan.problem.paging,
-            ordered=solution.order is not None,
         )
 
     def plain(self) -> tuple[str, ...]:
@@ -76,9 +72,9 @@ class Claim:
         if self.gap is None:
             return ("a valid schedule; nothing is proven of better ones",)
         if self.gap <= OPTIMAL_GAP:
-            return (f"optimal: no schedule {self._less('costs', 'takes', 'has')}{self._order()}",)
+            return (f"optimal: no schedule {self._less('costs', 'takes', 'has')}",)
         asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
-        saves = f"no schedule saves more than {show_share(self.gap)} of the {self._above()}{asked}{self._order()}"
+        saves = f"no schedule saves more than {show_share(self.gap)} of the {self._above()}{asked}"
         scope_gap = self.scope_gap
         if scope_gap is None or scope_gap >= self.gap * (1 - OPTIMAL_GAP):
             return (saves,)
@@ -108,10 +104,9 @@ class Claim:
 
     def space(self) -> str:
         """The space of schedules, as it reads after 'among'."""
-        space = scope_words(
+        return scope_words(
             self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat, storage=self.storage
         )
-        return space + (", in the order of operators used" if self.ordered else "")
 
     def _above(self) -> str:
         above = {ENERGY.name: "overhead", RAM: RAM}
@@ -124,9 +119,6 @@ class Claim:
 
     def _kind(self) -> str:
         return kind_searched(self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat)
-
-    def _order(self) -> str:
-        return ", in this order of the operators" if self.ordered else ""
 
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:

@@ -26,7 +26,7 @@ from poetopt.report.objective import objective_document, objective_words
 from poetopt.report.parts_tried import PartsTried, tried_fields, tried_rows
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
-from poetopt.report.words import order_fields, order_words, overlap_words, streamed_words
+from poetopt.report.words import overlap_words, streamed_words
 from poetopt.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.version import __version__
 
@@ -203,7 +203,6 @@ class Report:
             "timing": dict(solution.timing),
             "process_peak_bytes": peak_bytes(),
             "interrupted": solution.interrupted,
-            **order_fields(solution.order),
             "paging": problem.paging and options.paging,
             "remat": options.remat,
             "time_limit_s": options.time_limit_s,
@@ -300,8 +299,6 @@ class Report:
         rows += [("asked", text) for text in self.solution.options.asks]
         if self.solution.objective is not None:
             rows.append(("minimised", objective_words(self.solution.objective)))
-        if self.solution.order is not None:
-            rows.append(("order", order_words(self.solution.order)))
         first, *rest = proof_words(self.solution).split("\n")
         rows += [("proof", first), *(("scope", line) for line in rest)]
         rows += told.rows(said)

@@ -31,7 +31,7 @@ SOLVED = (
     "ram_bound_bytes", "least_deadline_s", "fitting_batch", "deadline_bound_s", "recomputes", "page_outs", "page_ins",
     "wakes", "bytes_paged", "streamed_runs", "bytes_streamed", "transfer_s", "hidden_s", "hidden_bytes", "plan_bytes",
     "build_s", "solve_s", "total_s",
-    "timing", "process_peak_bytes", "interrupted", "order", "paging", "remat", "time_limit_s", "gap_tolerance",
+    "timing", "process_peak_bytes", "interrupted", "paging", "remat", "time_limit_s", "gap_tolerance",
     "asked_scope", "threads", "solver_options", "notes", "important", "version", "versions", "total_ram_bytes",
     "parameters", "parameter_bytes_in_ram", "bytes_written", "flash_bytes", "stack_bytes", "optimizer",
     "clip_norm", "clip_gradient_bytes", "clip_bytes_moved", "clip_recomputes", "clip_energy_j",
@@ -39,11 +39,6 @@ SOLVED = (
     "training", "fits_device",
 )  # fmt: skip
 """The fields that `solve` writes into a plan file."""
-ORDER = (
-    "order_moves", "order_gain_j", "order_gain_proven_j", "order_given_overhead_j", "order_given_bound_j",
-    "order_given_scope", "order_judged", "order_drawn", "order_finished",
-)  # fmt: skip
-"""Those of `--order search`, beside them."""
 OBJECTIVE = ("name", "unit", "value", "baseline", "overhead", "bound", "scope_bound")
 """The fields of `objective`."""
 OF_FAILURES = ("least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "fitting_batch")
@@ -91,7 +86,6 @@ def check_told(report: Entry, simulation: Simulation) -> None:
     if "asked_scope" in report.data and str(report.data.get("formulation")).partition("+")[0] in NAMES:
         _asked(report)
     _important(report)
-    _order(report, simulation)
 
 
 def unknown(report: Mapping[str, object]) -> Iterator[str]:
@@ -105,27 +99,20 @@ def unknown(report: Mapping[str, object]) -> Iterator[str]:
 
 def missing(report: Mapping[str, object]) -> Iterator[str]:
     """Fields that this version writes, and the report hasn't, but for those that are null beside a plan."""
-    nothing = OF_FAILURES if given_bound_j(report) > 0 else (*OF_FAILURES, "order_given_scope")
-    yield from (key for key in _written(report) if key not in report and key not in nothing)
+    yield from (key for key in _written(report) if key not in report and key not in OF_FAILURES)
 
 
 def _written(report: Mapping[str, object]) -> Sequence[str]:
     """The fields that this version writes into such a report: of a solve, or of a method that was compared."""
     if "method" in report:
         return COLUMNS
-    return (*SOLVED, *(ORDER if report.get("order") == "search" else ()))
+    return SOLVED
 
 
 def foreign(report: Mapping[str, object]) -> bool:
     """Whether its `reason` is a text that this version doesn't write."""
     reason = report.get("reason")
     return isinstance(reason, str) and bool(reason) and not REASON.fullmatch(reason)
-
-
-def given_bound_j(report: Mapping[str, object]) -> float:
-    """What is said to be proven of the order of operators that was given; 0 where nothing is."""
-    bound_j = report.get("order_given_bound_j")
-    return float(bound_j) if isinstance(bound_j, int | float) else 0.0
 
 
 def _asked(report: Entry) -> None:
@@ -149,28 +136,6 @@ def _important(report: Entry) -> None:
             note.refuse("about", " or ".join(f'"{about}"' for about in About))
         if note.text("text") not in said:
             _refuse(note, "text", '"notes" haven\'t that')
-
-
-def _order(report: Entry, simulation: Simulation) -> None:
-    """What an order of operators has won follows from what is said of the given one."""
-    if report.data.get("order") != "search":
-        for key in ORDER:
-            if key in report.data:
-                _refuse(report, key, "no other order was searched for")
-        return
-    if not all(key in report.data for key in ORDER if key != "order_given_scope"):
-        return
-    moves, overhead_j = report.whole("order_moves"), simulation.overhead_j
-    found_j = report.optional("order_given_overhead_j", report.number)
-    bound_j = report.optional("order_given_bound_j", report.number)
-    proven_j = report.optional("order_gain_proven_j", report.number)
-    near = RELATIVE_TOLERANCE * max(overhead_j, found_j or 0.0)
-    if bound_j is not None and found_j is not None and bound_j > found_j + near:
-        _refuse(report, "order_given_bound_j", f"a schedule of that order has less, {found_j}")
-    if proven_j is not None and abs(proven_j - max(0.0, (bound_j or 0.0) - overhead_j)) > near:
-        _refuse(report, "order_gain_proven_j", "the bound of the given order gives another one")
-    if not moves and proven_j:
-        _refuse(report, "order_gain_proven_j", "the order is the given one")
 
 
 def _refuse(entry: Entry, key: str, why: str) -> NoReturn:

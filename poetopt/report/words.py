@@ -1,13 +1,13 @@
-"""What a solve found, in sentences: its order, its transfers, and why there is no schedule."""
+"""What a solve found, in sentences: its transfers, and why there is no schedule."""
 
 from __future__ import annotations
 
 from poetopt.engine.limits import kind
-from poetopt.engine.solution import OrderFound, Solution, Status
+from poetopt.engine.solution import Solution, Status
 from poetopt.plan.simulate import Simulation
 from poetopt.plan.transfers import Overlap
 from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules, show_limit, show_seconds, show_share
+from poetopt.units import show_bytes, show_limit, show_seconds
 
 
 def streamed_words(simulation: Simulation) -> str:
@@ -16,39 +16,6 @@ def streamed_words(simulation: Simulation) -> str:
     if not runs:
         return ""
     return f"; {runs} run{'s' * (runs > 1)} streamed ({show_bytes(simulation.bytes_streamed)} in chunks)"
-
-
-def order_words(order: OrderFound) -> str:
-    """What a search over orders of the operators found, in one sentence."""
-    tried = f"{order.judged} orders judged" + ("" if order.finished else " until the time was up")
-    if not order.moves:
-        return f"as given: no better one was found ({tried})"
-    moved = "1 move" if order.moves == 1 else f"{order.moves} moves"
-    if order.gain_j is None or order.given_overhead_j is None:
-        return f"{moved} from the given one, in which no schedule was found ({tried})"
-    if order.gain_j <= 0:
-        return f"{moved} from the given one, in which the same schedule does as well ({tried})"
-    share = f", {show_share(order.gain_j / order.given_overhead_j)}" if order.given_overhead_j else ""
-    proven = f", {show_joules(order.proven_j)} of it proven" if order.proven_j else ", which may be the longer search's"
-    return f"{moved} from the given one save {show_joules(order.gain_j)} of its overhead{share}{proven} ({tried})"
-
-
-def order_fields(order: OrderFound | None) -> dict[str, object]:
-    """The same as fields of the JSON report; `order` is what was asked for."""
-    if order is None:
-        return {"order": "given"}
-    return {
-        "order": "search",
-        "order_moves": order.moves,
-        "order_gain_j": order.gain_j,
-        "order_gain_proven_j": order.proven_j,
-        "order_given_overhead_j": order.given_overhead_j,
-        "order_given_bound_j": order.given_bound_j,
-        "order_given_scope": order.given_scope or None,
-        "order_judged": order.judged,
-        "order_drawn": order.drawn,
-        "order_finished": order.finished,
-    }
 
 
 def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:

@@ -175,7 +175,6 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
         ("poetopt solve x --formulation r", "retention"),
         ("poetopt solve x --with flash", "flash-wear="),
         ("poetopt solve x --granularity b", "block"),
-        ("poetopt solve x --order s", "search"),
         ("poetopt show x --format t", "trace"),
         ("poetopt compare x --methods chen", "chen-sqrtn"),
         ("poetopt pareto x --against d", "deadline"),

@@ -21,8 +21,6 @@ SOLVE = ("--device", "a72", "--ram", "70%")
         (("--static-power", "-1W"), ("--static-power -1W", "3W")),
         (("--static-power", "1W", "--with", "static-power=2W"), ("--with static-power=2W", "already")),
         (("--with", "flash-wear=1MB", "--with", "flash-wear=2MB"), ("--with flash-wear=2MB", "already")),
-        (("--order", "search", "--static-power", "1W"), ("--order search", "--static-power")),
-        (("--order", "backwards"), ("--order backwards", "given or search")),
         (("--formulation", "retension"), ("retension", "closest: retention")),
         (("--solver-option", "zzzzzz=1"), ("--solver-option zzzzzz=1", "see the list")),
         (("--sensitivity-plot", "plot.docx"), ("--sensitivity-plot plot.docx", ".png")),

@@ -105,7 +105,6 @@ CONTRADICTIONS: list[tuple[str, object]] = [
     ("timing", {"search": "soon"}),
     ("notes", "none"),
     ("objective", None),
-    ("order", "drawn"),
     ("ram_bound_bytes", 1),
     ("least_ram_bytes", 10**9),
     ("deadline_bound_s", 1e-9),
@@ -115,7 +114,6 @@ CONTRADICTIONS: list[tuple[str, object]] = [
     ("important", [{"about": "loss", "text": "the best loss"}]),
     ("asked_scope", "all orders"),
     ("solve_s", 1e6),
-    ("order_gain_proven_j", 0.5),
 ]
 """Fields of a report, and what its plan isn't."""
 
@@ -236,7 +234,6 @@ def test_a_plan_that_recomputes_was_not_made_without(run: Runner, problem: Path,
         ("--flash-wear", "10kB"),
         ("--static-power", "1W"),
         ("--energy-limit", "2x"),
-        ("--order", "search", "--time-limit", "3s"),
         ("--scope", "forward", "--deadline", "3x"),
     ],
     ids=" ".join,

@@ -9,7 +9,6 @@ import pytest
 import poetopt as po
 from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations import formulation, options
-from poetopt.formulations.flash_wear import flash_wear
 from tests.cli.support import chain, runner, write_problem
 
 MODULE = '''
@@ -111,17 +110,6 @@ def test_a_block_that_can_not_be_made_is_listed_as_such(capsys: pytest.CaptureFi
     text = " ".join(listed.out.split())
     assert "can't be used: IndexError: tuple index out of range (a_short_package.py:" in text
     assert "short" in text
-
-
-@pytest.mark.usefixtures("packages")
-def test_orders_are_searched_for_our_own_formulations_alone(tmp_path: Path) -> None:
-    """What another one minimises, or forbids, orders aren't judged by."""
-    problem = po.load(write_problem(tmp_path / "chain.json", chain())).differentiate().cost("a72")
-    for own in ("retention", po.formulations.retention):
-        assert po.solve(problem, ram=4000, formulation=own, order="search").plan is not None
-    for other in ("brief", formulation("brief"), formulation("retention").with_block(flash_wear(10))):
-        with pytest.raises(OptionError, match="a formulation of your own"):
-            po.solve(problem, ram=4000, formulation=other, order="search")
 
 
 def test_a_module_stands_for_its_formulation() -> None:

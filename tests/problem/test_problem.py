@@ -60,7 +60,6 @@ def test_what_reads_a_resident_tensor_runs_no_more_after_its_update() -> None:
     assert problem.last_run == (1, 1)
     with pytest.raises(ProblemError, match=r'"updaters" must be operators that come after it'):
         operator(1, updaters=(1,))(plain())
-    assert problem.operators[0].renumbered({0: 0, 1: 1}, {0: 1, 1: 5}).updaters == (5,)
 
 
 def test_where_tensors_begin_and_end() -> None:
@@ -104,14 +103,6 @@ def test_bytes_by_form_and_blocks_on_storage() -> None:
 
 def test_an_operators_own_figures_are_its_plain_variant() -> None:
     assert ProblemOperator("f", (), (), 2.0, 3.0, 5).plain == Variant(workspace_bytes=5, time_s=2.0, energy_j=3.0)
-
-
-def test_renumbering_moves_every_index() -> None:
-    operator = whole_memory().operators[0].renumbered({i: 6 - i for i in range(7)}, {3: 5})
-    assert (operator.inputs, operator.outputs, operator.variants[0].streamed_in) == ((1, 5, 6), (4,), (5,))
-    assert operator.updaters == (5,)
-    weight = whole_memory().tensors[W].renumbered({3: 0})
-    assert (weight.producer, weight.updated_by) == (-1, 0)
 
 
 def tensor(i: int, **fields: Any) -> Callable[[Problem], Problem]:

@@ -1,1 +1,0 @@
-"""Other orders of the operators: which are valid, the search for a better one, and solving with it."""
