@@ -270,7 +270,6 @@ STATEMENTS: Mapping[str, Edit] = {
     "the least deadline": says(least_deadline_s=lambda report: report["makespan_s"]),
     "a batch that fits": says(fitting_batch=1),
     "reasons": says(why=["no schedule of any order needs less RAM"]),
-    "a reason": says(reason="proven optimal over all orders"),
     "an important note that isn't": says(important=[{"about": "loss", "text": "loss: the best there is"}]),
     "important notes of no kind": says(important=[None, 5]),
     "no important notes": entry("report", "important", fixed([])),

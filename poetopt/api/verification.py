@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from poetopt.api.recomputed import recomputed
-from poetopt.backends.solver import names as backends
 from poetopt.diagnosis.certificate import Certificate, certify
-from poetopt.engine.solution import IMPORTED, DeadlineModel, Options
+from poetopt.engine.solution import DeadlineModel, Options
 from poetopt.errors import FormulationError, PlanError, TimeUpError
-from poetopt.formulations import names as formulations
 from poetopt.formulations.scope import ALL, scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
 from poetopt.printable import shown as printable
-from poetopt.report.certainty import SLACK, claimed_bound_j, uncertified
-from poetopt.report.claims import SCOPE, TOLD, check_claims
-from poetopt.report.told import foreign, missing, unknown
-from poetopt.report.verification import Taken, Verification
+from poetopt.report.verification import CERTIFIED, SCOPE, SLACK, Verification, compared, uncertified
+from poetopt.units import finite
 
 if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
     from poetopt.problem import Problem
-
-CERTIFIED = "retention"
-"""The formulation whose relaxation is certified."""
 
 
 def verify(
@@ -44,11 +36,13 @@ def verify(
 ) -> Verification:
     """Check a plan file: simulate it, compute its problem again, and hold its layout and its report against both.
 
-    Costs, workspaces, reserve, alignment and all else of the problem are computed again from model, device and profile.
-    What isn't there is listed in `taken`, what is said to be proven and isn't in `uncertified`; `whole` is for both.
+    Costs, workspaces, reserve, alignment and all else of the problem are computed again from model, device and profile,
+    and each figure of the report from the plan: those that aren't the file's are in `differs`. What isn't there is
+    listed in `taken`, what is said to be proven and isn't in `uncertified`; `whole` is that there is none of these.
 
     bound
         Whether to certify the bound as well, in the scope that the report names, by branching as far as it takes.
+        A report that differs isn't worth it.
     strict
         Certify it where anything that is claimed needs that, and leave it uncertified where there are no certificates.
     time_limit_s
@@ -62,9 +56,8 @@ def verify(
     allow_symlinks
         As in `po.load`; a plan can't say it for its model.
 
-    Raises PlanError for a plan that is damaged, breaks a rule or is late, for a report that the plan contradicts, for
-    a problem that isn't that of model, device and profile, and where there is no bound to certify; ModelError and
-    DeviceError for what can't be read.
+    Raises PlanError for a plan that is damaged, breaks a rule or is late, for a problem that isn't that of model,
+    device and profile, and where there is no bound to certify; ModelError and DeviceError for what can't be read.
     """
     shown = os.fspath(path)
     loaded = codec.load(shown)
@@ -80,69 +73,52 @@ def verify(
     loaded = again.file
     try:
         simulation = simulate(loaded.plan, ram_bytes=loaded.ram_bytes, deadline_s=loaded.deadline_s)
-        check_claims(loaded, simulation)
     except PlanError as error:
         raise PlanError(f"{shown}: {error}") from error
     report, certificate, of_scope, none = loaded.report, None, None, ""
-    if bound or (strict and report and uncertified(report, simulation, None)):
+    differs, taken, told = compared(loaded, simulation)
+    overhead_j = simulation.overhead_j
+    if not differs and (bound or (strict and uncertified(report, overhead_j, None))):
         try:
-            certificate, of_scope = _certificates(shown, loaded, time_limit_s, simulation.overhead_j)
+            certificate, of_scope = _certificates(shown, loaded, time_limit_s, overhead_j)
         except (FormulationError, PlanError, TimeUpError) as error:
             if bound:
                 raise
             none = str(error).removeprefix(f"{shown}: ")
     return Verification(
-        loaded,
-        simulation,
-        certificate,
-        again.model,
-        again.device,
-        again.done,
-        (*again.taken, *_of_report(loaded)),
-        tuple(key for key in TOLD if key in report),
-        uncertified(report, simulation, certificate, none, of_scope) if report else (),
-        again.weights,
-        again.structure,
-        of_scope,
+        file=loaded,
+        simulation=simulation,
+        certificate=certificate,
+        model=again.model,
+        device=again.device,
+        recomputed=again.done,
+        taken=(*again.taken, *taken),
+        differs=differs,
+        told=told,
+        uncertified=uncertified(report, overhead_j, certificate, of_scope, none),
+        weights=again.weights,
+        structure=again.structure,
+        of_scope=of_scope,
     )
-
-
-def _of_report(file: codec.PlanFile) -> Iterator[Taken]:
-    """What of a report neither the plan nor its problem gives again."""
-    if not file.report:
-        return
-    yield from (Taken(printable(key), "not known to this version") for key in unknown(file.report))
-    yield from (Taken(key, "the report lacks what this version writes") for key in missing(file.report))
-    if foreign(file.report):
-        yield Taken("reason", "a text that this version doesn't write")
-    formulation, backend = str(file.report.get("formulation", CERTIFIED)).partition("+")[0], file.report.get("backend")
-    if formulation not in formulations():
-        yield Taken(f"formulation ({printable(formulation)})", "none of that name is installed")
-    if backend is not None and backend not in (IMPORTED, *backends()):
-        yield Taken(f"backend ({printable(str(backend))})", "none of that name is known")
-    if "arena_bytes" in file.report and not file.plan.offsets:
-        yield Taken("arena_bytes", "the file has no layout")
-    blocks = str(file.report.get("formulation", "")).split("+")[1:]
-    asks = file.report.get("asks")
-    if blocks or asks:
-        words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)
-        yield Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone")
 
 
 def _certificates(
     shown: str, loaded: codec.PlanFile, time_limit_s: float, overhead_j: float
 ) -> tuple[Certificate | None, Certificate | None]:
     """Certificates of what is said of all schedules, and of those of the scope where that is more."""
-    report, problem = loaded.report, loaded.plan.problem.asked
-    said, more = report.get("overhead_bound_j"), report.get("scope_bound_j")
-    of_all = None
-    if "scope_bound_j" in report and (said or not more):
-        enough = claimed_bound_j(report, overhead_j)
-        of_all = _certificate(shown, loaded, time_limit_s, problem, enough, ALL)
-        if not isinstance(more, int | float) or more <= of_all.bound_j + SLACK * overhead_j:
-            return of_all, None
-    enough = claimed_bound_j(report, overhead_j, "scope_bound_j" if "scope_bound_j" in report else "overhead_bound_j")
-    return of_all, _certificate(shown, loaded, time_limit_s, problem, enough)
+    report, problem, slack_j = loaded.report, loaded.plan.problem.asked, SLACK * overhead_j
+    said, more = finite(report.get("overhead_bound_j")), finite(report.get("scope_bound_j"))
+
+    def certified(bound_j: float | None, scope: str = "") -> Certificate:
+        enough = (overhead_j if bound_j is None else bound_j) - slack_j / 2
+        return _certificate(shown, loaded, time_limit_s, problem, enough, scope)
+
+    if "scope_bound_j" not in report:  # of an older version, which knew that of the scope
+        return None, certified(said)
+    of_all = certified(said, ALL) if said or not more else None
+    if of_all is not None and (more is None or more <= of_all.bound_j + slack_j):
+        return of_all, None
+    return of_all, certified(more)
 
 
 def _certificate(

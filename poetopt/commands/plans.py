@@ -306,7 +306,8 @@ def verify(
 ) -> int:
     """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
 
-    What isn't there is listed as taken from the file. --bound proves the bound again, without the solver's word.
+    A figure of the file that isn't the one computed again is code 5. What isn't there is listed as taken from the file.
+    --bound proves the bound again, without the solver's word.
     """
     from poetopt.api.verification import verify as check
     from poetopt.units import parse_time
@@ -330,8 +331,8 @@ def verify(
         )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
-    if strict and not found.whole:
-        raise ExecutionError(f"{plan}: {found.doubts}")
+    if found.differs or (strict and not found.whole):
+        raise ExecutionError(f"{plan}: {found.doubts}; solve it again")
     return 0
 
 

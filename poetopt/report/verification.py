@@ -1,18 +1,60 @@
-"""What holds of a plan file, as `poetopt verify` tells it."""
+"""The verdict of `poetopt verify`: the figures of a plan file's report beside the ones that were computed again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from poetopt.backends.solver import names as backends
+from poetopt.comparison.rows import COLUMNS
 from poetopt.diagnosis.certificate import Certificate
+from poetopt.engine.solution import (
+    IMPORTED,
+    RAM,
+    DeadlineModel,
+    Objective,
+    Options,
+    Solution,
+    Status,
+    graded,
+    share_open,
+)
+from poetopt.errors import FormulationError
+from poetopt.formulations import NAMES
+from poetopt.formulations import names as formulations
+from poetopt.formulations.goal import ENERGY, TIME
+from poetopt.formulations.scope import ALL, scope_depth
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.printable import shortened
 from poetopt.printable import shown as printable
 from poetopt.report.layout import table
-from poetopt.report.objective import minimised
 from poetopt.report.proof import kind_searched
-from poetopt.units import show_joules, show_seconds, show_share
+from poetopt.report.report import Report
+from poetopt.report.training_run import TrainingRun
+from poetopt.units import finite, show_joules, show_seconds, show_share
+
+CERTIFIED = "retention"
+"""The formulation whose relaxation is certified."""
+SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
+"""What our own formulations call their scopes in results."""
+SLACK = 1e-5
+"""Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""
+WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
+SENTENCES = ("proof", "proof_exact")
+"""Not in plan files: they are made anew of the figures."""
+TOLD = (
+    "reason", "backend", "method", "timing", "process_peak_bytes", "interrupted", "time_limit_s", "gap_tolerance",
+    "threads", "solver_options", "asks", "largest_batch", "micro_batches_tried", "version", "versions",
+)  # fmt: skip
+"""What a search says of itself and of how it was asked, which no plan gives again."""
+OF_NETWORK = ("loss", "blocks", "notes", "important", "parameter_bytes_in_ram")
+OF_LAYOUT = ("arena_bytes", "total_ram_bytes", "fits_device")
 
 
 @dataclass(frozen=True)
@@ -21,6 +63,18 @@ class Taken:
 
     what: str
     why: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of the file's report that isn't the one that was computed again."""
+
+    name: str
+    file: object
+    recomputed: object
+
+    def __str__(self) -> str:
+        return f"{printable(self.name)} = {_json(self.file)} in the file, {_json(self.recomputed)} computed again"
 
 
 @dataclass(frozen=True)
@@ -35,6 +89,8 @@ class Verification:
         What of the file was computed again, and is the same.
     taken
         What was not, and is taken from the file.
+    differs
+        The figures of the report that are others than those computed again.
     told
         What a search says of itself, which nothing contradicts and nothing confirms.
     uncertified
@@ -48,11 +104,12 @@ class Verification:
 
     file: codec.PlanFile
     simulation: Simulation
-    certificate: Certificate | None
+    certificate: Certificate | None = None
     model: str | None = None
     device: str | None = None
     recomputed: tuple[str, ...] = ()
     taken: tuple[Taken, ...] = ()
+    differs: tuple[Difference, ...] = ()
     told: tuple[str, ...] = ()
     uncertified: tuple[str, ...] = ()
     weights: bool | None = None
@@ -62,20 +119,22 @@ class Verification:
     @property
     def whole(self) -> bool:
         """Whether all that is claimed was computed again or proven: what `--strict` asks for."""
-        return not self.taken and not self.uncertified
+        return not (self.taken or self.differs or self.uncertified)
 
     @property
     def doubts(self) -> str:
-        """What was neither computed again nor proven, in one line."""
-        parts = [f"not certified: {claim}" for claim in self.uncertified]
+        """What differs, and what was neither computed again nor proven, in one line."""
+        parts = [f"its report has other figures than its plan: {'; '.join(map(str, self.differs))}"]
+        parts = parts if self.differs else []
+        parts += [f"not certified: {claim}" for claim in self.uncertified]
         parts += [f"taken from the file: {', '.join(w)} ({why})" for why, w in self._taken_by_reason().items()]
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, object]:
         """The JSON object of `poetopt verify`."""
         claimed = self.file.report
-        found: dict[str, object] = {
-            "valid": True,
+        return {
+            "valid": not self.differs,
             "ram_budget_bytes": self.file.ram_bytes,
             "deadline_s": self.file.deadline_s,
             "layout_checked": bool(self.file.plan.offsets),
@@ -87,6 +146,7 @@ class Verification:
             "structure_hash_matches": self.structure,
             "device_checked": self.device,
             "recomputed": list(self.recomputed),
+            "differs": [asdict(entry) for entry in self.differs],
             "taken_from_file": [asdict(entry) for entry in self.taken],
             "told_by_search": list(self.told),
             "not_certified": list(self.uncertified),
@@ -100,11 +160,11 @@ class Verification:
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "scope_certificate": None if self.of_scope is None else asdict(self.of_scope),
         }
-        return found
 
     def __str__(self) -> str:
         simulation, budget = self.simulation, self.file.ram_bytes
-        rows = [
+        rows = [("differs", str(entry)) for entry in self.differs]
+        rows += [
             (
                 "plan",
                 f"valid: {simulation.peak_bytes:,} B at its peak, "
@@ -156,7 +216,246 @@ class Verification:
         return f"{taken}, no deadline"
 
 
-def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object]) -> list[tuple[str, str]]:
+def compared(
+    file: codec.PlanFile, simulation: Simulation
+) -> tuple[tuple[Difference, ...], tuple[Taken, ...], tuple[str, ...]]:
+    """What of a file's report differs from what its plan gives, what nothing gives again, and what a search tells.
+
+    One rule: each figure is computed again as a solve would write it, and is the file's within the rounding of sums.
+    Bounds can't be: a file's are taken where they contradict nothing, and are for certificates.
+    """
+    report = file.report
+    if not report:
+        return (), (), ()
+    again = recounted(file, simulation)
+    row = "method" in report
+    written = COLUMNS if row else tuple(again)
+    apart = set(TOLD)
+    if file.plan.problem.graph is None and file.plan.problem.recipe:
+        apart.update(OF_NETWORK)
+    if not file.plan.offsets:
+        apart.update(OF_LAYOUT)
+    apart.update(("notes", "important", "order"))  # versions write others: held against the model's
+    differs = tuple(
+        Difference(key, report.get(key), again[key])
+        for key in written
+        if key not in apart and key in report and not _same(key, report[key], again[key], simulation)
+    )
+    taken = [
+        Taken(printable(key), "not known to this version")
+        for key in report
+        if key not in (*written, *TOLD) and not key.startswith("order")
+    ]
+    taken += [
+        Taken(key, "the report lacks what this version writes")
+        for key in written
+        if key not in report and (row or again[key] is not None or key in ("notes", "important"))
+    ]
+    if not file.plan.offsets and "arena_bytes" in report:
+        taken.append(Taken("arena_bytes", "the file has no layout"))
+    name, *blocks = str(report.get("formulation", CERTIFIED)).split("+")
+    if name not in formulations():
+        taken.append(Taken(f"formulation ({printable(name)})", "none of that name is installed"))
+    backend, asks = report.get("backend"), report.get("asks")
+    if backend is not None and backend not in (IMPORTED, *backends()):
+        taken.append(Taken(f"backend ({printable(str(backend))})", "none of that name is known"))
+    if blocks or asks:
+        words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)
+        taken.append(Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone"))
+    return differs, tuple(taken), tuple(key for key in TOLD if key in report)
+
+
+def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]:
+    """The report that a solve would write of the plan, with the scope and the bounds that the file's report tells.
+
+    What a file claims and can't be, as a bound above the plan's own value or a status that is better than its gap, is
+    the nearest that can.
+    """
+    report, plan, problem = file.report, file.plan, file.plan.problem
+    moves = simulation.recomputes + simulation.page_outs + simulation.page_ins
+    name = str(report.get("formulation", CERTIFIED))
+    ours = name.partition("+")[0] in NAMES
+    scope = str(report.get("scope") or "")
+    if (ours and not SCOPE.fullmatch(scope)) or (scope == "store-all" and moves):
+        scope = "" if "method" in report else "full"
+    by_paper = report.get("deadline_model") == DeadlineModel.PAPER and file.deadline_s is None
+    limit_s = finite(report.get("deadline_s")) if by_paper else file.deadline_s
+    if by_paper and limit_s is not None and simulation.compute_s > limit_s * (1 + RELATIVE_TOLERANCE):
+        limit_s = simulation.compute_s
+    total_s = _number(report, "total_s")
+    options = Options(
+        ram_bytes=file.ram_bytes or 0,
+        deadline_s=limit_s,
+        deadline_model=DeadlineModel.PAPER if by_paper else DeadlineModel.MAKESPAN,
+        formulation=name,
+        paging=report.get("paging") is not False or simulation.page_outs + simulation.page_ins > 0,
+        remat=report.get("remat") is not False or simulation.recomputes > 0,
+        scope=_asked(str(report.get("asked_scope")), ours),
+    )
+    objective = _objective(file, simulation, plain=name in NAMES)
+    value = simulation.overhead_j if objective is None else objective.value or 0.0
+    bound = _below(objective.bound if objective else finite(report.get("overhead_bound_j")), value)
+    if bound is None and objective is None and "method" not in report:
+        bound = 0.0
+    told = report if objective is None else _object(report.get("objective"))
+    of_scope = _below(finite(told.get("scope_bound_j" if objective is None else "scope_bound")), value)
+    of_scope = max(of_scope, bound or 0.0) if of_scope is not None else None
+    if "scope_bound_j" not in report:  # of an older version, which knew that of the scope
+        of_scope = bound
+    solution = Solution(
+        status=_status(report, scope, None if bound is None else share_open(value, bound), simulation),
+        scope=scope,
+        options=options,
+        plan=plan,
+        simulation=simulation,
+        overhead_bound_j=bound if objective is None else None,
+        scope_bound=of_scope,
+        outdone=report.get("beyond_scope") is True and of_scope is not None and share_open(value, of_scope) == 0.0,
+        objective=objective,
+        store_all_peak_bytes=store_all_bytes(problem),
+        ram_bound_bytes=int(objective.bound) if objective and objective.name == RAM and objective.bound else None,
+        build_s=min(_number(report, "build_s"), total_s),
+        solve_s=min(_number(report, "solve_s"), total_s),
+        total_s=total_s,
+    )
+    found = Report(problem=problem, solution=solution, run=_run(report)).to_dict()
+    if "method" in report:
+        found["solve_s"] = _number(report, "solve_s")
+    if found["training"] is not None:
+        found["training"] = _drawn(_object(found["training"]), _object(report["training"]))
+    found["ram_budget_bytes"] = file.ram_bytes
+    return {key: value for key, value in found.items() if key not in SENTENCES}
+
+
+def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> Objective | None:
+    """What was minimised, where it isn't energy. Joules and units of a block's own are the file's."""
+    told = _object(file.report.get("objective"))
+    name, bound = told.get("name"), finite(told.get("bound"))
+    if name == RAM:
+        value = float(file.ram_bytes or 0)
+        return Objective(RAM, "B", 0.0, value, _below(bound, value))
+    if name == TIME.name and not plain:
+        baseline_s = float(file.plan.problem.baseline_time_s)
+        late_s = max(0.0, simulation.makespan_s - baseline_s)
+        return Objective(TIME.name, "s", baseline_s, late_s, _below(bound, late_s))
+    if not isinstance(name, str) or name == ENERGY.name or plain:
+        return None
+    value = _number(told, "overhead")
+    return Objective(name, str(told.get("unit")), _number(told, "baseline"), value, _below(bound, value))
+
+
+def _status(report: Mapping[str, object], scope: str, gap: float | None, simulation: Simulation) -> Status:
+    """The status that the report names, where its gap is as good."""
+    asked = finite(report.get("gap_tolerance", 1.0)) or 0.0
+    nothing_open = scope == "store-all" or (gap is None and simulation.overhead_j == 0)
+    best = Status.OPTIMAL if nothing_open else graded(gap, asked * (1 + RELATIVE_TOLERANCE))
+    said = report.get("status")
+    worse = WITH_PLAN[WITH_PLAN.index(best) :]
+    return next((status for status in worse if status == said), best)
+
+
+def _asked(scope: str, ours: bool) -> str:
+    if scope == "auto" or not ours:
+        return scope
+    try:
+        scope_depth(scope)
+    except FormulationError:
+        return "auto"
+    return scope
+
+
+def _run(report: Mapping[str, object]) -> TrainingRun | None:
+    """The training that a report is of."""
+    told = _object(report.get("training"))
+    if not told:
+        return None
+    counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
+    whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
+    steps = told.get("steps")
+    return TrainingRun(steps=steps if isinstance(steps, int) else 0, battery_j=finite(told.get("battery_j")), **whole)
+
+
+def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
+    """What is said of a training, where its joules are no less than its steps': idle ones are the file's."""
+    energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
+    if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
+        return dict(made)
+    held, steps = finite(made["battery_j"]), made["steps"]
+    assert isinstance(steps, int)
+    share = None if held is None else energy_j / held
+    lasts = None if held is None else math.floor(held * steps / energy_j)
+    return {**made, "energy_j": energy_j, "battery_share": share, "battery_steps": lasts}
+
+
+def uncertified(
+    claimed: Mapping[str, object],
+    overhead_j: float,
+    found: Certificate | None,
+    of_scope: Certificate | None = None,
+    why_none: str = "",
+) -> tuple[str, ...]:
+    """The bounds of a report that no certificate reaches, with the reason: statuses and gaps follow from them.
+
+    That nothing has less overhead than none needs no proof, and that a bound is at least 0 neither.
+
+    found, of_scope, why_none
+        The certificates: of all schedules, and of the scope. None: there is none, for that reason, or because none was
+        asked for.
+    """
+    goal = _object(claimed.get("objective")).get("name", ENERGY.name)
+    if goal != ENERGY.name:
+        proven = claimed.get("status") in (Status.OPTIMAL, Status.WITHIN_GAP)
+        proven = proven or bool(finite(_object(claimed["objective"]).get("scope_bound")))
+        return (f"the status {claimed.get('status')} in {goal}: certificates are of energy",) if proven else ()
+    left, known = [], 0.0
+    for key, one in (("overhead_bound_j", found), ("scope_bound_j", of_scope or found)):
+        bound_j, certified_j = finite(claimed.get(key)) or 0.0, 0.0 if one is None else one.bound_j
+        if bound_j > max(known, certified_j) + SLACK * overhead_j:
+            left.append(f"{key} = {show_joules(bound_j)}: {_certified(one, overhead_j, why_none)}")
+        known = max(known, bound_j)
+    return tuple(left)
+
+
+def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> str:
+    if found is None:
+        return why_none or "the solver says so; --bound proves it"
+    certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
+    share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
+    return f"{certified} in {printable(found.scope)}{share}"
+
+
+def _same(key: str, here: object, there: object, simulation: Simulation) -> bool:
+    """Whether two values are equal within the rounding of sums."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        return set(here) <= set(there) and all(_same(name, here[name], there[name], simulation) for name in here)
+    if isinstance(there, float) and isinstance(here, int | float) and not isinstance(here, bool):
+        within = {"j": simulation.energy_j, "s": simulation.makespan_s}.get(key.rpartition("_")[2], abs(there))
+        within = 1.0 if key.endswith("gap") else within
+        try:
+            return math.isclose(here, there, rel_tol=RELATIVE_TOLERANCE, abs_tol=RELATIVE_TOLERANCE * within)
+        except OverflowError:  # whole numbers of a file may be larger than any float
+            return False
+    return type(here) is type(there) and here == there
+
+
+def _below(bound: float | None, value: float) -> float | None:
+    return None if bound is None else min(max(bound, 0.0), value * (1 + RELATIVE_TOLERANCE))
+
+
+def _number(data: Mapping[str, object], key: str) -> float:
+    return max(finite(data.get(key)) or 0.0, 0.0)
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _json(value: object) -> str:
+    """As it stands in a file, for a terminal."""
+    return shortened(printable(json.dumps(value, ensure_ascii=False)))
+
+
+def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     if found.bound_j > overhead_j * (1 + RELATIVE_TOLERANCE):
         share = "more than this plan's: it is none of them"
     else:
@@ -164,34 +463,18 @@ def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object])
     kind = kind_searched(
         found.scope, paging=claimed.get("paging") is not False, remat=claimed.get("remat") is not False
     )
-    lines = [
-        (
-            "certified",
-            f"no schedule of the kind ({kind}) has less overhead than {show_joules(found.bound_j)}, {share}; "
-            f"exact arithmetic over {found.rows:,} rows, {found.cuts:,} cuts derived again{_branches(found)}, "
-            f"{show_seconds(found.seconds)}",
-        )
-    ]
-    blocks = _blocks(claimed)
+    branches = f", each of {found.nodes:,} nodes closed by such a sum" if found.nodes else ""
+    with_kind = "" if found.scope == ALL and "nothing" not in kind else f" with {kind}"
+    yield (
+        "certified",
+        f"no schedule{with_kind} has less overhead than {show_joules(found.bound_j)}, {share}; exact arithmetic over "
+        f"{found.rows:,} rows, {found.cuts:,} cuts derived again{branches}, {show_seconds(found.seconds)}",
+    )
+    blocks = " and ".join(str(claimed.get("formulation", "")).split("+")[1:])
     if blocks:
-        lines.append(
-            (
-                "blocks",
-                f"{printable(blocks)} left out: blocks forbid schedules or weigh them, and add none: the bound holds",
-            )
-        )
-    goal = minimised(claimed)
-    if goal is not None:
-        lines.append(
-            ("minimised", f"{goal.name}, of which nothing is certified: the bound is of the overhead's joules")
-        )
-    return lines
-
-
-def _branches(found: Certificate) -> str:
-    return f", each of {found.nodes:,} nodes closed by such a sum" if found.nodes else ""
-
-
-def _blocks(claimed: Mapping[str, object]) -> str:
-    """The blocks that were added to the formulation, as its name in the report tells them."""
-    return " and ".join(str(claimed.get("formulation", "")).split("+")[1:])
+        left = f"{printable(blocks)} left out: blocks forbid schedules or weigh them, and add none: the bound holds"
+        yield "blocks", left
+    goal = _object(claimed.get("objective")).get("name", ENERGY.name)
+    if goal != ENERGY.name:
+        words = "of which nothing is certified: the bound is of the overhead's joules"
+        yield "minimised", f"{printable(str(goal))}, {words}"
