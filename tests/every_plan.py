@@ -57,6 +57,8 @@ class Moment:
     ram: Ram
     stored: frozenset[int]
     time: Time
+    unread: frozenset[int] = frozenset()
+    """Copies that were written and not read yet; where no transfer may serve the storage's wakefulness alone."""
 
     def there(self) -> frozenset[int]:
         return frozenset(i for i, _ in self.ram)
@@ -64,9 +66,18 @@ class Moment:
 
 class _Search:
     def __init__(
-        self, problem: Problem, ram_bytes: int, deadline_s: float | None, stays: frozenset[int], placed: bool
+        self,
+        problem: Problem,
+        ram_bytes: int,
+        deadline_s: float | None,
+        stays: frozenset[int],
+        placed: bool,
+        serving: bool,
     ) -> None:
         self.problem, self.deadline_s, self.placed = problem, deadline_s, placed
+        self.serving = (
+            serving and problem.dma and problem.wake_j > 0
+        )  # elsewhere a useless transfer costs, or is nothing
         self.room = ram_bytes - problem.reserve_bytes
         self.count = len(problem.operators)
         self.sizes = [tensor.nbytes for tensor in problem.tensors]
@@ -155,7 +166,7 @@ class _Search:
                 time = replace(time, cpu=time.cpu + operator.time_s)
                 stored = now.stored - updated if k == now.done else now.stored
                 joules = operator.energy_j if k < now.done else 0.0
-                yield joules, self._tidy(Moment(max(now.done, k + 1), ram, stored, time))
+                yield joules, self._tidy(Moment(max(now.done, k + 1), ram, stored, time, now.unread))
         if not problem.paging:
             return
         for i in now.stored - there:
@@ -165,13 +176,14 @@ class _Search:
                     joules, time = self._moved(waited, i, problem.tensors[i].transfers.page_in_s, comes=True)
                     yield (
                         joules + problem.tensors[i].transfers.page_in_j,
-                        self._tidy(Moment(now.done, ram, now.stored, time)),
+                        self._tidy(Moment(now.done, ram, now.stored, time, now.unread - {i})),
                     )
         for i in there - now.stored:
             if i in self.useful[now.done]:
                 joules, time = self._moved(now.time, i, problem.tensors[i].transfers.page_out_s, comes=False)
                 joules += problem.tensors[i].transfers.page_out_j
-                yield joules, self._tidy(Moment(now.done, now.ram, now.stored | {i}, time))
+                unread = now.unread | ({i} if self.serving else frozenset())
+                yield joules, self._tidy(Moment(now.done, now.ram, now.stored | {i}, time, unread))
 
     def _again(self, k: int, done: int, there: frozenset[int]) -> bool:
         """Whether an operator may run again, and makes something that is lacking."""
@@ -203,7 +215,7 @@ class _Search:
             time = Time(0.0, 0.0 if self.wakes and time.channel >= time.cpu else -1.0)
         elif time.channel < time.cpu:
             time = replace(time, channel=-1.0)
-        return Moment(now.done, ram, now.stored & self.useful[now.done], time)
+        return Moment(now.done, ram, now.stored & self.useful[now.done], time, now.unread)
 
     def late(self, now: Moment) -> bool:
         limit = math.inf if self.deadline_s is None else self.deadline_s * (1 + 1e-9)
@@ -216,7 +228,9 @@ class _Search:
     def ends(self, now: Moment, first: Ram) -> bool:
         there, began = now.there(), dict(first)
         moved = any(i in self.in_ram_at_end and began.get(i, offset) != offset for i, offset in now.ram)
-        return now.done == self.count and self.in_ram_at_end <= there and self.stored_at_end <= now.stored and not moved
+        served = now.unread <= self.stored_at_end
+        there_at_end = self.in_ram_at_end <= there and self.stored_at_end <= now.stored
+        return now.done == self.count and there_at_end and served and not moved
 
     def least_j(self, states: list[int]) -> float | None:
         """The least of all ways from any start."""
@@ -247,7 +261,7 @@ class _Search:
 
     def _labels(self, now: Moment) -> tuple[object, tuple[float, ...]]:
         """What has to be equal, and what is better the less it is."""
-        time, fixed = now.time, (now.done, now.ram, now.stored)
+        time, fixed = now.time, (now.done, now.ram, now.stored, now.unread)
         if not self.timed:
             return (*fixed, time.channel), ()
         if self.wakes:  # a transfer that ends later may save a waking
@@ -260,7 +274,7 @@ class _Search:
 
 
 def least_overhead_j(
-    problem: Problem, ram_bytes: int, deadline_s: float | None = None, *, placed: bool = False
+    problem: Problem, ram_bytes: int, deadline_s: float | None = None, *, placed: bool = False, serving: bool = False
 ) -> float | None:
     """Joules beyond one compute of each operator; None where no plan exists. Raises TooManyStatesError.
 
@@ -268,10 +282,14 @@ def least_overhead_j(
 
     placed
         Whether every buffer needs a place of its own in the arena; else only sums of bytes count.
+    serving
+        Whether each copy that is written is read, or carried: no transfer only keeps the storage awake.
     """
     assert not any(o.variants or o.takes for o in problem.operators)
     able = [i for i, t in enumerate(problem.tensors) if t.home is Home.STORAGE and t.carried and not t.of_batch]
     sets = itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(len(able) + 1))
     states = [0]
-    found = [_Search(problem, ram_bytes, deadline_s, frozenset(stays), placed).least_j(states) for stays in sets]
+    found = [
+        _Search(problem, ram_bytes, deadline_s, frozenset(stays), placed, serving).least_j(states) for stays in sets
+    ]
     return min((one for one in found if one is not None), default=None)

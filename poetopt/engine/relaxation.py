@@ -23,15 +23,17 @@ from poetopt.schedule import Schedule
 def lighten(problem: Problem, most_bytes: float) -> Problem:
     """`problem` with its smallest tensors of 0 bytes; before, they took `most_bytes` at most, all of one size together.
 
-    Graph inputs stay as they are: they can't be recomputed.
+    Graph inputs stay as they are: they can't be recomputed. So do outputs that take over an input: both have one size.
     """
-    sizes = np.array([tensor.nbytes if tensor.computed else 0 for tensor in problem.tensors])
+    over = {i for operator in problem.operators for i in operator.takes}
+    able = [tensor.computed and i not in over for i, tensor in enumerate(problem.tensors)]
+    sizes = np.array([tensor.nbytes if own else 0 for tensor, own in zip(problem.tensors, able, strict=True)])
     different, counts = np.unique(sizes, return_counts=True)
     small = different[np.cumsum(different * counts) <= most_bytes]
     largest = int(small[-1]) if len(small) else 0
     tensors = tuple(
-        replace(tensor, nbytes=0) if tensor.computed and tensor.nbytes <= largest else tensor
-        for tensor in problem.tensors
+        replace(tensor, nbytes=0) if own and tensor.nbytes <= largest else tensor
+        for tensor, own in zip(problem.tensors, able, strict=True)
     )
     return replace(problem, tensors=tensors, graph=None)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from poetopt.diagnosis.solve import solve
+from poetopt.engine.ends import without_ends
 from poetopt.engine.relaxation import RelaxedRun, lighten
 from poetopt.engine.run import Run
 from poetopt.engine.solution import Options, Status
@@ -18,6 +19,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.closed import closed
+from tests.small import judged, small_problem
 
 SIDE = 3
 LIGHT = replace(retention, name="by the model", label_search=None)
@@ -115,3 +117,15 @@ def test_what_is_found_counts_by_the_whole_problem() -> None:
     assert light.offer(schedule, "search") is (excess == 0)
     refusal = light.incumbent.refused(schedule)
     assert (refusal.arena_excess if refusal is not None else 0) == excess
+
+
+def test_outputs_that_take_over_an_input_keep_their_bytes() -> None:
+    case = small_problem(466)  # its update ends as a result over what it reads
+    problem = without_ends(case.problem)
+    assert any(operator.takes for operator in problem.operators)
+    light = lighten(problem, 1e9)
+    over = {i for operator in problem.operators for i in operator.takes}
+    assert {i for i, tensor in enumerate(light.tensors) if tensor.nbytes == 0} == {
+        i for i, tensor in enumerate(problem.tensors) if tensor.computed and i not in over
+    }
+    assert judged(case, "highs", 20.0).status is Status.INFEASIBLE
