@@ -20,9 +20,9 @@ sys.path.insert(0, str(ROOT))
 from poetopt.autodiff import differentiate  # noqa: E402
 from poetopt.autodiff.emit import GraphBuilder  # noqa: E402
 from poetopt.autodiff.registry import nondifferentiable, registered  # noqa: E402
-from poetopt.autodiff.rules.loss import ATTACHED  # noqa: E402
-from poetopt.autodiff.rules.recurrent_activations import DEFAULTS  # noqa: E402
 from poetopt.graph import Tensor  # noqa: E402
+from poetopt.ops.losses.vjp import ATTACHED  # noqa: E402
+from poetopt.ops.recurrent.steps import DEFAULTS  # noqa: E402
 from poetopt.runtimes.onnxruntime import runtime  # noqa: E402
 from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
 from tests.autodiff.random_specs import RANDOM, specs  # noqa: E402
@@ -64,7 +64,7 @@ RECURRENT = """
 
 LSTM, GRU and RNN, of one direction or two, with sequences that end early, on these activations: {names}.
 Names may be in any case for LSTM and GRU, and are as ONNX writes them for RNN, since onnxruntime takes them so. Alphas
-and betas that aren't given are onnxruntime's (`poetopt.autodiff.rules.recurrent_activations`). Refused are other
+and betas that aren't given are onnxruntime's (`poetopt.ops.recurrent.steps`). Refused are other
 activations, each by its name, peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than
 4,096 steps.
 """

@@ -17,7 +17,7 @@ from poetopt.autodiff.vocabulary import Vocabulary
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, Whole
 
 if TYPE_CHECKING:
-    from poetopt.autodiff.rules.choice import Choice
+    from poetopt.autodiff.alternatives import Choice
     from poetopt.graph import Array
 
 OLDEST_OPSET = 16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poetopt.autodiff.rules.choice import Choice
+from poetopt.autodiff.alternatives import Choice
 from poetopt.graph import TrainingGraph
 from poetopt.passes.joining import working_set_bytes
 from poetopt.passes.taking import takings

@@ -27,6 +27,7 @@ import numpy as np
 from poetopt import plugins
 from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Node, Operator, Tensor
+from poetopt.ops import VJPS
 
 if TYPE_CHECKING:
     from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder
@@ -266,7 +267,8 @@ def load_rules() -> None:
     if _LOADED:
         return
     _LOADED.append(True)
-    import_module("poetopt.autodiff.rules")
+    for module in VJPS:
+        import_module(f"poetopt.ops.{module}")
     for point in entry_points(group="poetopt.rules"):
         before = _snapshot()
         try:

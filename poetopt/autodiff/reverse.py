@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from poetopt.autodiff import one_value, quantization
+from poetopt.autodiff.alternatives import Choice
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.floor import floor_bytes
@@ -31,7 +32,6 @@ from poetopt.autodiff.registry import (
     principal,
     rule_of,
 )
-from poetopt.autodiff.rules.choice import Choice
 from poetopt.errors import MissingVjpError, ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from poetopt.autodiff.registry import registered
-from poetopt.autodiff.rules.loss import ATTACHED
+from poetopt.ops.losses.vjp import ATTACHED
 from tests.autodiff.errors import TOLERANCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.emit import GraphBuilder, finish
-from poetopt.autodiff.rules import conv_input, conv_weight, conv_weight_forms
-from poetopt.autodiff.rules.geometry import Window
 from poetopt.graph import Graph, Role, Tensor
+from poetopt.ops.convolution import vjp, vjp_weight
+from poetopt.ops.convolution.windows import Window
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, distinct, graph_of, normal, weights_of
 from tests.later import ALL_USE_TORCH, later
@@ -71,9 +71,9 @@ def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int,
     x, w = (torch.tensor(values[name], dtype=torch.float64, requires_grad=True) for name in ("x", "w"))
     convolve(x, w, window, group).backward(torch.tensor(values["dy"], dtype=torch.float64))
     tensors = {name: Tensor(name, value.shape, "float32", Role.INPUT) for name, value in values.items()}
-    problem = conv_weight_forms.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
-    found = [(c, "w") for c in conv_weight.candidates(problem)]
-    found += [(c, "x") for c in conv_input.candidates(tensors["dy"], tensors["w"], window, group, 18)]
+    problem = vjp_weight.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
+    found = [(c, "w") for c in vjp_weight.candidates(problem)]
+    found += [(c, "x") for c in vjp.candidates(tensors["dy"], tensors["w"], window, group, 18)]
     for candidate, name in found:
         builder = GraphBuilder(tensors, {}, 18)
         draft = builder.operator("op", "Conv.grad")
@@ -93,7 +93,7 @@ def test_the_fastest_input_gradient_goes_by_the_plane() -> None:
         frame = Window((3, 3), (1, 1), (1, 1), (1, 1), (1, 1), (side, side), (side, side))
         dy = Tensor("dy", (32, channels, side, side), "float32", Role.INPUT)
         w = Tensor("w", (channels, channels, 3, 3), "float32", Role.INPUT)
-        return min(conv_input.candidates(dy, w, frame, 1, opset), key=lambda c: c.time_ns).name.split("/")[0]
+        return min(vjp.candidates(dy, w, frame, 1, opset), key=lambda c: c.time_ns).name.split("/")[0]
 
     assert [fastest(512, side, 18) for side in (2, 4)] == ["folded", "folded"]
     assert fastest(64, 32, 18) != "folded"

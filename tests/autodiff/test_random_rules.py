@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from poetopt.autodiff.registry import registered
-from poetopt.autodiff.rules.loss import ATTACHED
+from poetopt.ops.losses.vjp import ATTACHED
 from tests.autodiff.errors import TOLERANCE, finite_difference_error
 from tests.autodiff.random_specs import RANDOM, specs
 

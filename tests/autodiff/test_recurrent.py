@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 from poetopt.autodiff import differentiate
-from poetopt.autodiff.rules.recurrent_activations import DEFAULTS, USUAL
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Node
+from poetopt.ops.recurrent.steps import DEFAULTS, USUAL
 from tests.autodiff.float64 import gru_step, lstm_step, rnn_step, unrolled
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Array, evaluate
@@ -79,8 +79,8 @@ def test_runs_of_steps_are_joined_in_order(op: str, monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((7, 1, 2), (7, 1, 1, 2)))
     once = differentiate(layer(op, 7), loss="mse")
-    monkeypatch.setattr("poetopt.autodiff.rules.recurrent_steps.FEW", 6)
-    monkeypatch.setattr("poetopt.autodiff.rules.recurrent_steps.RUN", 3)
+    monkeypatch.setattr("poetopt.ops.recurrent.steps.FEW", 6)
+    monkeypatch.setattr("poetopt.ops.recurrent.steps.RUN", 3)
     joined = differentiate(layer(op, 7), loss="mse")
     assert sum(len(o.nodes) for o in joined.operators) > sum(len(o.nodes) for o in once.operators)
     batch = {"x": x, "target": y}

@@ -17,7 +17,7 @@ from poetopt.operators.constants import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.registry import kernels
 from poetopt.runtimes.c.tiles import choice, windows
-from poetopt.runtimes.c.tiles.alike import outline
+from poetopt.runtimes.c.tiles.choice import outline
 from poetopt.runtimes.c.tiles.tiling import Rows
 from poetopt.runtimes.c.tiles.variants import Candidate, Streamed, Ways
 from poetopt.runtimes.contract import RuntimeVariant

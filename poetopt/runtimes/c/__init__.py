@@ -14,8 +14,7 @@ from poetopt.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.runtimes.c.registry import kernel_for, reason, version
 from poetopt.runtimes.c.steps import as_run, call_of, layout
 from poetopt.runtimes.c.tiles import windows
-from poetopt.runtimes.c.tiles.alike import names_of, outline
-from poetopt.runtimes.c.tiles.choice import worth
+from poetopt.runtimes.c.tiles.choice import names_of, outline, worth
 from poetopt.runtimes.c.tiles.variants import Candidate, Ways
 from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
@@ -39,7 +38,7 @@ def _renamed(way: Candidate, names: Mapping[str, str]) -> Candidate:
 
 
 class CRuntime:
-    """The kernels of `poetopt.runtimes.c.kernels`, and those that other packages register."""
+    """The kernels of `poetopt.ops`, and those that other packages register."""
 
     name = "c"
     alignment = ALIGNMENT

@@ -10,27 +10,10 @@ from importlib.metadata import EntryPoint, entry_points
 from poetopt import plugins
 from poetopt.errors import DeviceError
 from poetopt.graph import Node
+from poetopt.ops import KERNELS
 from poetopt.runtimes.c.kernel import MOST_BYTES, Call, Kernel
 
 GROUP = "poetopt.kernels"
-
-MODULES = (
-    "elementwise",
-    "movement",
-    "picking",
-    "reduction",
-    "product",
-    "einsum",
-    "convolution",
-    "normalization",
-    "softmax",
-    "pooling",
-    "resizing",
-    "update",
-    "recurrent",
-    "recurrent_gradient",
-)
-"""Modules of `poetopt.runtimes.c.kernels`, each with a tuple `KERNELS`."""
 
 Op = tuple[str, str]
 """Domain and type."""
@@ -60,8 +43,8 @@ def reason(call: Call) -> str | None:
 def kernels() -> Mapping[Op, Kernel]:
     """All kernels. Raises DeviceError where an entry point can't be loaded, or holds something else."""
     found: dict[Op, Kernel] = {}
-    for module in MODULES:
-        for kernel in importlib.import_module(f"poetopt.runtimes.c.kernels.{module}").KERNELS:
+    for module in KERNELS:
+        for kernel in importlib.import_module(f"poetopt.ops.{module}").KERNELS:
             op = kernel.domain, kernel.op_type
             if op in found:
                 raise ValueError(f"two kernels for {op}")

@@ -1,0 +1,36 @@
+"""All that is known of operators, a folder a family: gradients, kernels in C and how they go chunk by chunk."""
+
+VJPS = (
+    "convolution.vjp",
+    "convolution.windows",
+    "elementwise.activations",
+    "elementwise.vjp",
+    "losses.vjp",
+    "movement.vjp",
+    "normalization.vjp",
+    "picking.sampling",
+    "picking.vjp",
+    "pooling.vjp",
+    "product.vjp",
+    "quantization.vjp",
+    "recurrent.vjp",
+    "reduction.vjp",
+    "regions",
+)
+"""Modules that register gradient rules."""
+
+KERNELS = (
+    "convolution.c",
+    "elementwise.c",
+    "elementwise.updates",
+    "losses.c",
+    "movement.c",
+    "normalization.c",
+    "picking.c",
+    "pooling.c",
+    "product.c",
+    "recurrent.c",
+    "recurrent.c_gradient",
+    "reduction.c",
+)
+"""Modules with kernels of the runtime c: a tuple `KERNELS` in each."""

@@ -1,0 +1,1 @@
+"""Convolutions of one to three dimensions, transposed ones, and what folds windows."""

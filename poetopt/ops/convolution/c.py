@@ -1,0 +1,345 @@
+"""Convolutions and their gradients in C, whole and in chunks of channels, groups and pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import gcd, lcm, prod
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.ops.convolution.c_rows import (
+    Geometry,
+    forward_rows,
+    geometry,
+    input_rows,
+    weight_pixels,
+    weight_rows,
+    written_to,
+)
+from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
+from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.tiling import INNER, PART, Chunk, Tiling, Ways
+from poetopt.runtimes.c.write import block, called, read, refuse_types, written
+
+# Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
+X, W, Y = "bgcq", "goct", "bgop"
+
+
+def _part(taps: int) -> int:
+    """Of so many planes the products are summed up before they join a sum of such sums."""
+    return max(1, PART // max(1, taps))
+
+
+def _sizes(found: Geometry) -> dict[str, int]:
+    return {
+        "b": found.images, "g": found.groups, "o": found.outs, "c": found.ins, "t": prod(found.kernel),
+        "p": prod(found.out), "q": prod(found.size),
+    }  # fmt: skip
+
+
+def _pairs(found: Geometry, *pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
+    """With several groups these alone are taken apart."""
+    return (("g", ""),) if found.groups > 1 else pairs
+
+
+def forward_tilings(call: Call) -> tuple[Tiling, ...]:
+    """x, w and bias to y."""
+    x, w, y = call.input(0), call.input(1), call.output()
+    found = geometry(call, x, w, y)
+    multiple = PART if found.pointwise else _part(prod(found.kernel))
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    ways = Ways(_sizes(found), (X, W, *rest), (Y,), "c", {"c": multiple})
+    pairs = _pairs(found, ("o", ""), ("o", "c"), ("", "c"))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_x, x_apart = ways.operand(X, chunk.inputs[0], loops, chunk)
+        at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_y, y_apart = ways.operand(Y, chunk.outputs[0], loops, chunk)
+        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "c" else "0"
+        bias = _bias(ways, loops, call, chunk, "go")
+        taps = prod(found.kernel)
+        y_at, x_at = f"y + n * {y_apart['b']} + g * {y_apart['g']}", f"x + n * {x_apart['b']} + g * {x_apart['g']}"
+        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.outs)
+        sums = y_at if ways.alone else chunk.scratch
+        if ways.fine and not found.pointwise:
+            rows, columns = found.out
+            line = called(
+                "po_conv_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins, rows,
+                columns, rows * columns, columns, 1, *found.size, *found.kernel, w_apart["o"], taps,
+                found.kernel[1], 1, -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1],
+                found.taps[1],
+            )  # fmt: skip
+        elif ways.fine:
+            line = called(
+                "po_pointwise_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins,
+                prod(found.out), w_apart["o"], 1,
+            )  # fmt: skip
+        elif found.pointwise:
+            size = prod(found.out)
+            line = called(
+                "po_pointwise_image", y_at, x_at, w_at, b_at, outs, ins, size, size, size, w_apart["o"], 1, began
+            )
+        else:
+            rows, columns = found.out
+            line = called(
+                "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1,
+                prod(found.size), *found.size, *found.kernel, w_apart["o"], taps, found.kernel[1], 1,
+                -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1], found.taps[1],
+                began, 0,
+            )  # fmt: skip
+        return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
+
+    alone = found.ins <= multiple and not (found.pointwise and call.has(2))
+    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
+    pixels = _by_pixels(call, found, (X, W, *rest), Y, forward=True)
+    return (*ways.tilings(pairs, code), *fine, *pixels, *forward_rows(call, found))
+
+
+def _by_pixels(
+    call: Call, found: Geometry, inputs: tuple[str | None, ...], output: str, *, forward: bool
+) -> tuple[Tiling, ...]:
+    """A product of matrices in chunks of pixels."""
+    if not found.pointwise:
+        return ()
+    same = [None if letters is None else letters.replace("q", "p") for letters in inputs]
+    out = output.replace("q", "p")
+    ways = Ways(_sizes(found), tuple(same), (out,))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_x, x_apart = ways.operand(same[0] or "", chunk.inputs[0], loops, chunk)
+        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_y, y_apart = ways.operand(out, chunk.outputs[0], loops, chunk)
+        bias = _bias(ways, loops, call, chunk, "go" if forward else "gc")
+        channels = "oc" if forward else "co"
+        outs, ins = (found.outs, found.ins) if forward else (found.ins, found.outs)
+        steps = (found.ins, 1) if forward else (1, found.ins)
+        line = called(
+            "po_pointwise_image", f"y + n * {y_apart['b']}", f"x + n * {x_apart['b']}", "w",
+            "NULL" if bias == "NULL" else "c", outs, ins,
+            ways.count("p", loops, chunk), y_apart[channels[0]], x_apart[channels[1]], *steps, 0,
+        )  # fmt: skip
+        return _for_images(found, "1", (("x", at_x), ("w", at_w)), at_y, bias, line)
+
+    return ways.tilings((("p", ""),), code)
+
+
+def input_tilings(call: Call) -> tuple[Tiling, ...]:
+    """dY and w to dX, as a convolution's gradient or transposed."""
+    dy, w, dx = call.input(0), call.input(1), call.output()
+    found = geometry(call, dx, w, dy)
+    multiple = PART if found.pointwise else lcm(*_phases(found))
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    ways = Ways(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
+    pairs = _pairs(found, ("", "o"), ("c", "o"), ("c", ""))
+
+    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
+        at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
+        at_dx, dx_apart = ways.operand(X, chunk.outputs[0], loops, chunk)
+        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "o" else "0"
+        bias = _bias(ways, loops, call, chunk, "gc")
+        dx_at = f"y + n * {dx_apart['b']} + g * {dx_apart['g']}"
+        dy_at = f"x + n * {dy_apart['b']} + g * {dy_apart['g']}"
+        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.ins)
+        sums = dx_at if ways.alone else chunk.scratch
+        if ways.fine and not found.pointwise:
+            line = called(
+                "po_image_by_input_piece", dx_at, sums, dy_at, w_at, b_at, found.outs, ins,
+                chunk.begin[INNER], outs, *found.out, *found.size, *found.kernel, *found.steps, *found.taps,
+                *found.before, w_apart["o"],
+            )  # fmt: skip
+        elif ways.fine:
+            line = called(
+                "po_pointwise_piece", dx_at, sums, dy_at, w_at, b_at, ins, found.outs, chunk.begin[INNER],
+                outs, prod(found.out), 1, w_apart["o"],
+            )  # fmt: skip
+        elif found.pointwise:
+            size = prod(found.out)
+            line = called(
+                "po_pointwise_image", dx_at, dy_at, w_at, b_at, ins, outs, size, size, size, 1, w_apart["o"], began
+            )
+        else:
+            line = called(
+                "po_image_by_input", dx_at, dy_at, w_at, b_at, outs, ins, *found.out, *found.size, *found.kernel,
+                *found.steps, *found.taps, *found.before, prod(found.size), prod(found.out), w_apart["o"], began,
+            )  # fmt: skip
+        return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
+
+    parts = [PART] if found.pointwise else _phases(found)
+    alone = found.outs <= min(parts) and not (found.pointwise and call.has(2))
+    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
+    pixels = _by_pixels(call, found, (Y, W, *rest), X, forward=False)
+    return (*ways.tilings(pairs, code), *fine, *pixels, *input_rows(call, found))
+
+
+def _fine(ways: Ways, found: Geometry, alone: bool) -> Ways:
+    """With short chunks of what is summed up, where there is one image."""
+    if found.images == 1:
+        return replace(ways, multiples={}, fine=True, alone=alone)
+    return replace(ways, sizes=dict.fromkeys(ways.sizes, 1))
+
+
+def _phases(found: Geometry) -> tuple[int, ...]:
+    """Of how many output channels a part is, with each set of taps that some rows and columns meet."""
+    (height, width) = found.kernel
+    down, right = (step // gcd(step, tap) for step, tap in zip(found.steps, found.taps, strict=True))
+    counts = {
+        max(0, -(-(height - r) // down)) * max(0, -(-(width - s) // right)) for r in range(down) for s in range(right)
+    }
+    return tuple(_part(count) for count in counts)
+
+
+def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
+    """dY and x to dW; with an optimizer to w and its states, which are updated."""
+    updates = 1 + RULES[optimizer].states if optimizer else 0
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        plain = geometry(call, call.input(1), call.output(), call.input(0))
+        found = plain
+        if plain.pointwise:  # a plane is one row
+            found = replace(plain, out=(1, prod(plain.out)), size=(1, prod(plain.size)))
+        updated = (W,) * updates
+        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2 - updates)
+        ways = Ways(_sizes(found), (Y, X, *updated, *scalars), updated or (W,))
+
+        def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+            at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
+            at_x, x_apart = ways.operand(X, chunk.inputs[1], loops, chunk)
+            olds = [ways.operand(W, part, loops, chunk)[0] for part in chunk.inputs[2 : 2 + updates]]
+            news = [ways.operand(W, part, loops, chunk)[0] for part in chunk.outputs]
+            outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
+            declarations, target = written_to(call, chunk, optimizer, olds, news)
+            return block(
+                *declarations,
+                called(
+                    "po_images_by_weight", *target, at_dy, at_x, found.images, groups, outs, ins, *found.out,
+                    *found.size, *found.kernel, *found.steps, *found.taps, *found.before, dy_apart["b"], x_apart["b"],
+                    prod(found.out), prod(found.size), found.ins * prod(found.kernel), "NULL", 1, 1,
+                ),
+            )  # fmt: skip
+
+        by_rows = (*weight_rows(call, plain, optimizer), *weight_pixels(call, plain, optimizer))
+        return (*ways.tilings(_pairs(found, ("o", ""), ("o", "c")), code), *by_rows)
+
+    return tilings
+
+
+def _bias(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
+    """Where the bias of a chunk's first channel is; "NULL" without one."""
+    if not call.has(2):
+        return "NULL"
+    at = f"(const float *){chunk.inputs[2].at}"
+    for letter, step in ((letters[0], ways.sizes[letters[1]]), (letters[1], 1)):
+        if letter in loops:
+            at += f" + {ways.begin(letter, loops, chunk)} * {step}"
+    return at
+
+
+def _of_group(bias: str, channels: int) -> str:
+    return bias if bias == "NULL" else f"c + g * {channels}"
+
+
+def _for_images(
+    found: Geometry, groups: str, inputs: tuple[tuple[str, str], ...], output: str, bias: str, line: str
+) -> str:
+    """A call for each group of each image, with the operands x, w, c and y."""
+    operands = [f"const float *{name} = {at};" for name, at in inputs]
+    operands += [f"float *y = {output};"] + ([] if bias == "NULL" else [f"const float *c = {bias};"])
+    if " g * " in line:
+        line = f"for (int32_t g = 0; g < {groups}; ++g) {{\n    {line}\n}}"
+    inner = "\n".join(f"    {text}" for text in line.splitlines())
+    return block(*operands, f"for (int32_t n = 0; n < {found.images}; ++n) {{\n{inner}\n}}")
+
+
+HEADER = "po_conv.h"
+
+
+def _refuses(call: Call) -> str | None:
+    ranks = {len(tensor.shape) for tensor in (call.input(0), call.input(1))}
+    if not ranks <= {3, 4}:
+        return f"{call.node.op_type} over {max(ranks) - 2} axes; it has one or two"
+    if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
+        return f"{call.node.op_type} of no elements"
+    return refuse_types(call, "float32")
+
+
+def _refuses_transposed(call: Call) -> str | None:
+    if call.text("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in call.node.attributes:
+        return "ConvTranspose with auto_pad or output_shape"
+    return _refuses(call)
+
+
+def _whole_bias(call: Call, arguments: Arguments) -> tuple[list[str], str]:
+    if not call.has(2):
+        return [], "NULL"
+    return [read("c", call.input(2), arguments.inputs[2])], "c"
+
+
+def _conv(call: Call, arguments: Arguments) -> str:
+    x, w, y = call.input(0), call.input(1), call.output()
+    found = geometry(call, x, w, y)
+    declared, bias = _whole_bias(call, arguments)
+    operands = [*declared, read("a", x, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
+    if found.pointwise:
+        size = prod(found.out)
+        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.outs, found.ins, size, found.ins, 1)
+    else:
+        line = called("po_convolution", "y", "a", "b", bias, *found.numbers())
+    return block(*operands, written("y", y, arguments.outputs[0]), line)
+
+
+def _by_input(call: Call, arguments: Arguments) -> str:
+    dy, w, dx = call.input(0), call.input(1), call.output()
+    found = geometry(call, dx, w, dy)
+    declared, bias = _whole_bias(call, arguments)
+    operands = [*declared, read("a", dy, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
+    if found.pointwise:
+        size = prod(found.out)
+        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.ins, found.outs, size, 1, found.ins)
+    else:
+        line = called("po_convolution_by_input", "y", "a", "b", bias, *found.numbers())
+    return block(*operands, written("y", dx, arguments.outputs[0]), line)
+
+
+def _by_weight(call: Call, arguments: Arguments) -> str:
+    target = f"y, NULL, {', '.join(arguments.inputs[:2])}"
+    dw = written("y", call.output(), arguments.outputs[0])
+    return block(dw, called("po_convolution_by_weight", target, *_weight_numbers(call)))
+
+
+def _weight_numbers(call: Call) -> tuple[int, ...]:
+    found = geometry(call, call.input(1), call.output(), call.input(0))
+    if found.pointwise:  # a plane is one row
+        found = replace(found, out=(1, prod(found.out)), size=(1, prod(found.size)))
+    return found.numbers()
+
+
+def _with_update(optimizer: str) -> Kernel:
+    """The gradient by the weights, and their update by it: dY, x, the weights, states, scalars."""
+    states = RULES[optimizer].states
+
+    def code(call: Call, arguments: Arguments) -> str:
+        target = f"NULL, &u, {', '.join(arguments.inputs[:2])}"
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_convolution_by_weight", target, *_weight_numbers(call)),
+        )
+
+    def refuses(call: Call) -> str | None:
+        return "another number of operands" if len(call.inputs) != update_inputs(optimizer, 2) else _refuses(call)
+
+    return Kernel(
+        f"Conv.grad_weight+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,),
+        tilings=weight_tilings(optimizer),
+    )  # fmt: skip
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("Conv", _conv, refuses=_refuses, headers=(HEADER,), tilings=forward_tilings),
+    Kernel("ConvTranspose", _by_input, refuses=_refuses_transposed, headers=(HEADER,), tilings=input_tilings),
+    Kernel("Conv.grad_input", _by_input, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=input_tilings),
+    Kernel("Conv.grad_weight", _by_weight, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=weight_tilings()),
+    *(_with_update(optimizer) for optimizer in RULES),
+)

@@ -1,0 +1,440 @@
+"""dW of a convolution: seven constructions, and the choice between them by shape.
+
+With L output positions, K = taps C/group columns and N images:
+
+| construction | how | workspace beside the kernels' |
+|---|---|---|
+| images | unfold each image to [K, L] (convolution with one-hot kernels), Gemm with dY, add | its columns, two dW |
+| rows | the same along all axes but the first; along that one dY moves instead | a third of that for 3x3, two dY |
+| taps | images innermost; for each tap what it reads, Gemm with dY there, add | x and dY twice, two dW |
+| batch | unfold all images, transpose, one Gemm | twice the columns of all images |
+| swap | x convolved with dY: images for channels, strides for dilations; transposed | x and dY if N > 1, dW |
+| apart | the same with groups for each image, then summed; dY stays as it lies | x if C/group > 1, N dW |
+| flip | dY convolved with x, both reversed in space: dW comes out in its own order | x and dY |
+
+`images` and `rows` can go through the channels in parts, which divides the columns and costs a dW for putting the parts
+together, `taps` through the images in chunks. For groups there are `swap` and `apart`, which is all that leaves a
+depthwise convolution's operands as they lie. The choice is the fastest, by estimates that
+are fitted to onnxruntime's kernels, of those whose operands and workspace stay within what the graph needs elsewhere;
+where none does, the leanest (see `choice`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from poetopt.autodiff.alternatives import FLOPS_PER_NS, Candidate, chosen, steps_ns
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.graph import Tensor
+from poetopt.ops.convolution.windows import Window
+
+
+def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+    """The gradient of w [M, C/group, ...], given x [N, C, ...] and that of the output [N, M, ...]."""
+    problem = Problem(x, dy, w, window, group)
+    found = candidates(problem, apart_in_groups=k.graph.over)
+    return chosen(k.graph, found, x.nbytes + dy.nbytes).build(k)
+
+
+def candidates(problem: Problem, *, apart_in_groups: bool = True) -> Iterator[Candidate]:
+    """Every construction that works for the problem."""
+    if problem.group == 1:
+        yield from _by_images(problem)
+        yield from _by_rows(problem)
+        yield from _by_taps(problem)
+        yield from _whole(problem)
+    elif apart_in_groups and problem.batch > 1:
+        yield _apart(problem)
+    yield _swapped(problem)
+
+
+def _product(problem: Problem) -> float:
+    return 2.0 * problem.w.size * problem.batch * problem.positions / FLOPS_PER_NS
+
+
+def _moved(problem: Problem) -> float:
+    return problem.x.size + problem.dy.size if problem.batch > 1 else 0.0
+
+
+def _unfolding(elements: float, taps: int, item: int) -> float:
+    # what doesn't stay in a core's own cache has to be fetched again
+    return (0.62 if elements * item < 1.6e6 else 0.7) * max(1.0, taps / 9) * elements
+
+
+def _by_images(problem: Problem) -> Iterator[Candidate]:
+    x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
+    count, taps, positions = w.shape[1] * problem.window.taps, problem.window.taps, problem.positions
+    for parts in (1, 2, 4, 8):
+        if w.shape[1] % parts or (parts > 1 and problem.plain and n == 1):
+            continue
+        elements = 0 if problem.plain else count * positions / parts
+        shared = (
+            0.75 * _product(problem)
+            + n * (parts * _unfolding(elements, taps, problem.item) + 0.42 * w.size)
+            + 0.32 * _moved(problem)
+            + (0.3 * w.size if parts > 1 else 0.0)
+            + steps_ns(n * parts)
+        )
+        slices = dy.nbytes // n + x.nbytes // n // parts if n > 1 else x.nbytes if parts > 1 else 0
+        for turned in (False, True):
+            chained = min(n - 1, 2) * w.nbytes
+            sums = w.nbytes + (w.nbytes // parts if n > 1 else 0) if parts > 1 or turned else chained
+            # a Gemm copies its right operand to a layout of its own
+            packed = 0.13 * (w.shape[0] * parts if turned else count) * n * positions
+            yield Candidate(
+                f"images/{parts}{'t' if turned else ''}",
+                shared + packed + (w.size if turned else 0.0),
+                max(problem.columns_bytes // parts + slices + sums, 2 * w.nbytes if turned and parts > 1 else 0),
+                partial(images, problem=problem, parts=parts, turned=turned),
+            )
+
+
+def _by_rows(problem: Problem) -> Iterator[Candidate]:
+    w, n, window = problem.w, problem.batch, problem.window
+    if window.kernel[0] == 1 or window.strides[0] != 1 or window.after[0] < 0:
+        return
+    tall, taps = window.kernel[0], window.taps // window.kernel[0]
+    height = window.size[0] + window.before[0] + window.after[0]
+    positions = problem.positions // window.out[0] * height
+    columns, moved = w.shape[1] * taps * positions, tall * w.shape[0] * positions
+    for parts in (1, 2, 4):
+        if w.shape[1] % parts:
+            continue
+        yield Candidate(
+            f"rows/{parts}",
+            0.75 * _product(problem) * height / window.out[0]
+            + n * (parts * _unfolding(columns / parts, taps, problem.item) + 0.21 * moved + 0.7 * w.size)
+            + 0.14 * n * moved * parts
+            + 3.9 * w.size
+            + steps_ns(n * parts),
+            max(_rows_bytes(problem, columns, moved, parts), 2 * w.nbytes),
+            partial(rows, problem=problem, parts=parts),
+        )
+
+
+def _rows_bytes(problem: Problem, columns: int, moved: int, parts: int) -> int:
+    """What lives with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
+    x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
+    if parts > 1:
+        return (columns // parts + moved) * problem.item + max(
+            x.nbytes // n // parts, w.nbytes + w.nbytes // parts // 3
+        )
+    tall = problem.window.kernel[0]
+    products = moved * problem.item // tall + w.nbytes + w.nbytes // tall
+    return columns * problem.item + (dy.nbytes // n if n > 1 else 0) + max(x.nbytes // n, products)
+
+
+def _by_taps(problem: Problem) -> Iterator[Candidate]:
+    x, dy, w, n, window = problem.x, problem.dy, problem.w, problem.batch, problem.window
+    shares = [
+        [len(window.reads(axis, tap)) / window.out[axis] for tap in range(extent)]
+        for axis, extent in enumerate(window.kernel)
+    ]
+    share = math.prod(sum(axis) / len(axis) for axis in shares)
+    columns = w.shape[1] * n * problem.positions
+    read = share * window.taps * (dy.size + columns)
+    copied = 0 if problem.plain else int(max(map(max, shares)) * (columns * problem.item + dy.nbytes)) // n
+    for chunk in (1, 2, 4, 8, 16, 32):
+        if chunk >= 2 * n:
+            break
+        many, chunks = min(chunk, n), -(-n // chunk)
+        planes, grads = (many * t.nbytes // n if n > 1 else 0 for t in (x, dy))
+        # while an image is turned, it is there twice
+        turning = max(planes, 2 * grads) if 1 < many < n else grads
+        sums = w.nbytes + (w.nbytes // window.taps if chunks > 1 else 0) if chunks > 1 or window.taps > 1 else 0
+        # where the last axis has a stride, runs are as long as there are images
+        runs = 2.0 / many * share * window.taps * columns if window.strides[-1] > 1 else 0.0
+        yield Candidate(
+            f"taps/{chunk}",
+            0.83 * _product(problem) * share
+            + (0.4 if chunk > 1 else 0.3) * _moved(problem)
+            + 0.25 * read
+            + runs
+            + 0.2 * share * window.taps * columns
+            + (0.33 * (chunks - 1) + (0.8 if window.taps > 1 else 0.15)) * w.size
+            + steps_ns(1 + chunks * window.taps // 2),
+            max(planes + max(turning, grads + many * copied + sums), 2 * w.nbytes if window.taps > 1 else 0),
+            partial(by_taps, problem=problem, chunk=chunk),
+        )
+
+
+def _whole(problem: Problem) -> Iterator[Candidate]:
+    x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
+    taps = problem.window.taps
+    if problem.window.unit_stride:
+        yield Candidate(
+            "flip",
+            _product(problem) / _lane(taps, w.shape[1])
+            + 0.4 * w.shape[0] * taps * x.size / w.shape[1]
+            + _moved(problem)
+            + x.size
+            + dy.size
+            + 2 * steps_ns(1),
+            _both(problem) if n == 1 else _both(problem) * 3 // 2,
+            partial(flip, problem=problem),
+        )
+    if n > 1:
+        yield _apart(problem)
+        columns = n * problem.columns_bytes
+        yield Candidate(
+            "batch",
+            0.9 * _product(problem)
+            + 1.5 * max(1.0, taps / 9) * columns / problem.item
+            + 0.5 * w.size
+            + 0.5 * _moved(problem)
+            + 2 * steps_ns(1),
+            max(2 * columns, columns + dy.nbytes) if columns else _both(problem),
+            partial(unfolded_batch, problem=problem),
+        )
+
+
+def _swapped(problem: Problem) -> Candidate:
+    dy, w, n, taps = problem.dy, problem.w, problem.batch, problem.window.taps
+    width = w.shape[0] // problem.group
+    unfolded = n * problem.positions * taps * problem.item if width > taps else 0
+    return Candidate(
+        "swap",
+        _product(problem) / _lane(taps, width)
+        + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
+        + _moved(problem)
+        + 1.5 * w.size
+        + 2 * steps_ns(1),
+        (_both(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
+        partial(swap, problem=problem),
+    )
+
+
+def _apart(problem: Problem) -> Candidate:
+    x, w, n, taps = problem.x, problem.w, problem.batch, problem.window.taps
+    width = w.shape[0] // problem.group
+    unfolded = problem.positions * taps * problem.item if width > taps else 0
+    turned = x.nbytes if w.shape[1] > 1 else 0
+    return Candidate(
+        "apart",
+        _product(problem) / _lane(taps, width)
+        + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
+        + turned / problem.item
+        + 1.5 * n * w.size
+        + 2 * steps_ns(1),
+        turned + n * w.nbytes + max(unfolded, w.nbytes),
+        partial(apart, problem=problem),
+    )
+
+
+def _both(problem: Problem) -> int:
+    """Bytes of x and dY."""
+    return problem.x.nbytes + problem.dy.nbytes
+
+
+def _lane(taps: int, width: int) -> float:
+    """How much of a Gemm's speed is left where it has as few columns as taps: it works on 16 at a time."""
+    return 0.85 * taps / (16 * -(-taps // 16)) * min(1.0, width / 8)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One weight gradient: x [N, C, ...], dy [N, M, ...], w [M, C/group, ...]."""
+
+    x: Tensor
+    dy: Tensor
+    w: Tensor
+    window: Window
+    group: int
+
+    @property
+    def batch(self) -> int:
+        """Number of images."""
+        return self.x.shape[0]
+
+    @property
+    def positions(self) -> int:
+        """Output positions of one image."""
+        return math.prod(self.window.out)
+
+    @property
+    def plain(self) -> bool:
+        """Whether an image is its own unfolding."""
+        window = self.window
+        padded = any(window.before) or any(window.declared_after)
+        return window.taps == 1 and window.unit_stride and not padded
+
+    @property
+    def columns_bytes(self) -> int:
+        """Size of one image, unfolded; 0 where that is the image."""
+        return 0 if self.plain else self.w.shape[1] * self.window.taps * self.positions * self.item
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return self.x.nbytes // max(self.x.size, 1)
+
+
+def unfold(k: OperatorBuilder, x: Tensor, problem: Problem) -> Tensor:
+    """x [N, C, ...] -> [N, C taps, L]: a convolution of each plane with one-hot kernels, one for each tap."""
+    window = problem.window
+    if problem.plain:
+        return k.reshape(x, (*x.shape[:2], problem.positions))
+    taps = window.taps
+    kernels = k.graph.constant(np.eye(taps, dtype=x.dtype).reshape(taps, 1, *window.kernel))
+    planes = k.reshape(x, (x.shape[0] * x.shape[1], 1, *window.size))
+    pads = (*window.before, *window.declared_after)
+    columns = k.conv(planes, kernels, strides=window.strides, dilations=window.dilations, pads=pads)
+    return k.reshape(columns, (x.shape[0], x.shape[1] * taps, problem.positions))
+
+
+def images(k: OperatorBuilder, problem: Problem, parts: int = 1, *, turned: bool = False) -> Tensor:
+    """Image by image, and within an image by `parts` of the channels.
+
+    turned
+        The product is columns dY^T, and is transposed at the end: faster where there are fewer channels than columns.
+    """
+    x, dy, w = problem.x, problem.dy, problem.w
+    width = w.shape[1] // parts
+    sums: list[Tensor | None] = [None] * parts
+    for n in range(problem.batch):
+        grads = k.reshape(k.slice(dy, [n], [n + 1], [0]), (w.shape[0], problem.positions))
+        for part in range(parts):
+            piece = k.slice(x, [n, part * width], [n + 1, (part + 1) * width], [0, 1])
+            columns = k.reshape(unfold(k, piece, problem), (width * problem.window.taps, problem.positions))
+            left, right = (columns, grads) if turned else (grads, columns)
+            sums[part] = k.gemm(left, right, sums[part], trans_b=True)
+    joined = k.concat([s for s in sums if s is not None], 0 if turned else 1)
+    return k.reshape(k.transpose(joined, [1, 0]) if turned else joined, w.shape)
+
+
+def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
+    """Image by image: x unfolded along all axes but the first, dY moved along that one; for a unit stride there.
+
+    Both get as many rows as x has with its pads, and a row that dY lacks is 0: the product takes (H + taps - 1) / H of
+    the operations, but unfolds to a fraction of the columns.
+    """
+    x, dy, w, window = problem.x, problem.dy, problem.w, problem.window
+    tall, others = window.kernel[0], window.kernel[1:]
+    row, taps = math.prod(window.out[1:]), math.prod(others)
+    width, height = w.shape[1] // parts, window.size[0] + window.before[0] + window.after[0]
+    kernels = k.graph.constant(np.eye(taps, dtype=x.dtype).reshape(taps, 1, 1, *others))
+    sums: dict[tuple[int, int], Tensor] = {}
+    for n in range(problem.batch):
+        grads = k.reshape(k.slice(dy, [n], [n + 1], [0]), (w.shape[0], window.out[0] * row))
+        # made for one part alone, each is there only while its product is taken
+        moved = [_moved_down(k, grads, tap, problem) for tap in range(tall)] if parts > 1 else None
+        for part in range(parts):
+            piece = k.slice(x, [n, part * width], [n + 1, (part + 1) * width], [0, 1])
+            columns = k.conv(
+                k.reshape(piece, (width, 1, *window.size)), kernels,
+                strides=(1, *window.strides[1:]), dilations=(1, *window.dilations[1:]),
+                pads=(*window.before, window.after[0], *window.declared_after[1:]),
+            )  # fmt: skip
+            columns = k.reshape(columns, (width * taps, height * row))
+            for tap in range(tall):
+                right = _moved_down(k, grads, tap, problem) if moved is None else moved[tap]
+                sums[part, tap] = k.gemm(columns, right, sums.get((part, tap)), trans_b=True)
+    joined = k.concat([k.concat([sums[part, tap] for tap in range(tall)], 1) for part in range(parts)], 0)
+    spread = k.reshape(joined, (w.shape[1], *others, tall, w.shape[0]))
+    return k.transpose(spread, [1 + window.rank, 0, window.rank, *range(1, window.rank)])
+
+
+def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: Problem) -> Tensor:
+    """dY of one image, [M, L], as the rows of x that `tap` of the first axis reads it: [M, L'] with rows of 0."""
+    window = problem.window
+    row, height = math.prod(window.out[1:]), window.size[0] + window.before[0] + window.after[0]
+    above = tap * window.dilations[0] * row
+    return k.pad(grads, [0, above], [0, height * row - grads.shape[1] - above])
+
+
+def by_taps(k: OperatorBuilder, problem: Problem, chunk: int) -> Tensor:
+    """`chunk` images at a time, and tap by tap: dY where the tap reads x, times what it reads, both [channels, rest].
+
+    With the images innermost both are runs of memory. What a tap would read in the pads is 0, and isn't computed.
+    """
+    x, dy, w, window = problem.x, problem.dy, problem.w, problem.window
+    inner = [*range(1, 2 + window.rank), 0]
+    axes = list(range(1, 1 + window.rank))
+    sums: dict[tuple[int, ...], Tensor] = {}
+    taps = list(itertools.product(*(range(extent) for extent in window.kernel)))
+    for low in range(0, problem.batch, chunk):
+        high = min(low + chunk, problem.batch)
+        planes, grads = (k.transpose(k.slice(t, [low], [high], [0]), inner) for t in (x, dy))
+        for tap in taps:
+            reads = [window.reads(axis, at) for axis, at in enumerate(tap)]
+            if not all(reads):
+                sums[tap] = sums.get(tap) or k.zeros(w.shape[:2], w.dtype)
+                continue
+            first = [o[0] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
+            last = [o[-1] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
+            read = k.slice(planes, first, [end + 1 for end in last], axes, window.strides)
+            given = k.slice(grads, [o[0] for o in reads], [o[-1] + 1 for o in reads], axes)
+            length = math.prod(given.shape[1:])
+            left, right = k.reshape(given, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
+            sums[tap] = k.gemm(left, right, sums.get(tap), trans_b=True)
+    joined = k.concat([sums[tap] for tap in taps], 0)
+    spread = k.reshape(joined, (*window.kernel, *w.shape[:2]))
+    return k.transpose(spread, [window.rank, 1 + window.rank, *range(window.rank)])
+
+
+def _axes(reads: list[range], tap: tuple[int, ...], window: Window) -> list[tuple[range, int, int, int, int]]:
+    return list(zip(reads, window.strides, tap, window.dilations, window.before, strict=True))
+
+
+def unfolded_batch(k: OperatorBuilder, problem: Problem) -> Tensor:
+    """All images at once: the sum over images and positions is one Gemm's inner dimension."""
+    w, length = problem.w, problem.batch * problem.positions
+    columns = k.transpose(unfold(k, problem.x, problem), [1, 0, 2])
+    grads = k.reshape(k.transpose(problem.dy, [1, 0, *range(2, 2 + problem.window.rank)]), (w.shape[0], length))
+    return k.reshape(k.gemm(grads, k.reshape(columns, (columns.shape[0], length)), trans_b=True), w.shape)
+
+
+def swap(k: OperatorBuilder, problem: Problem) -> Tensor:
+    """Roles swapped: x is convolved with dY."""
+    x, dy, w, window, group = problem.x, problem.dy, problem.w, problem.window, problem.group
+    inputs = w.shape[1]
+    axes = range(window.rank)
+    planes = k.transpose(k.reshape(x, (problem.batch, group, inputs, *window.size)), [2, 1, 0, *(3 + a for a in axes)])
+    planes = k.reshape(planes, (inputs, group * problem.batch, *window.size))
+    kernels = k.transpose(dy, [1, 0, *(2 + a for a in axes)])
+    result = k.conv(
+        planes, kernels, strides=window.dilations, dilations=window.strides,
+        pads=[*window.before, *(max(a, 0) for a in window.after)], group=group,
+    )  # fmt: skip
+    result = k.slice(result, [0] * window.rank, window.kernel, [2 + a for a in axes])
+    return k.reshape(k.transpose(result, [1, 0, *(2 + a for a in axes)]), w.shape)
+
+
+def apart(k: OperatorBuilder, problem: Problem) -> Tensor:
+    """Roles swapped, with groups of its own for each image: dY is read as it lies, and the images' dW are summed."""
+    x, dy, w, window, n = problem.x, problem.dy, problem.w, problem.window, problem.batch
+    outputs, inputs, groups = *w.shape[:2], n * problem.group
+    planes = k.reshape(x, (groups, inputs, *window.size))
+    planes = k.transpose(planes, [1, 0, *range(2, 2 + window.rank)])
+    kernels = k.reshape(dy, (n * outputs, 1, *window.out))
+    result = k.conv(
+        planes, kernels, strides=window.dilations, dilations=window.strides,
+        pads=[*window.before, *(max(a, 0) for a in window.after)], group=groups,
+    )  # fmt: skip
+    result = k.slice(result, [0] * window.rank, window.kernel, [2 + a for a in range(window.rank)])
+    summed = k.reduce_sum(k.reshape(result, (inputs, n, outputs, *window.kernel)), [1], keepdims=False)
+    return k.transpose(summed, [1, 0, *range(2, 2 + window.rank)])
+
+
+def flip(k: OperatorBuilder, problem: Problem) -> Tensor:
+    """dY convolved with x, both reversed, so that the taps come out in order; for unit strides."""
+    window = problem.window
+    spatial = [2 + a for a in range(window.rank)]
+    grads = k.flip(k.transpose(problem.dy, [1, 0, *spatial]), spatial)
+    kernels = k.flip(k.transpose(problem.x, [1, 0, *spatial]), spatial)
+    before = [b + n - o for b, n, o in zip(window.before, window.size, window.out, strict=True)]
+    extents = zip(window.kernel, window.dilations, window.size, window.out, before, strict=True)
+    after = [(taps - 1) * d + n - o - b for taps, d, n, o, b in extents]
+    low = [max(-b, 0) for b in (*before, *after)]
+    if any(low):
+        rank = window.rank
+        cut = [o - a for o, a in zip(window.out, low[rank:], strict=True)]
+        grads = k.slice(grads, low[:rank], cut, spatial)
+    pads = [max(b, 0) for b in (*before, *after)]
+    return k.conv(grads, kernels, strides=window.dilations, dilations=[1] * window.rank, pads=pads)

@@ -1,0 +1,1 @@
+"""What computes each element by itself: arithmetic, activations, updates."""

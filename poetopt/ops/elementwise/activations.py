@@ -1,0 +1,325 @@
+"""Gradients of activations, and of what amounts to one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poetopt.autodiff.emit import OperatorBuilder, Spread
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
+from poetopt.graph import Role, Tensor
+from poetopt.ops.pieces import affine, masked, positive, strictly_inside
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@register_vjp("Relu", since=6)
+def relu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, and so where Y > 0: either decides."""
+    k = op.emit("grad_input")
+    spread = _spread(op, cotangents)
+    dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.either(k))
+    dx = masked(k, dy, positive(k, y))
+    k.amounts_to("Relu.grad_input", [dy, y], [dx])
+    return (_placed(op, spread, dx),)
+
+
+def _spread(op: Primal, cotangents: Cotangents) -> Spread | None:
+    """How dY comes from a MaxPool, where one alone reads Y."""
+    dy = cotangents[0]
+    return op.builder.spreads.get(dy.name) if dy is not None and op.builder.maxima else None
+
+
+def _placed(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
+    """dX, given that of the maxima where there is a spread."""
+    if spread is None:
+        return dx
+    return spread.put(op.builder.operator(f"{op.operator.name}.grad_places", spread.kind), dx)
+
+
+@register_vjp("LeakyRelu", since=6)
+def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else alpha dY. Y has the sign of X where alpha > 0, and serves for it."""
+    alpha = op.attr_float("alpha", 0.01)
+    k = op.emit("grad_input")
+    spread = _spread(op, cotangents) if alpha > 0 else None
+    dy = spread.gradient if spread else op.only(cotangents)
+    step = positive(k, spread.maxima if spread else op.either(k) if alpha > 0 else op.x)
+    dx = k.mul(dy, affine(k, step, 1.0 - alpha, alpha)) if alpha else masked(k, dy, step)
+    return (_placed(op, spread, dx),)
+
+
+@register_vjp("Clip", since=11)
+def clip(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X, and so Y, lies strictly between the bounds: either decides. Else the bound that Y is gets dY.
+
+    Where the lower bound is above the upper one, Y is the upper one.
+    """
+    dy = op.only(cotangents)
+    if not (op.has(1) or op.has(2)):
+        return (dy,)
+    return (_clipped(op, cotangents) if op.need(0) else None, *(_bound(op, dy, index) for index in (1, 2)))
+
+
+def _bound(op: Primal, dy: Tensor, index: int) -> Tensor | None:
+    """The sum of dY where Y is the bound that input `index` has."""
+    if not op.need(index):
+        return None
+    k = op.emit("grad_bound")
+    off = k.compare("Less", op.y, op.input(2)) if op.has(2) else None
+    if index == 2 and off is not None:
+        there = k.node("Not", [off], off.shape, "bool")
+    else:
+        above = k.compare("Greater", op.y, op.input(1))
+        there = k.node("Not", [above], above.shape, "bool")
+        there = there if off is None else k.binary("And", there, off)
+    return k.sum_to(masked(k, dy, k.cast(there, dy.dtype)), op.input(index).shape)
+
+
+def _clipped(op: Primal, cotangents: Cotangents) -> Tensor:
+    """The gradient of X."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    spread = _spread(op, cotangents)
+    dy, y = (spread.gradient, spread.maxima) if spread else (dy, op.either(k))
+    bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
+    known = {"low" if below else "high": _constant(op, bound) for bound, below in bounds}
+    given = dy
+    limited = None if y is op.x else _off_both(k, dy, y, known)
+    dy = limited or _off_each(op, k, dy, y, bounds)
+    if all(value is not None and value.size == 1 for value in known.values()):
+        limits = {name: float(value.reshape(())) for name, value in known.items() if value is not None}
+        k.amounts_to("Clip.grad_input", [given, y], [dy], **limits)
+    return _placed(op, spread, dy)
+
+
+def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]) -> Tensor:
+    """dY where y lies off each bound, given with whether it is the lower one; else 0."""
+    steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
+    for (bound, below), step in zip(bounds, steps, strict=True):
+        if step is None:
+            step = k.cast(k.binary("Greater" if below else "Less", y, bound, "bool"), dy.dtype)
+        dy = masked(k, dy, step)
+    return dy
+
+
+def _off_both(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Array | None]) -> Tensor | None:
+    """The same for y between 0 and a constant, by one temporary instead of two: y is made 0 at its upper bound first.
+
+    None for other bounds. y must be clipped: an infinite one would become NaN.
+    """
+    low, high = known.get("low"), known.get("high")
+    if low is None or high is None or low.size != 1 or low.any():
+        return None
+    below_high = strictly_inside(k, y, high, below=False)
+    return None if below_high is None else masked(k, dy, positive(k, k.mul(y, below_high)))
+
+
+def _constant(op: Primal, tensor: Tensor) -> Array | None:
+    return op.builder.values.get(tensor.name) if tensor.role is Role.CONSTANT else None
+
+
+@register_vjp("Sigmoid", since=6)
+def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY Y (1 - Y)."""
+    k = op.emit("grad_input")
+    spread = _spread(op, cotangents)
+    dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
+    again = len(k.nodes)
+    dx = k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))
+    if not again:
+        k.amounts_to("Sigmoid.grad_input", [dy, y], [dx])
+    return (_placed(op, spread, dx),)
+
+
+@register_vjp("Tanh", since=6)
+def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (1 - Y^2)."""
+    k = op.emit("grad_input")
+    spread = _spread(op, cotangents)
+    dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
+    again = len(k.nodes)
+    dx = k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))
+    if not again:
+        k.amounts_to("Tanh.grad_input", [dy, y], [dx])
+    return (_placed(op, spread, dx),)
+
+
+@register_vjp("Softmax", since=13)
+def softmax(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = Y (dY - sum(dY Y)) along the axis."""
+    dy, y = op.only(cotangents), op.y
+    k = op.emit("grad_input")
+    inner = k.reduce_sum(k.mul(dy, y), [op.attr_int("axis", -1)])
+    dx = k.mul(k.sub(dy, inner), y)
+    k.amounts_to("Softmax.grad_input", [dy, y], [dx], axis=op.attr_int("axis", -1))
+    return (dx,)
+
+
+@register_vjp("LogSoftmax", since=13)
+def log_softmax(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY - exp(Y) sum(dY) along the axis."""
+    dy, y = op.only(cotangents), op.y
+    k = op.emit("grad_input")
+    total = k.reduce_sum(dy, [op.attr_int("axis", -1)])
+    return (k.sub(dy, k.mul(k.unary("Exp", y), total)),)
+
+
+_TANH = math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715
+
+
+@register_vjp("Gelu", since=20)
+def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With erf: dX = dY (P + X p), P and p the normal distribution and its density.
+
+    With tanh, Y = X s(u), s the sigmoid and u = 2 sqrt(2 / pi) (X + 0.044715 X^3): dX = dY (s + X u' s (1 - s)).
+    """
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    if op.attr_text("approximate", "none") == "tanh":
+        square = k.mul(x, x)
+        inner = k.mul(x, affine(k, square, 2 * _TANH * _CUBIC, 2 * _TANH))
+        slope = k.mul(x, affine(k, square, 6 * _TANH * _CUBIC, 2 * _TANH))
+        s = k.unary("Sigmoid", inner)
+        rest = k.mul(slope, k.sub(k.graph.scalar(1.0, x.dtype), s))
+        dx = k.mul(dy, k.add(s, k.mul(rest, s)))
+        k.amounts_to("Gelu.grad_input", [dy, x], [dx], approximate="tanh")
+        return (dx,)
+    density = k.unary("Exp", affine(k, k.mul(x, x), -0.5, -0.5 * math.log(2 * math.pi)))
+    weighted = k.mul(x, density)
+    below = affine(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 0.5, 0.5)
+    dx = k.mul(dy, k.add(below, weighted))
+    k.amounts_to("Gelu.grad_input", [dy, x], [dx])
+    return (dx,)
+
+
+@register_vjp("Erf", since=9)
+def erf(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY 2 / sqrt(pi) exp(-X^2)."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    return (k.mul(dy, k.unary("Exp", affine(k, k.mul(x, x), -1.0, math.log(2 / math.sqrt(math.pi))))),)
+
+
+Slope = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
+"""dY/dX, given x and y."""
+
+
+def _times(slope: Slope) -> Callable[[Primal, Cotangents], Gradients]:
+    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
+        k = op.emit("grad_input")
+        return (k.mul(op.only(cotangents), slope(k, op.x, op.y)),)
+
+    return rule
+
+
+def _over(slope: Slope) -> Callable[[Primal, Cotangents], Gradients]:
+    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
+        k = op.emit("grad_input")
+        return (k.div(op.only(cotangents), slope(k, op.x, op.y)),)
+
+    return rule
+
+
+def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
+    """scale x^2 + bias."""
+    return affine(k, k.mul(x, x), scale, bias)
+
+
+register_vjp("Tan", since=7)(_times(lambda k, x, y: _square(k, y, 1.0, 1.0)))
+register_vjp("Sinh", since=9)(_times(lambda k, x, y: k.unary("Cosh", x)))
+register_vjp("Cosh", since=9)(_times(lambda k, x, y: k.unary("Sinh", x)))
+register_vjp("Atan", since=7)(_over(lambda k, x, y: _square(k, x, 1.0, 1.0)))
+register_vjp("Atanh", since=9)(_over(lambda k, x, y: _square(k, x, -1.0, 1.0)))
+register_vjp("Asin", since=7)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, -1.0, 1.0))))
+register_vjp("Acos", since=7)(_over(lambda k, x, y: k.neg(k.unary("Sqrt", _square(k, x, -1.0, 1.0)))))
+register_vjp("Asinh", since=9)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, 1.0, 1.0))))
+register_vjp("Acosh", since=9)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, 1.0, -1.0))))
+
+
+@register_vjp("Softsign", since=1)
+def softsign(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (1 - |Y|)^2. Reads Y; two temporaries."""
+    k = op.emit("grad_input")
+    rest = affine(k, k.unary("Abs", op.result(k)), -1.0, 1.0)
+    return (k.mul(k.mul(op.only(cotangents), rest), rest),)
+
+
+@register_vjp("ThresholdedRelu", since=10)
+def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > alpha, which is where Y > 0 unless alpha is negative. Reads X or Y; two temporaries."""
+    k = op.emit("grad_input")
+    alpha = op.attr_float("alpha", 1.0)
+    if alpha >= 0 and op.reads_output(k):
+        return (masked(k, op.only(cotangents), positive(k, op.y)),)
+    return (masked(k, op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
+
+
+@register_vjp("Celu", since=12)
+def celu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
+    k = op.emit("grad_input")
+    below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
+    return (k.mul(op.only(cotangents), affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0)),)
+
+
+@register_vjp("Swish", since=24)
+def swish(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X, and Y where it is kept anyway.
+
+    Three temporaries.
+    """
+    alpha = op.attr_float("alpha", 1.0)
+    k = op.emit("grad_input")
+    s = k.unary("Sigmoid", k.mul(op.x, alpha))
+    y = op.y if op.builder.kept(op.y) else k.mul(op.x, s)
+    return (k.mul(op.only(cotangents), k.add(s, k.mul(k.mul(y, alpha), affine(k, s, -1.0, 1.0)))),)
+
+
+@register_vjp("Mean", since=8)
+def mean(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Every operand gets its share of dY."""
+    share = op.emit("grad_input").mul(op.only(cotangents), 1.0 / len(op.inputs))
+    return (share,) * len(op.inputs)
+
+
+@register_vjp("CastLike", since=15)
+def cast_like(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Back to the input's type."""
+    return op.emit("grad_input").cast(op.only(cotangents), op.x.dtype), None
+
+
+for _op, _inputs in {
+    "CastLike": (1,),
+    "Col2Im": (1, 2),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "GRU": (4,),
+    "GatherElements": (1,),
+    "GatherND": (1,),
+    "LSTM": (4,),
+    "RNN": (4,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
+    "ReduceProd": (1,),
+    "ReduceSumSquare": (1,),
+    "ScatterElements": (1,),
+    "ScatterND": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+}.items():
+    declare_nondifferentiable(_op, inputs=_inputs)
+
+for _op in (
+    "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression",
+):  # fmt: skip
+    declare_nondifferentiable(_op)
+
+declare_nondifferentiable("Resize", inputs=(1, 2, 3), missing=(1,))
+declare_nondifferentiable("RotaryEmbedding", inputs=(1, 2, 3), missing=(1, 2))

@@ -1,0 +1,237 @@
+"""Element-wise ops: one loop nest each, with broadcasting by strides of 0. Output may lie on an operand of its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.axes import broadcast
+from poetopt.runtimes.c.tiles.tiling import Tiling
+from poetopt.runtimes.c.write import block, broadcast_strides, c_float, nest, read, written
+
+HEADER = "po_math.h"
+REAL = frozenset({"float32"})
+SCALARS = frozenset({"float32", "float64"})
+NUMBERS = SCALARS | {"int64", "int32"}
+ANY = frozenset(C_TYPES)
+LETTERS = "abcdefgh"
+"""What an expression calls the elements of the operands."""
+
+Expression = str | Callable[[Call], str]
+"""What is written, of the elements {a}, {b}, {c}, ..."""
+
+
+def elementwise(
+    op_type: str,
+    expression: Expression,
+    types: frozenset[str] = REAL,
+    in_place: tuple[int, ...] = (0,),
+    *,
+    domain: str = "",
+    constants: tuple[int, ...] = (),
+    refuses: Callable[[Call], str | None] | None = None,
+) -> Kernel:
+    """A kernel of the element-wise family.
+
+    types
+        Of operands and result; what is written as bool may always be.
+    refuses
+        What else is refused.
+    """
+
+    def refused(call: Call) -> str | None:
+        if len(call.inputs) > len(LETTERS):
+            return f"{op_type} of {len(call.inputs)} operands; it has {len(LETTERS)}"
+        for tensor in (*call.inputs, *call.outputs):
+            if tensor is not None and tensor.dtype not in types | {"bool"}:
+                return f"{op_type} of {tensor.dtype}: it has {', '.join(sorted(types))}"
+        return refuses(call) if refuses is not None else None
+
+    def code(call: Call, arguments: Arguments) -> str:
+        y = call.output()
+        text = expression if isinstance(expression, str) else expression(call)
+        declared, strides = [], {}
+        for letter, tensor, at in zip(LETTERS, call.inputs, arguments.inputs, strict=False):
+            if tensor is not None and f"{{{letter}}}" in text:
+                declared.append(read(letter, tensor, at))
+                strides[letter] = broadcast_strides(tensor.shape, y.shape)
+        strides["y"] = broadcast_strides(y.shape, y.shape)
+        if y.dtype == "bool":
+            text = f"(uint8_t)({text})"
+        return block(*declared, written("y", y, arguments.outputs[0]), nest(y.shape, strides, f"{{y}} = {text};"))
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        return broadcast(code, call)
+
+    return Kernel(
+        op_type, code, domain, refused, in_place=in_place, constants=constants, tilings=tilings, headers=(HEADER,)
+    )
+
+
+def _real(call: Call) -> bool:
+    return call.output().dtype == "float32"
+
+
+def _clip(call: Call) -> str:
+    text = "{a}"
+    for letter, function, index in (("b", "max", 1), ("c", "min", 2)):
+        if call.has(index):
+            compared = ">" if function == "max" else "<"
+            text = (
+                f"po_{function}({text}, {{{letter}}})"
+                if _real(call)
+                else f"({text} {compared} {{{letter}}} ? {text} : {{{letter}}})"
+            )
+    return text
+
+
+def _hard_sigmoid(call: Call) -> str:
+    alpha, beta = call.number("alpha", 0.2), call.number("beta", 0.5)
+    scaled = f"{c_float(alpha)} * {{a}}" + (f" + {c_float(beta)}" if beta else "")
+    return f"po_max(0.0f, po_min(1.0f, {scaled}))"
+
+
+def _leaky(call: Call) -> str:
+    return f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 0.01))} * {{a}})"
+
+
+def _elu(call: Call) -> str:
+    return f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 1.0))} * (po_exp({{a}}) - 1.0f))"
+
+
+def _gelu(call: Call) -> str:
+    return "po_gelu_tanh({a})" if call.text("approximate", "none") == "tanh" else "po_gelu({a})"
+
+
+def _gelu_slope(call: Call) -> str:
+    function = "po_gelu_tanh_slope" if call.text("approximate", "none") == "tanh" else "po_gelu_slope"
+    return f"{{a}} * {function}({{b}})"
+
+
+def _root(call: Call) -> str:
+    return "sqrtf({a})" if _real(call) else "sqrt({a})"
+
+
+def _power(call: Call) -> str:
+    if call.output().dtype == "float64":
+        return "po_power({a}, {b})"
+    value = call.value(1)
+    exponent = float(np.asarray(value).reshape(-1)[0]) if value is not None and value.size == 1 else None
+    products = {
+        0.0: "1.0f",
+        1.0: "{a}",
+        2.0: "{a} * {a}",
+        3.0: "{a} * {a} * {a}",
+        0.5: "sqrtf({a})",
+        -1.0: "1.0f / {a}",
+    }
+    return products.get(exponent, "powf({a}, {b})") if exponent is not None else "powf({a}, {b})"
+
+
+def _cast(call: Call) -> str:
+    to = call.output().dtype
+    return "{a} != 0" if to == "bool" else f"({C_TYPES[to]}){{a}}"
+
+
+def _divided(call: Call) -> str:
+    return "{a} / {b}"
+
+
+def _rest(call: Call) -> str:
+    if _real(call):
+        return "fmodf({a}, {b})"
+    if call.output().dtype == "float64":
+        return "fmod({a}, {b})"
+    return f"({C_TYPES[call.output().dtype]})po_mod({{a}}, {{b}})" if not call.integer("fmod", 0) else "{a} % {b}"
+
+
+def _real_rest(call: Call) -> str | None:
+    floats = call.output().dtype in SCALARS
+    return "Mod of floats without fmod" if floats and not call.integer("fmod", 0) else None
+
+
+def _folded(pair: str) -> Callable[[Call], str]:
+    def fold(call: Call) -> str:
+        text = "{a}"
+        for letter, _ in zip(LETTERS[1:], call.inputs[1:], strict=False):
+            text = pair.format(text, f"{{{letter}}}")
+        return text
+
+    return fold
+
+
+def _mean(call: Call) -> str:
+    return f"({_folded('{} + {}')(call)}) * {c_float(1 / len(call.inputs))}"
+
+
+def _sign(call: Call) -> str:
+    zero, one = ("0.0f", "1.0f") if _real(call) else ("0", "1")
+    return f"({{a}} > {zero} ? {one} : {{a}} < {zero} ? -{one} : {zero})"
+
+
+def _bounds(call: Call) -> str:
+    """The incoming gradient where the result lies strictly between the bounds."""
+    tests = [
+        f"{{b}} {sign} {c_float(call.number(name, 0.0))}"
+        for sign, name in ((">", "low"), ("<", "high"))
+        if name in call.node.attributes
+    ]
+    return f"({' && '.join(tests)} ? {{a}} : 0.0f)"
+
+
+EITHER = (0, 1)
+KERNELS: tuple[Kernel, ...] = (
+    elementwise("Add", "{a} + {b}", NUMBERS, EITHER),
+    elementwise("Sub", "{a} - {b}", NUMBERS, EITHER),
+    elementwise("Mul", "{a} * {b}", NUMBERS, EITHER),
+    elementwise("Div", _divided, NUMBERS, EITHER),
+    elementwise("Mod", _rest, NUMBERS, EITHER, refuses=_real_rest),
+    elementwise("Pow", _power, SCALARS),
+    elementwise("Sum", _folded("{} + {}"), REAL, ()),
+    elementwise("Max", _folded("po_max({}, {})"), REAL, ()),
+    elementwise("Min", _folded("po_min({}, {})"), REAL, ()),
+    elementwise("Mean", _mean, REAL, ()),
+    elementwise("Neg", "-{a}", NUMBERS),
+    elementwise("Abs", "fabsf({a})"),
+    elementwise("Sign", _sign, NUMBERS),
+    elementwise("Sqrt", _root, SCALARS),
+    elementwise("Reciprocal", "1.0f / {a}", SCALARS),
+    elementwise("Exp", "po_exp({a})"),
+    elementwise("Log", "po_log({a})"),
+    elementwise("Sin", "sinf({a})"),
+    elementwise("Cos", "cosf({a})"),
+    elementwise("Erf", "po_erf({a})"),
+    elementwise("Tanh", "po_tanh({a})"),
+    elementwise("Sigmoid", "po_sigmoid({a})"),
+    elementwise("Softplus", "(po_max({a}, 0.0f) + po_log(1.0f + po_exp(-fabsf({a}))))"),
+    elementwise("Softsign", "{a} / (1.0f + fabsf({a}))"),
+    elementwise("Relu", "po_max({a}, 0.0f)"),
+    elementwise("LeakyRelu", _leaky),
+    elementwise("PRelu", "({a} >= 0.0f ? {a} : {a} * {b})"),
+    elementwise("Elu", _elu),
+    elementwise("Clip", _clip, NUMBERS),
+    elementwise("HardSigmoid", _hard_sigmoid),
+    elementwise("HardSwish", "{a} * po_max(0.0f, po_min(1.0f, {a} * 0.16666667f + 0.5f))"),
+    elementwise("Gelu", _gelu),
+    elementwise("Greater", "{a} > {b}", NUMBERS, ()),
+    elementwise("GreaterOrEqual", "{a} >= {b}", NUMBERS, ()),
+    elementwise("Less", "{a} < {b}", NUMBERS, ()),
+    elementwise("LessOrEqual", "{a} <= {b}", NUMBERS, ()),
+    elementwise("Equal", "{a} == {b}", NUMBERS, ()),
+    elementwise("Not", "!{a}", frozenset()),
+    elementwise("And", "{a} && {b}", frozenset(), EITHER),
+    elementwise("Or", "{a} || {b}", frozenset(), EITHER),
+    elementwise("Where", "({a} ? {b} : {c})", NUMBERS, (1, 2)),
+    elementwise("Cast", _cast, ANY, ()),
+    # of the operand (or of the incoming gradient), the factor, the mask
+    elementwise("Dropout", "({c} ? {a} * {b} : 0.0f)", domain=OWN_DOMAIN),
+    # gradients: the incoming one first, which the result may lie on
+    elementwise("Relu.grad_input", "({b} > 0.0f ? {a} : 0.0f)", domain=OWN_DOMAIN),
+    elementwise("Clip.grad_input", _bounds, domain=OWN_DOMAIN),
+    elementwise("Sigmoid.grad_input", "{a} * ({b} * (1.0f - {b}))", domain=OWN_DOMAIN),
+    elementwise("Tanh.grad_input", "{a} * (1.0f - {b} * {b})", domain=OWN_DOMAIN),
+    elementwise("Gelu.grad_input", _gelu_slope, domain=OWN_DOMAIN),
+)

@@ -1,0 +1,310 @@
+"""Gradients of arithmetic and of functions of each element."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import ModelError
+from poetopt.graph import Tensor
+from poetopt.ops.pieces import masked, positive, sign
+
+
+@register_vjp("Add", since=7)
+def add(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Both operands get dY itself."""
+    dy = op.only(cotangents)
+    return dy, dy
+
+
+@register_vjp("Sub", since=7)
+def sub(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY, dB = -dY."""
+    dy = op.only(cotangents)
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        db = k.neg(k.sum_to(dy, op.input(1).shape))
+    return dy, db
+
+
+@register_vjp("Mul", since=7)
+def mul(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY B, dB = dY A."""
+    dy = op.only(cotangents)
+    a, b = op.input(0), op.input(1)
+    return (
+        op.emit("grad_input").mul(dy, b) if op.need(0) else None,
+        op.emit("grad_input").mul(dy, a) if op.need(1) else None,
+    )
+
+
+@register_vjp("Div", since=7)
+def div(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dA = dY / B, dB = -dY Y / B, or -dY A / B^2 where A is there anyway and Y is not, or is smaller."""
+    dy = op.only(cotangents)
+    b = op.input(1)
+    da = op.emit("grad_input").div(dy, b) if op.need(0) else None
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        if (op.input(0).nbytes < op.y.nbytes and not op.builder.kept(op.y)) or not op.reads_output(k):
+            db = k.neg(k.div(k.sum_to(k.div(k.mul(dy, op.input(0)), b), b.shape), b))
+        else:
+            db = k.neg(k.div(k.sum_to(k.mul(dy, op.y), b.shape), b))
+    return da, db
+
+
+@register_vjp("Mod", since=10)
+def mod(op: Primal, cotangents: Cotangents) -> Gradients:
+    """With Y = A - N B, N the whole part of A / B: dA = dY, dB = -dY N.
+
+    N is (A - Y) / B, rounded: the whole part of the quotient itself would err where that is next to an integer.
+    Reads A and B, and Y where it is kept anyway.
+    """
+    dy = op.only(cotangents)
+    if not op.attr_int("fmod", 0):
+        raise ModelError(f"{op.where}: ONNX has the remainder of floats with fmod = 1 alone; export the model with it")
+    db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        a, b = op.input(0), op.input(1)
+        y = op.y if op.builder.kept(op.y) else k.node("Mod", [a, b], op.y.shape, op.y.dtype, **dict(op.node.attributes))
+        db = k.mul(dy, k.unary("Round", k.div(k.sub(y, a), b)))
+    return dy, db
+
+
+@register_vjp("Neg", since=6)
+def neg(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY."""
+    return (op.emit("grad_input").neg(op.only(cotangents)),)
+
+
+@register_vjp("Sum", since=8)
+def sum_of_operands(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Every operand gets dY."""
+    return (op.only(cotangents),) * len(op.inputs)
+
+
+@register_vjp("Cast", since=9)
+def cast(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Back to the input's type; from integers nothing flows."""
+    return (op.emit("grad_input").cast(op.only(cotangents), op.x.dtype),)
+
+
+def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
+    """1 where low < x < high, else 0."""
+    both = k.binary("And", k.compare("Greater", x, low), k.compare("Less", x, high))
+    return k.cast(both, x.dtype)
+
+
+def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
+    return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
+
+
+@register_vjp("Exp", since=6)
+def exp(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY Y."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), op.result(k)),)
+
+
+@register_vjp("Log", since=6)
+def log(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY / X = dY exp(-Y)."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    if op.reads_output(k, default=False):
+        return (k.mul(dy, k.unary("Exp", k.neg(op.y))),)
+    return (k.div(dy, op.x),)
+
+
+@register_vjp("Sqrt", since=6)
+def sqrt(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY / (2 Y)."""
+    k = op.emit("grad_input")
+    return (k.div(k.mul(op.only(cotangents), 0.5), op.result(k)),)
+
+
+@register_vjp("Reciprocal", since=6)
+def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY Y^2."""
+    k = op.emit("grad_input")
+    y = op.result(k)
+    return (k.mul(k.mul(op.only(cotangents), y), k.neg(y)),)
+
+
+@register_vjp("Abs", since=6)
+def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY sign(X)."""
+    k = op.emit("grad_input")
+    return (masked(k, op.only(cotangents), sign(k, op.x)),)
+
+
+@register_vjp("Sin", since=7)
+def sin(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY cos(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.unary("Cos", op.x)),)
+
+
+@register_vjp("Cos", since=7)
+def cos(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = -dY sin(X)."""
+    k = op.emit("grad_input")
+    return (k.mul(op.only(cotangents), k.neg(k.unary("Sin", op.x))),)
+
+
+@register_vjp("Pow", since=7)
+def power(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY E X^(E-1); dE = dY Y log(X), 0 where X <= 0."""
+    dy = op.only(cotangents)
+    x, e = op.input(0), op.input(1)
+    dx = de = None
+    if op.need(0):
+        k = op.emit("grad_input")
+        known = op.value(1)
+        if known is not None and known.size == 1 and not op.need(1):
+            number = float(np.asarray(known, np.float64).reshape(()))
+            one_less = number - 1.0
+            base = x if one_less == 1.0 else k.binary("Pow", x, k.graph.scalar(one_less, x.dtype))
+            dx = k.mul(k.mul(dy, base), number)
+        else:
+            exponent = k.cast(e, x.dtype)
+            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _plus(k, exponent, -1.0)))
+    if op.need(1):
+        k = op.emit("grad_exponent")
+        safe = k.where(k.compare("Greater", x, 0.0), x, 1.0)
+        de = masked(k, k.mul(dy, op.y), k.unary("Log", safe))
+    return dx, de
+
+
+@register_vjp("Where", since=9)
+def where(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Each choice gets dY where it was taken."""
+    dy, condition = op.only(cotangents), op.input(0)
+    da = db = None
+    if op.need(1):
+        k = op.emit("grad_input")
+        da = masked(k, dy, k.cast(condition, dy.dtype))
+    if op.need(2):
+        k = op.emit("grad_input")
+        refused = k.node("Not", [condition], condition.shape, "bool")
+        db = masked(k, dy, k.cast(refused, dy.dtype))
+    return None, da, db
+
+
+_APART = 4
+"""So many operands' gradients are operators of their own; those of more are written by one, which compares once."""
+
+
+def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Operands that equal the result share its gradient."""
+    dy = op.only(cotangents)
+    operands = [op.input(i) for i in range(len(op.inputs))]
+    wanted = [index for index in range(len(operands)) if op.need(index)]
+    gradients: list[Tensor | None] = [None] * len(operands)
+    for group in [wanted] if len(wanted) > _APART else [[index] for index in wanted]:
+        k = op.emit("grad_input")
+        # all operands are read, so the result can be found again instead of being kept
+        y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
+        masks = [k.cast(k.compare("Equal", operand, y), dy.dtype) for operand in operands]
+        winners = masks[0]
+        for mask in masks[1:]:
+            winners = k.add(winners, mask)
+        for index in group:
+            gradients[index] = k.div(masked(k, dy, masks[index]), winners)
+    return tuple(gradients)
+
+
+@register_vjp("Max", since=8)
+def maximum(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The largest operands share dY."""
+    return _extreme(op, cotangents)
+
+
+@register_vjp("Min", since=8)
+def minimum(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The smallest operands share dY."""
+    return _extreme(op, cotangents)
+
+
+@register_vjp("Elu", since=6)
+def elu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else dY (Y + alpha)."""
+    return _exponential(op, cotangents, 1.0, op.attr_float("alpha", 1.0))
+
+
+@register_vjp("Selu", since=6)
+def selu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = gamma dY where X > 0, else dY (Y + gamma alpha)."""
+    gamma = op.attr_float("gamma", 1.0507009873554805)
+    return _exponential(op, cotangents, gamma, gamma * op.attr_float("alpha", 1.6732632423543772))
+
+
+def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float) -> Gradients:
+    """dX = above dY where X > 0, else offset dY exp(X) = dY (Y + offset); for usual settings Y has the sign of X."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    if above <= 0 or offset < 0:
+        below = k.mul(k.unary("Exp", k.binary("Min", op.x, k.graph.scalar(0.0, op.x.dtype))), offset)
+        return (k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset))),)
+    y = op.result(k)
+    factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
+    if above != offset:
+        factor = k.add(factor, k.mul(positive(k, y), above - offset))
+    return (k.mul(dy, factor),)
+
+
+@register_vjp("Softplus", since=1)
+def softplus(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY sigmoid(X); from Y it is 1 - exp(-Y) = 2 t / (1 + t), t = tanh(Y / 2), which cancels nothing."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    if not op.reads_output(k, default=False):
+        return (k.mul(dy, k.unary("Sigmoid", op.x)),)
+    t = k.unary("Tanh", k.mul(op.y, 0.5))
+    return (k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0))),)
+
+
+@register_vjp("HardSigmoid", since=6)
+def hard_sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = alpha dY where 0 < Y < 1."""
+    k = op.emit("grad_input")
+    inside = _inside(k, op.result(k), 0.0, 1.0)
+    return (k.mul(masked(k, op.only(cotangents), inside), op.attr_float("alpha", 0.2)),)
+
+
+@register_vjp("HardSwish", since=14)
+def hard_swish(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
+    return (masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
+
+
+@register_vjp("Mish", since=18)
+def mish(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    t = k.unary("Tanh", k.unary("Softplus", x))
+    slope = k.mul(k.mul(x, k.unary("Sigmoid", x)), k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
+    return (k.mul(dy, k.add(slope, t)),)
+
+
+@register_vjp("PRelu", since=7)
+def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY where X > 0, else slope dY; dSlope = dY min(X, 0)."""
+    dy, x, slope = op.only(cotangents), op.input(0), op.input(1)
+    dx = dslope = None
+    if op.need(0):
+        k = op.emit("grad_input")
+        rest = k.sub(k.graph.scalar(1.0, x.dtype), slope)
+        dx = k.mul(dy, k.add(k.mul(positive(k, x), rest), slope))
+    if op.need(1):
+        k = op.emit("grad_weight")
+        dslope = masked(k, dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
+    return dx, dslope

@@ -1,0 +1,235 @@
+"""Softmax and cross-entropy in C, with their gradients: along one axis, in chunks of rows or of positions behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.axes import Code, along, arguments_of, by_row
+from poetopt.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.runtimes.c.write import block, c_number, called, read, refuse_types
+
+Sizes = tuple[int, int, int]
+"""What is before the axis, its length, and how many positions are behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What a call works on: so many positions, of operands whose classes lie so many elements apart, all in C.
+
+    outputs, inputs
+        Elements between neighbours along the axis, of each operand; of one without that axis, between its rows.
+    begun, ends
+        Whether positions were before these, and whether none are behind them.
+    """
+
+    count: str
+    outputs: tuple[str, ...]
+    inputs: tuple[str, ...]
+    begun: str = "0"
+    ends: str = "1"
+
+
+Line = Callable[[Call, Arguments, Positions], str]
+
+
+def all_positions(call: Call, sizes: Sizes) -> Positions:
+    """Whole operands."""
+    inner = str(sizes[2])
+    return Positions(inner, (inner,) * len(call.outputs), (inner,) * len(call.inputs))
+
+
+def by_position(line: Line, call: Call, sizes: Sizes, scratch_bytes: int = 0) -> tuple[Tiling, ...]:
+    """Chunks of positions; none where there is but one. What has no positions is whole."""
+    outer, size, inner = sizes
+    if inner < 2:
+        return ()
+
+    def cut(tensor: Tensor | None) -> Slice | None:
+        pieces = 0 if tensor is None else {outer * size * inner: outer * size, outer * inner: outer}.get(tensor.size, 0)
+        if not pieces or tensor is None:
+            return None
+        return Slice(OUTER, DTYPE_BYTES[tensor.dtype], pieces, Rows(inner) if pieces > 1 else None)
+
+    def code(call: Call, chunk: Chunk) -> str:
+        begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+        outputs, inputs = (tuple(f"({part.apart})" for part in of) for of in (chunk.outputs, chunk.inputs))
+        positions = Positions(count, outputs, inputs, f"{begin} > 0", f"{begin} + {count} == {inner}")
+        return line(call, arguments_of(chunk), positions)
+
+    inputs, outputs = (tuple(map(cut, of)) for of in (call.inputs, call.outputs))
+    return (Tiling(Loop(inner), None, inputs, outputs, code, scratch_bytes=lambda outer: scratch_bytes),)
+
+
+HEADER = "po_norm.h"
+
+
+def _real(call: Call) -> str | None:
+    return refuse_types(call, "float32")
+
+
+def _along_axis(call: Call) -> Sizes:
+    """What is before a softmax's axis, its length, and what is behind it."""
+    shape = call.input(0).shape
+    axis = call.integer("axis", -1) % len(shape)
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+
+
+def _classes(call: Call) -> Sizes:
+    """The same of a loss's, whose classes are the second axis."""
+    shape = call.input(0).shape
+    return shape[0], shape[1], prod(shape[2:])
+
+
+def _softmax(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _along_axis(call)
+    logarithm = int(call.node.op_type == "LogSoftmax")
+    operands = arguments.outputs[0], arguments.inputs[0]
+    return called("po_softmax", *operands, outer, size, at.count, at.outputs[0], at.inputs[0], logarithm)
+
+
+def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _along_axis(call)
+    operands = arguments.outputs[0], *arguments.inputs[:2]
+    return called("po_softmax_gradient", *operands, outer, size, at.count, at.outputs[0], *at.inputs[:2])
+
+
+def _labelled(call: Call) -> str | None:
+    if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
+        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
+    return None
+
+
+def _factor_refuses(call: Call) -> str | None:
+    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
+
+
+def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
+    outer, size, _ = _classes(call)
+    factor = "1.0f"
+    declared = [read("b", call.input(1), arguments.inputs[1])]
+    if call.has(2):
+        declared.append(read("c", call.input(2), arguments.inputs[2]))
+        factor = "c[0]"
+    operands = arguments.outputs[0], arguments.inputs[0], "b"
+    steps = at.outputs[0], *at.inputs[:2]
+    return block(*declared, called("po_cross_entropy_gradient", *operands, factor, outer, size, at.count, *steps))
+
+
+def _likelihood_refuses(call: Call) -> str | None:
+    if call.has(2) or call.text("reduction", "mean") == "none":
+        return f"{call.node.op_type} with weights or without reduction"
+    return _labelled(call)
+
+
+def _factor(call: Call) -> float:
+    return 1.0 / call.input(1).size if call.text("reduction", "mean") == "mean" else 1.0
+
+
+def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
+    """With `parts`, what is summed up so far of each of the first axis lies there."""
+    outer, size, _ = _classes(call)
+    operands = arguments.outputs[0], *arguments.inputs[:2]
+    sums = parts, at.begun, at.ends, factor
+    return called("po_likelihood_loss", *operands, outer, size, at.count, *at.inputs[:2], *sums)
+
+
+def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
+    """Log-probabilities, and what the loss has of them."""
+    outer, size, _ = _classes(call)
+    logs, step = arguments.outputs[1], at.outputs[1]
+    known = Arguments((logs, *arguments.inputs[1:]), arguments.outputs)
+    return block(
+        called("po_softmax", logs, arguments.inputs[0], outer, size, at.count, step, at.inputs[0], 1),
+        _likelihood(call, known, replace(at, inputs=(step, *at.inputs[1:])), factor, parts),
+    )
+
+
+def _by_labels(call: Call) -> bool:
+    """Whether a loss goes label by label: it leaves some out, or writes no log-probabilities."""
+    scores = call.node.op_type == "SoftmaxCrossEntropyLoss" and (len(call.outputs) < 2 or call.outputs[1] is None)
+    return scores or "ignore_index" in call.node.attributes
+
+
+def _labels_loss(call: Call, arguments: Arguments) -> str:
+    outer, size, inner = _classes(call)
+    scores, logs = call.node.op_type == "SoftmaxCrossEntropyLoss", arguments.outputs[1] if arguments.outputs[1:] else ""
+    first = called("po_softmax", logs, arguments.inputs[0], outer, size, inner, inner, inner, 1) if logs else ""
+    ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
+    numbers = outer, size, inner, int(bool(logs) or not scores), ignores, c_number(ignored, "int64")
+    mean = int(call.text("reduction", "mean") == "mean")
+    read_of = logs or arguments.inputs[0]
+    return block(first, called("po_labels_loss", arguments.outputs[0], read_of, arguments.inputs[1], *numbers, mean))
+
+
+def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
+    def code(call: Call, arguments: Arguments) -> str:
+        return line(call, arguments, all_positions(call, sizes(call)))
+
+    return code
+
+
+def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "") -> Kernel:
+    """Of a softmax: these inputs and the output have its axis."""
+    code = _whole(line, _along_axis)
+    rows = by_row(code, inputs, 1)
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        return (*rows(call), *by_position(line, call, _along_axis(call)))
+
+    return Kernel(op_type, code, domain, _real, in_place=(0,), tilings=tilings, headers=(HEADER,))
+
+
+def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:
+    rows = along(_whole(_cross_entropy_gradient, _classes), call, [0, 0, *(None for _ in call.inputs[2:])], [0])
+    return (*rows, *by_position(_cross_entropy_gradient, call, _classes(call)))
+
+
+def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
+    """A sum over all labels: with the logarithms as one output more, which has their shape."""
+
+    def code(call: Call, arguments: Arguments) -> str:
+        if _by_labels(call):
+            return _labels_loss(call, arguments)
+        return line(call, arguments, all_positions(call, _classes(call)), _factor(call))
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        if _by_labels(call):
+            return ()
+        sizes, factor = _classes(call), _factor(call)
+        extent = sizes[0]
+
+        def rows(call: Call, arguments: Arguments, begin: str) -> str:
+            ends = f"{begin} + {call.input(0).shape[0]} == {extent}"
+            at = replace(all_positions(call, sizes), begun=f"{begin} > 0", ends=ends)
+            return line(call, arguments, at, factor)
+
+        def positions(call: Call, arguments: Arguments, at: Positions) -> str:
+            return line(call, arguments, at, factor, arguments.scratch)
+
+        axes = [None, *(0 for _ in call.outputs[1:])]
+        by_rows = along(code, call, [0, 0, *(None for _ in call.inputs[2:])], axes, rows)
+        return (*by_rows, *by_position(positions, call, sizes, ELEMENT_BYTES * extent))
+
+    return Kernel(op_type, code, refuses=_likelihood_refuses, tilings=tilings, headers=(HEADER,))
+
+
+KERNELS: tuple[Kernel, ...] = (
+    _kernel("Softmax", _softmax, (0,)),
+    _kernel("LogSoftmax", _softmax, (0,)),
+    _kernel("Softmax.grad_input", _softmax_gradient, (0, 1), OWN_DOMAIN),
+    _loss("NegativeLogLikelihoodLoss", _likelihood),
+    _loss("SoftmaxCrossEntropyLoss", _cross_entropy),
+    Kernel(
+        "SoftmaxCrossEntropyLoss.grad_input",
+        _whole(_cross_entropy_gradient, _classes),
+        OWN_DOMAIN,
+        _factor_refuses,
+        in_place=(0,),
+        tilings=_gradient_tilings,
+        headers=(HEADER,),
+    ),
+)

@@ -1,0 +1,1 @@
+"""What moves data: shapes, transposes, pads, pieces put together and cut out."""

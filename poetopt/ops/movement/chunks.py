@@ -1,0 +1,217 @@
+"""Data moved in C chunk by chunk: put together, taken apart, cut out, padded, transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.c.kernel import C_TYPES, Call
+from poetopt.runtimes.c.tiles.axes import leading
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Part, Rows, Slice, Tiling
+from poetopt.runtimes.c.write import block, strides_of
+
+
+def together(call: Call, axis: int) -> tuple[Tiling, ...]:
+    """y is the inputs one after the other along its first axis: chunks of y, with what each input has of them."""
+    y = call.output()
+    if leading(y.shape, axis) is not None or any(x is None or not x.size for x in call.inputs):
+        return ()
+
+    def tiling(inner: int) -> Tiling:
+        parts, unit = _parts(call.inputs, axis, inner), _unit(y, axis) // inner
+
+        def code(call: Call, chunk: Chunk) -> str:
+            whole = f"(unsigned char *){chunk.outputs[0].at}"
+            return block(
+                *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
+            )
+
+        inputs = tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(y.shape[axis] * inner), None, inputs, (Slice(OUTER, unit),), code)
+
+    return tuple(map(tiling, _fine(y, axis)))
+
+
+def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
+    """x is the outputs one after the other along its first axis: chunks of x."""
+    x = call.input(0)
+    if leading(x.shape, axis) is not None or any(y is None or not y.size for y in call.outputs):
+        return ()
+
+    def tiling(inner: int) -> Tiling:
+        parts, unit = _parts(call.outputs, axis, inner), _unit(x, axis) // inner
+
+        def code(call: Call, chunk: Chunk) -> str:
+            whole = f"(const unsigned char *){chunk.inputs[0].at}"
+            return block(
+                *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
+            )
+
+        inputs, outputs = (None for _ in call.inputs[1:]), tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(x.shape[axis] * inner), None, (Slice(OUTER, unit), *inputs), outputs, code)
+
+    return tuple(map(tiling, _fine(x, axis)))
+
+
+def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Tiling, ...]:
+    """y is every `steps`-th element of x from `starts` on, of each axis: chunks of its first one."""
+    x, y = call.input(0), call.output()
+    axis = leading(y.shape, len(y.shape))
+    if axis is None or steps[axis] < 1:
+        return ()
+    own = strides_of(x.shape)
+    # rows are counted over all axes up to this one, of which y has one place each
+    first = sum(
+        start * stride for start, stride in zip(starts[: axis + 1], strides_of(x.shape[: axis + 1]), strict=True)
+    )
+    step = steps[axis]
+    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], own[axis + 1 :], strict=True))
+    strides = [stride * by for stride, by in zip(own, steps, strict=True)]
+
+    def code(call: Call, chunk: Chunk) -> str:
+        lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
+        return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
+
+    taken = Slice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
+    inputs = (None for _ in call.inputs[1:])
+    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (Slice(OUTER, _unit(y, axis)),), code),)
+
+
+def _unit(tensor: Tensor, axis: int) -> int:
+    return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
+
+
+def _fine(whole: Tensor, axis: int) -> tuple[int, ...]:
+    """How many steps a row is taken as: one, and as many as it has elements."""
+    return tuple(dict.fromkeys((1, prod(whole.shape[axis + 1 :]))))
+
+
+def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
+    """Which steps of each of tensors that follow one another a chunk of all of them takes."""
+    found: list[Rows] = []
+    place = 0
+    for tensor in tensors:
+        assert tensor is not None
+        found.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
+        place += tensor.shape[axis] * inner
+    return found
+
+
+def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
+    """Copies what a chunk has of a part; %s in an address is where that is in the chunk."""
+    begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+    first, last = rows.in_c(begin, f"{begin} + {count}")
+    place = f"(first + {-rows.low} - {begin}) * {unit}"
+    to, at = (text.replace("%s", place) for text in (to, at))
+    return block(
+        f"const int32_t first = {first}, last = {last};", f"memcpy({to}, {at}, (uint32_t)(last - first) * {unit}u);"
+    )
+
+
+def _copied(
+    chunk: Chunk, y: Tensor, lengths: Sequence[str], x_at: tuple[str, Sequence[int]], y_at: tuple[str, Sequence[int]]
+) -> str:
+    """Copies elements by strides, from what is added to the begin of each chunk."""
+    axes = [axis for axis, length in enumerate(lengths) if length != "1"]
+    to, at = (" + ".join(f"i{axis} * {steps[axis]}" for axis in axes) or "0" for _, steps in (y_at, x_at))
+    body = f"y[{to}] = x[{at}];"
+    for axis in reversed(axes):
+        body = f"for (int32_t i{axis} = 0; i{axis} < {lengths[axis]}; ++i{axis}) {{\n    {body}\n}}"
+    kind = C_TYPES[y.dtype]
+    x, into = chunk.inputs[0].at, chunk.outputs[0].at
+    return block(f"const {kind} *x = (const {kind} *){x}{x_at[0]};", f"{kind} *y = ({kind} *){into}{y_at[0]};", body)
+
+
+def padded(call: Call, before: Sequence[int], after: Sequence[int], value: str) -> tuple[Tiling, ...]:
+    """Rows of x go into those of y; none where nothing, more than one axis, or a negative number is padded."""
+    x, y = call.input(0), call.output()
+    axes = [axis for axis, more in enumerate(zip(before, after, strict=True)) if any(more)]
+    if len(axes) != 1 or min((*before, *after)) < 0 or not x.size:
+        return ()
+    (axis,) = axes
+    inner, outer = prod(y.shape[axis + 1 :]), prod(y.shape[:axis])
+    rows = _rows(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
+    if outer > 1 or inner == 1:
+        return (rows,)
+    flat = x.size, y.size, before[axis] * inner
+    return rows, _rows(call, flat, 1, 1, value)  # by elements, as what adds it up goes
+
+
+def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
+    """Chunks of y's rows of `inner` elements; lengths are x's and y's, and where x begins in y."""
+    y = call.output()
+    given, length, first = lengths
+    needed = Rows(given, low=-first, high=-first)
+    unit = inner * DTYPE_BYTES[y.dtype]
+
+    def code(call: Call, chunk: Chunk) -> str:
+        begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+        low, high = needed.in_c(begin, f"{begin} + {count}")
+        kind = C_TYPES[y.dtype]
+        of_piece = block(
+            f"{kind} *to = y + p * ({chunk.outputs[0].apart});",
+            f"for (int32_t i = 0; i < {count} * {inner}; ++i) {{\n    to[i] = {value};\n}}",
+            "if (low < high) {",
+            f"    memcpy(to + (low + {first} - {begin}) * {inner}, x + p * ({chunk.inputs[0].apart}), "
+            f"(uint32_t)(high - low) * {unit}u);",
+            "}",
+        )
+        return block(
+            f"const {kind} *x = {chunk.inputs[0].at};",
+            f"{kind} *y = {chunk.outputs[0].at};",
+            f"const int32_t low = {low}, high = {high};",
+            f"for (int32_t p = 0; p < {outer}; ++p) {of_piece}",
+        )
+
+    taken = Slice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
+    made = Slice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
+    return Tiling(Loop(length), None, taken, (made,), code)
+
+
+def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
+    """y's axis k is x's axis perm[k]."""
+    x, y = call.input(0), call.output()
+    axes = [axis for axis, extent in enumerate(y.shape) if extent > 1]
+    if len(axes) < 2:
+        return ()
+    return tuple(
+        Tiling(Loop(y.shape[axis]), None, (_slice(x, perm[axis]),), (_slice(y, axis),), _Chunks(axis, tuple(perm)))
+        for axis in axes
+    )
+
+
+def _slice(tensor: Tensor, axis: int) -> Slice:
+    """Chunks of an axis; what lies in pieces goes through windows."""
+    unit, pieces = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype], prod(tensor.shape[:axis])
+    return Slice(OUTER, unit, pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
+
+
+class _Chunks:
+    """The code of a chunk of one axis."""
+
+    def __init__(self, axis: int, perm: tuple[int, ...]) -> None:
+        self.axis, self.perm = axis, perm
+
+    def __call__(self, call: Call, chunk: Chunk) -> str:
+        x, y = call.input(0), call.output()
+        own = _steps(x, self.perm[self.axis], chunk.inputs[0])
+        steps = _steps(y, self.axis, chunk.outputs[0])
+        axes = [axis for axis, extent in enumerate(y.shape) if extent > 1]
+        to = " + ".join(f"i{axis} * {steps[axis]}" for axis in axes)
+        at = " + ".join(f"i{axis} * {own[self.perm[axis]]}" for axis in axes)
+        body = f"y[{to}] = x[{at}];"
+        for axis in reversed(axes):
+            count = chunk.count[OUTER] if axis == self.axis else str(y.shape[axis])
+            body = f"for (int32_t i{axis} = 0; i{axis} < {count}; ++i{axis}) {{\n    {body}\n}}"
+        kind = C_TYPES[y.dtype]
+        return block(f"const {kind} *x = {chunk.inputs[0].at};", f"{kind} *y = {chunk.outputs[0].at};", body)
+
+
+def _steps(tensor: Tensor, axis: int, part: Part) -> list[str]:
+    """Elements between neighbours along each axis of a chunk of one: as far apart as its pieces are before it."""
+    shape = tensor.shape
+    return [
+        str(prod(shape[k + 1 :])) if k >= axis else f"{prod(shape[k + 1 : axis])} * ({part.apart})"
+        for k in range(len(shape))
+    ]

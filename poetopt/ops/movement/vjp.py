@@ -1,0 +1,283 @@
+"""Gradients of what moves data: shapes, pads, blocks; and what has none."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import reduce
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
+from poetopt.errors import ModelError
+from poetopt.graph import Role, Tensor
+
+
+def _view(op: Primal, cotangents: Cotangents) -> Gradients:
+    return (op.view(op.only(cotangents), op.x),)
+
+
+@register_vjp("Reshape", since=5)
+def reshape(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The gradient under the input's shape."""
+    return _view(op, cotangents)
+
+
+@register_vjp("Flatten", since=1)
+def flatten(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The gradient under the input's shape."""
+    return _view(op, cotangents)
+
+
+@register_vjp("Squeeze", since=1)
+def squeeze(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The gradient under the input's shape."""
+    return _view(op, cotangents)
+
+
+@register_vjp("Unsqueeze", since=1)
+def unsqueeze(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The gradient under the input's shape."""
+    return _view(op, cotangents)
+
+
+@register_vjp("Identity", since=1)
+def identity(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The gradient itself."""
+    return (op.only(cotangents),)
+
+
+@register_vjp("Transpose", since=1)
+def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The inverse permutation; of a matrix product, the product of the transposed factors."""
+    dy = op.only(cotangents)
+    rank = len(op.x.shape)
+    if op.builder.tensors[op.x.name].role is Role.PARAMETER and (swapped := _swapped_product(op, dy)):
+        return (swapped,)
+    perm = op.attr_ints("perm") or tuple(reversed(range(rank)))
+    if sorted(perm) != list(range(rank)):
+        raise ModelError(f"{op.where}: perm {list(perm)} is no order of {rank} axes; the file is damaged")
+    inverse = [perm.index(axis) for axis in range(rank)]
+    moved = [axis for axis in inverse if dy.shape[axis] != 1]
+    if moved == sorted(moved):
+        return (op.view(dy, op.x),)
+    return (op.emit("grad_input").transpose(dy, inverse),)
+
+
+def _swapped_product(op: Primal, dy: Tensor) -> Tensor | None:
+    """The transpose of dY where a Gemm without addend has just made it: (A B)^T = B^T A^T costs no second matrix.
+
+    The Gemm itself is left without readers, and is dropped with its operator.
+    """
+    draft = op.builder.writer(dy)
+    if draft is None or not draft.backward or draft.view or len(dy.shape) != 2 or op.attr_ints("perm") == (0, 1):
+        return None
+    last = draft.nodes[-1]
+    if last.op_type != "Gemm" or last.outputs != (dy.name,) or len(last.inputs) != 2:
+        return None
+    k = op.builder.operator(draft.name, draft.kind)
+    a, b = (op.builder.tensors[name] for name in last.inputs)
+    names: dict[str, str] = {}
+    for node in draft.nodes[:-1]:
+        (old,) = (op.builder.tensors[name] for name in node.outputs)
+        read = [op.builder.tensors[names.get(name, name)] for name in node.inputs]
+        names[old.name] = k.node(node.op_type, read, old.shape, old.dtype, **node.attributes).name
+    a, b = (op.builder.tensors[names.get(t.name, t.name)] for t in (a, b))
+    alpha = last.attributes.get("alpha", 1.0)
+    return k.gemm(
+        b, a, alpha=float(alpha) if isinstance(alpha, float) else 1.0, trans_a=not last.attributes.get("transB", 0),
+        trans_b=not last.attributes.get("transA", 0),
+    )  # fmt: skip
+
+
+@register_vjp("Concat", since=4)
+def concat(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Each input gets its slice."""
+    dy = op.only(cotangents)
+    axis = op.attr_int("axis", 0) % len(dy.shape)
+    gradients, start = [], 0
+    for index in range(len(op.inputs)):
+        end = start + op.input(index).shape[axis]
+        piece = None
+        if op.need(index):
+            whole = (start, end) == (0, dy.shape[axis])
+            piece = dy if whole else op.emit("grad_input").slice(dy, [start], [end], [axis])
+        gradients.append(piece)
+        start = end
+    return tuple(gradients)
+
+
+@register_vjp("Split", since=2)
+def split(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The pieces side by side; a piece that nobody used counts as zeros."""
+    axis = op.attr_int("axis", 0) % len(op.x.shape)
+    k = op.emit("grad_input")
+    pieces = [
+        dy if dy is not None else k.zeros(op.output(index).shape, op.x.dtype) for index, dy in enumerate(cotangents)
+    ]
+    return (k.concat(pieces, axis), None)
+
+
+@register_vjp("Pad", since=11)
+def pad(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above. Reads nothing else; one temporary of dY's size."""
+    dy, x = op.only(cotangents), op.x
+    rank = len(x.shape)
+    before, after = _amounts(op, rank)
+    mode = op.attr_text("mode", "constant")
+    k = op.emit("grad_input")
+    if mode == "constant":
+        return k.pad(dy, [-b for b in before], [-a for a in after]), None
+    if mode not in {"reflect", "edge", "wrap"}:
+        raise ModelError(f"{op.where}: unknown mode {mode!r}")
+    # onnxruntime cuts first, and repeats what is left
+    cut = [[-min(n, 0) for n in side] for side in (before, after)]
+    for axis in range(rank):
+        length = x.shape[axis] - cut[0][axis] - cut[1][axis]
+        if length <= 0:
+            raise ModelError(f"{op.where}: cuts all of axis {axis} away before it repeats anything; export it without")
+        if mode == "reflect" and max(before[axis], after[axis]) >= length:
+            raise ModelError(
+                f"{op.where}: reflects {max(before[axis], after[axis])} elements of axis {axis}, which has {length}; "
+                "onnxruntime reflects fewer than there are"
+            )
+        dy = folded(k, dy, axis, length, max(before[axis], 0), mode)
+    return k.pad(dy, *cut), None
+
+
+def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
+    """What is added before and after each axis; negative where it is cut."""
+    amounts = op.known_ints(1)
+    axes = [axis % rank for axis in op.known_ints(3)] if op.has(3) else list(range(rank))
+    before, after = [0] * rank, [0] * rank
+    for position, axis in enumerate(axes):
+        before[axis], after[axis] = amounts[position], amounts[len(axes) + position]
+    return before, after
+
+
+@dataclass(frozen=True)
+class Run:
+    """`stop - start` places of a padded line that repeat those of the line from `first` on, or down from there."""
+
+    start: int
+    stop: int
+    first: int
+    step: int
+
+    @property
+    def covers(self) -> range:
+        """The places of the line, ascending."""
+        last = self.first + self.step * (self.stop - self.start - 1)
+        return range(min(self.first, last), max(self.first, last) + 1)
+
+    def slice(self, k: OperatorBuilder, x: Tensor, axis: int, low: int, high: int) -> Tensor:
+        """What the run has of the places from `low` to before `high`, in their order."""
+        if self.step > 0:
+            start = self.start + low - self.first
+            return k.slice(x, [start], [start + high - low], [axis])
+        start = self.start + self.first - high + 1
+        return k.flip(k.slice(x, [start], [start + high - low], [axis]), [axis])
+
+
+def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, mode: str) -> Tensor:
+    """x, whose `axis` is a line of `length` with `before` places in front and others behind, folded to the line."""
+    after = x.shape[axis] - before - length
+    if not before and not after:
+        return x
+    if mode == "edge":
+        return _stretched(k, x, axis, length, before)
+    if mode == "wrap" and max(before, after) > length:
+        return _summed(k, x, axis, length, before)
+    step = -1 if mode == "reflect" else 1
+    runs = [
+        Run(0, before, before if step < 0 else length - before, step),
+        Run(before, before + length, 0, 1),
+        Run(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
+    ]
+    runs = [run for run in runs if run.start < run.stop]
+    ends = sorted({end for run in runs for end in (run.covers.start, run.covers.stop)})
+    stretches = [
+        reduce(k.add, [run.slice(k, x, axis, low, high) for run in runs if low in run.covers])
+        for low, high in itertools.pairwise(ends)
+    ]
+    return k.concat(stretches, axis)
+
+
+def _stretched(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
+    """`folded` for `edge`: what lies outside is added to the first place and to the last."""
+    if length == 1:
+        return k.reduce_sum(x, [axis])
+    ends = (0, before + 1, before + length - 1, x.shape[axis])
+    first, middle, last = (
+        k.slice(x, [low], [high], [axis]) if low < high else None for low, high in itertools.pairwise(ends)
+    )
+    sums = [None if t is None else k.reduce_sum(t, [axis]) for t in (first, last)]
+    return k.concat([t for t in (sums[0], middle, sums[1]) if t is not None], axis)
+
+
+def _summed(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
+    """`folded` for `wrap`, at once: the sum of all repetitions, those at the ends filled up with zeros."""
+    front = -before % length
+    back = -(front + x.shape[axis]) % length
+    wide = k.pad(x, *([amount if a == axis else 0 for a in range(len(x.shape))] for amount in (front, back)))
+    shape = (*x.shape[:axis], wide.shape[axis] // length, length, *x.shape[axis + 1 :])
+    return k.reduce_sum(k.reshape(wide, shape), [axis], keepdims=False)
+
+
+@register_vjp("Tile", since=6)
+def tile(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = the sum of the copies. Reads nothing else; no temporary."""
+    dy, x = op.only(cotangents), op.x
+    repeats = op.known_ints(1)
+    k = op.emit("grad_input")
+    split = [part for pair in zip(repeats, x.shape, strict=True) for part in pair]
+    copies = k.reshape(dy, split)
+    return (k.reshape(k.reduce_sum(copies, [2 * axis for axis, r in enumerate(repeats) if r > 1]), x.shape), None)
+
+
+@register_vjp("DepthToSpace", since=1)
+def depth_to_space(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The inverse shuffle. Reads nothing else; no temporary."""
+    dy, (n, c, h, w) = op.only(cotangents), op.x.shape
+    size = op.attr_int("blocksize", 1)
+    k = op.emit("grad_input")
+    blocks = k.reshape(dy, (n, c // size**2, h, size, w, size))
+    perm = [0, 1, 3, 5, 2, 4] if op.attr_text("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
+    return (k.reshape(k.transpose(blocks, perm), op.x.shape),)
+
+
+@register_vjp("SpaceToDepth", since=1)
+def space_to_depth(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The inverse shuffle. Reads nothing else; no temporary."""
+    dy, (n, c, h, w) = op.only(cotangents), op.x.shape
+    size = op.attr_int("blocksize", 1)
+    k = op.emit("grad_input")
+    blocks = k.reshape(dy, (n, size, size, c, h // size, w // size))
+    return (k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape),)
+
+
+for _op in (
+    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Constant",
+    "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "NonZero", "Not", "Or", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike", "Round", "Shape", "Sign", "Size", "Xor",
+):  # fmt: skip
+    declare_nondifferentiable(_op)
+
+declare_nondifferentiable("Reshape", inputs=(1,))
+declare_nondifferentiable("Squeeze", inputs=(1,))
+declare_nondifferentiable("Unsqueeze", inputs=(1,))
+declare_nondifferentiable("Split", inputs=(1,))
+declare_nondifferentiable("ReduceSum", inputs=(1,))
+declare_nondifferentiable("ReduceMean", inputs=(1,))
+declare_nondifferentiable("Dropout", inputs=(1, 2))
+declare_nondifferentiable("SoftmaxCrossEntropyLoss", inputs=(1, 2), missing=(2,))
+declare_nondifferentiable("Expand", inputs=(1,))
+declare_nondifferentiable("Gather", inputs=(1,))
+declare_nondifferentiable("NegativeLogLikelihoodLoss", inputs=(1, 2), missing=(2,))
+declare_nondifferentiable("OneHot", missing=(2,))
+declare_nondifferentiable("Pad", inputs=(1, 2, 3), missing=(2,))
+declare_nondifferentiable("Range", missing=(0, 1, 2))
+declare_nondifferentiable("ReduceMax", inputs=(1,))
+declare_nondifferentiable("ReduceMin", inputs=(1,))
+declare_nondifferentiable("Slice", inputs=(1, 2, 3, 4))
+declare_nondifferentiable("Where", inputs=(0,))

@@ -1,0 +1,1 @@
+"""Normalizations of batches, layers, groups and planes."""

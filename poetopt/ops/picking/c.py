@@ -1,0 +1,355 @@
+"""What picks rows in C, and its gradients: whole, and in chunks where a row that is read or added to is alone in RAM.
+
+Rows are added up in the order of their numbers' places, whichever way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
+from poetopt.runtimes.c.write import block, filled, index, known_types, loops, nest, read, strides_of, written
+
+
+def gathered(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of the rows that are picked, of a table in RAM, or one whose rows are read one by one."""
+    x, numbers, y = call.input(0), call.input(1), call.output()
+    length, unit = _table_rows(call, x)
+    if not length or not unit:
+        return ()
+
+    def code(call: Call, chunk: Chunk) -> str:
+        table = chunk.inputs[0]
+        copied = block(
+            f"const int32_t at = {number_at(length, 'po_k')};",
+            table.read("at"),
+            f"memcpy((unsigned char *)y + i * {unit}, (const unsigned char *){table.at}"
+            f"{'' if table.picks else f' + at * {unit}'}, {unit});",
+        )
+        each = f"for (int32_t i = 0; i < {chunk.count[OUTER]}; ++i) {{\n{_step('po_k', chunk)}\n{copied}\n}}"
+        return block(read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at), each)
+
+    rows = Slice(OUTER, unit)
+    picked = Slice(OUTER, unit, picks=numbers.size)
+    ways = [picked, None] if numbers.size > 1 else [picked]
+    return tuple(Tiling(Loop(numbers.size), None, (taken, None), (rows,), code) for taken in ways)
+
+
+def gradient_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of the table's rows, with dy in RAM, or its rows read one by one."""
+    return _added(call, update=False)
+
+
+def update_tilings(call: Call) -> tuple[Tiling, ...]:
+    """The same of a table that sgd updates: dy, numbers, table, rate, what is kept."""
+    return _added(call, update=True)
+
+
+def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
+    numbers, y = call.input(1), call.output()
+    length, unit = _table_rows(call, y)
+    if not length or not unit:
+        return ()
+    width = DTYPE_BYTES[y.dtype]
+    inner = unit // width
+
+    def code(call: Call, chunk: Chunk) -> str:
+        given, count, begin = chunk.inputs[0], chunk.count[OUTER], chunk.begin[OUTER]
+        operands = [read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at)]
+        if update:
+            operands += [read(name, call.input(k), chunk.inputs[k].at) for k, name in ((2, "p"), (3, "r"), (4, "e"))]
+        number, begun = number_at(length), f"{begin} / {inner}"
+        here = f"row >= {begun} && row < {begun} + {count} / {inner}"
+        term = (
+            f"{given.read('k')}\nconst float *a = (const float *){given.at}{'' if given.picks else f' + k * {inner}'};"
+        )
+        y_at = f"y[(row - {begun}) * {inner} + j]"
+        if update:
+            first, done = "y[i] = p[i] * e[0];", f"{y_at} -= sum[j] * r[0];"
+            each = row_sums(numbers.size, inner, number, chunk.scratch, term, "a[j]", done, here)
+        else:
+            first = "y[i] = 0.0f;"
+            row = block(term, f"for (int32_t j = 0; j < {inner}; ++j) {{\n    {y_at} += a[j];\n}}")
+            each = (
+                f"for (int32_t k = 0; k < {numbers.size}; ++k) {{\n"
+                f"    const int32_t row = {number_at(length, 'k')};\n    if ({here}) {row}\n}}"
+            )
+        return block(*operands, f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}", each)
+
+    elements = Slice(OUTER, width)  # of whole rows: an update behind it goes by elements
+    rest = (None, *((elements, None, None) if update else ()))
+    ways = [Slice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
+    return tuple(Tiling(Loop(y.size, inner), None, (taken, *rest), (elements,), code) for taken in ways)
+
+
+def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: str, done: str, taken: str = "1") -> str:
+    """C that sums up what is of one row, for each row among `count` numbers, and does `done` with each of its elements.
+
+    A row's terms are one sum before they meet the row itself: each by itself would be lost where it is small beside it.
+
+    number
+        The C of the number at a place, which is to be filled in.
+    sums
+        Where `inner` floats lie.
+    each, term
+        What comes before the terms of place k, and the term of element j.
+    taken
+        Which rows.
+    """
+
+    def at(place: str) -> str:
+        return number.format(place, place, place)
+
+    return f"""for (int32_t i1 = 0; i1 < {count}; ++i1) {{
+    const int32_t row = {at("i1")};
+    float *sum = {sums};
+    int32_t first = 0;
+    while (first < i1 && {at("first")} != row) {{
+        ++first;
+    }}
+    if (first == i1 && {taken}) {{
+        for (int32_t j = 0; j < {inner}; ++j) {{
+            sum[j] = 0.0f;
+        }}
+        for (int32_t k = i1; k < {count}; ++k) {{
+            if ({at("k")} == row) {{
+                {each}
+                for (int32_t j = 0; j < {inner}; ++j) {{
+                    sum[j] += {term};
+                }}
+            }}
+        }}
+        for (int32_t j = 0; j < {inner}; ++j) {{
+            {done}
+        }}
+    }}
+}}"""
+
+
+def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
+    """How many rows a table has, and their bytes; 0 where a row lies in pieces."""
+    axis = call.integer("axis", 0) % len(table.shape)
+    if prod(table.shape[:axis]) != 1:
+        return 0, 0
+    return table.shape[axis], prod(table.shape[axis + 1 :]) * DTYPE_BYTES[table.dtype]
+
+
+def _step(name: str, chunk: Chunk) -> str:
+    return f"const int32_t {name} = {chunk.begin[OUTER]} + i;"
+
+
+def number_at(length: int, place: str = "{}") -> str:
+    """The C of a row's number; negative ones count from the end."""
+    return f"(int32_t)(b[{place}] < 0 ? b[{place}] + {length} : b[{place}])"
+
+
+HEADER = "po_math.h"
+
+
+def _gather(call: Call, arguments: Arguments) -> str:
+    x, where, y = call.input(0), call.input(1), call.output()
+    axis = call.integer("axis", 0) % len(x.shape)
+    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    body = block(
+        f"const int32_t at = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        f"memcpy(y + (i0 * {where.size} + i1) * {inner}, a + (i0 * {length} + at) * {inner}, "
+        f"{inner * y.nbytes // max(y.size, 1)});",
+    )
+    return block(
+        read("a", x, arguments.inputs[0]),
+        read("b", where, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((outer, where.size), body),
+    )
+
+
+def _gather_nd(call: Call, arguments: Arguments) -> str:
+    x, where, y = call.input(0), call.input(1), call.output()
+    batch, depth = call.integer("batch_dims", 0), where.shape[-1]
+    own, inner, count = strides_of(x.shape), prod(x.shape[batch + depth :]), prod(where.shape[batch:-1])
+    row = _rows_at("at", x.shape[batch:], own[batch:], depth)
+    body = block(
+        f"const int64_t *at = b + (i0 * {count} + i1) * {depth};",
+        f"const int32_t from = i0 * {prod(x.shape[batch:])} + (int32_t)({row});",
+        f"memcpy(y + (i0 * {count} + i1) * {inner}, a + from, {inner * y.nbytes // max(y.size, 1)});",
+    )
+    return block(
+        read("a", x, arguments.inputs[0]),
+        read("b", where, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((prod(x.shape[:batch]), count), body),
+    )
+
+
+def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
+    """Where the elements begin that an index tuple names; negative numbers count from the end."""
+    numbers = (f"({tuples}[{k}] < 0 ? {tuples}[{k}] + {shape[k]} : {tuples}[{k}]) * {strides[k]}" for k in range(depth))
+    return " + ".join(numbers) or "0"
+
+
+def _top_k(call: Call, arguments: Arguments) -> str:
+    """Each is looked for behind the one before it, so nothing is kept; of equal ones the first comes first."""
+    x, (values, places) = call.input(0), arguments.outputs + ("",) * (2 - len(arguments.outputs))
+    axis = call.integer("axis", -1) % len(x.shape)
+    made = next(tensor for tensor in call.outputs if tensor is not None)
+    outer, length, inner, count = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), made.shape[axis]
+    after, before = ("<", ">") if call.integer("largest", 1) else (">", "<")
+    picked = block(
+        "int32_t best = -1;",
+        f"for (int32_t j = 0; j < {length}; ++j) {{",
+        f"    const int behind = last < 0 || line[j * {inner}] {after} line[last * {inner}]",
+        f"        || (j > last && line[j * {inner}] == line[last * {inner}]);",
+        f"    if (behind && (best < 0 || line[j * {inner}] {before} line[best * {inner}])) {{",
+        "        best = j;",
+        "    }",
+        "}",
+        "last = po_larger(best, 0);",
+        f"values[(i0 * {count} + r) * {inner} + i1] = line[last * {inner}];" if values else "",
+        f"places[(i0 * {count} + r) * {inner} + i1] = last;" if places else "",
+    )
+    line = block(
+        f"const {C_TYPES[x.dtype]} *line = x + i0 * {length * inner} + i1;",
+        "int32_t last = -1;",
+        f"for (int32_t r = 0; r < {count}; ++r) {picked}",
+    )
+    declared = [written("values", call.output(0), values)] if values else []
+    declared += [written("places", call.output(1), places)] if places else []
+    return block(read("x", x, arguments.inputs[0]), *declared, loops((outer, inner), line))
+
+
+def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
+    """`statement` for every element of what was gathered: u is its place there, at that in the table."""
+    axis = call.integer("axis", 0) % len(shape)
+    outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    row = block(
+        f"const int32_t row = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        loops(
+            (inner,),
+            f"const int32_t at = (i0 * {length} + row) * {inner} + j0, u = (i0 * {indices.size} + i1) * {inner} + j0;\n"
+            + statement,
+            "j",
+        ),
+    )
+    return loops((outer, indices.size), row)
+
+
+def _gather_gradient(call: Call, arguments: Arguments) -> str:
+    dy, indices, dx = call.input(0), call.input(1), call.output()
+    return block(
+        filled(dx, arguments.outputs[0], "0.0f"),
+        block(
+            read("a", dy, arguments.inputs[0]),
+            read("b", indices, arguments.inputs[1]),
+            written("y", dx, arguments.outputs[0]),
+            _rows(call, dx.shape, indices, "y[at] += a[u];"),
+        ),
+    )
+
+
+def _gather_update(call: Call, arguments: Arguments) -> str:
+    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
+    table, y, count = call.input(2), call.output(), call.input(1).size
+    axis = call.integer("axis", 0) % len(y.shape)
+    outer, length, inner = prod(y.shape[:axis]), y.shape[axis], prod(y.shape[axis + 1 :])
+    term = f"a[(i0 * {count} + k) * {inner} + j]"
+    done = f"y[(i0 * {length} + row) * {inner} + j] -= sum[j] * r[0];"
+    rows = row_sums(count, inner, number_at(length), arguments.scratch, "", term, done)
+    return block(
+        *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
+        written("y", y, arguments.outputs[0]),
+        nest(table.shape, {"p": strides_of(table.shape), "y": strides_of(y.shape)}, "{y} = {p} * e[0];"),
+        loops((outer,), rows),
+    )
+
+
+def _row_bytes(call: Call) -> int:
+    y = call.output()
+    return 4 * prod(y.shape[call.integer("axis", 0) % len(y.shape) + 1 :])
+
+
+def _gather_refuses(call: Call) -> str | None:
+    return "rows of another type than float32" if call.output().dtype != "float32" else known_types(call)
+
+
+_COMBINED = {
+    "none": "{y} = {u};",
+    "add": "{y} += {u};",
+    "mul": "{y} *= {u};",
+    "max": "if ({u} > {y}) {{\n    {y} = {u};\n}}",
+    "min": "if ({u} < {y}) {{\n    {y} = {u};\n}}",
+}
+
+
+def _kept(call: Call, arguments: Arguments) -> list[str]:
+    """Declarations of data a, indices b, updates c and result y, which begins as data."""
+    y = call.output()
+    return [
+        read("b", call.input(1), arguments.inputs[1]),
+        read("c", call.input(2), arguments.inputs[2]),
+        written("y", y, arguments.outputs[0]),
+        f"if ((const void *)y != (const void *)({arguments.inputs[0]})) {{",
+        f"    memcpy(y, {arguments.inputs[0]}, {y.nbytes});",
+        "}",
+    ]
+
+
+def _scatter_elements(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    axis = call.integer("axis", 0) % len(y.shape)
+    own = strides_of(y.shape)
+    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    element = index(strides_of(where.shape))
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {y.shape[axis]} : b[{element}]);",
+        text.format(y=f"y[{others} + at * {own[axis]}]", u=f"c[{element}]"),
+    )
+    return block(*_kept(call, arguments), loops(where.shape, body))
+
+
+def _scatter_nd(call: Call, arguments: Arguments) -> str:
+    y, where = call.output(), call.input(1)
+    depth = where.shape[-1]
+    own, inner = strides_of(y.shape), prod(y.shape[depth:])
+    text = _COMBINED[call.text("reduction", "none")]
+    body = block(
+        f"const int64_t *which = b + i0 * {depth};",
+        f"const int32_t at = (int32_t)({_rows_at('which', y.shape, own, depth)});",
+        loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
+    )
+    return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
+
+
+def _scatter_refuses(call: Call) -> str | None:
+    found = call.text("reduction", "none")
+    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else known_types(call)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("Gather", _gather, refuses=known_types, headers=(HEADER,), tilings=gathered),
+    Kernel("GatherND", _gather_nd, refuses=known_types, headers=(HEADER,)),
+    Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
+    Kernel(
+        "Gather.grad_input",
+        _gather_gradient,
+        OWN_DOMAIN,
+        _gather_refuses,
+        headers=(HEADER,),
+        tilings=gradient_tilings,
+    ),
+    Kernel(
+        "Gather.grad_input+sgd.update",
+        _gather_update,
+        OWN_DOMAIN,
+        _gather_refuses,
+        _row_bytes,
+        in_place=(2,),
+        headers=(HEADER,),
+        tilings=update_tilings,
+    ),
+    Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+    Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
+)

@@ -1,0 +1,323 @@
+"""Gradients of what picks and puts by indices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import MissingVjpError
+from poetopt.graph import Tensor
+from poetopt.ops.pieces import chunk, masked
+
+_ONE_HOT_ROWS = 256
+"""A product with more of them takes longer than adding up element by element, and grows with their square."""
+
+_MAX_SINCE = 18
+"""ScatterElements knows the reduction `max` from this opset on."""
+
+
+@register_vjp("Gather", since=1)
+def gather(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = the rows of dY, added up at their indices."""
+    dy, x = op.only(cotangents), op.x
+    axis = op.attr_int("axis", 0) % len(x.shape)
+    outer, rows, inner = chunk(x.shape, axis)
+    indices = op.input(1)
+    k = op.emit("grad_input")
+    pieces = k.reshape(dy, (outer, indices.size, inner))
+    known = op.value(1)
+    if known is not None and indices.size:
+        flat = np.asarray(known).reshape(-1).astype(np.int64) % rows
+        if np.array_equal(flat, flat[0] + np.arange(flat.size)):
+            first = int(flat[0])
+            return (k.reshape(k.pad(pieces, (0, first, 0), (0, rows - first - flat.size, 0)), x.shape), None)
+    flat_indices = k.cast(k.reshape(indices, (indices.size,)), "int64")
+    dx = k.reshape(add_rows(k, pieces, flat_indices, rows), x.shape)
+    k.amounts_to("Gather.grad_input", [dy, indices], [dx], axis=axis)
+    if outer == 1 and rows > 2 * indices.size:
+        op.builder.adders[dx.name] = partial(_add_to, dy=dy, indices=indices)
+    return (dx, None)
+
+
+def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -> Tensor:
+    """`total`, to whose rows at `indices` those of dy are added: where a table has another gradient besides.
+
+    The new rows are written; where an index occurs twice, the same row twice, so that no order of writing matters.
+    """
+    rows, inner = total.shape[0], total.size // max(total.shape[0], 1)
+    count = indices.size
+    flat = k.cast(k.reshape(indices, (count,)), "int64")
+    flat = k.node("Mod", [flat, k.graph.ints([rows])], flat.shape, "int64")
+    table, pieces = k.reshape(total, (rows, inner)), k.reshape(dy, (count, inner))
+    if count > _ONE_HOT_ROWS:
+        wide = k.expand(k.reshape(k.cast(flat, "int32"), (count, 1)), pieces.shape)
+        return k.reshape(k.scatter_add(table, wide, pieces, 0), total.shape)
+    alike = k.cast(k.binary("Equal", k.reshape(flat, (count, 1)), k.reshape(flat, (1, count)), "bool"), dy.dtype)
+    sums = k.gemm(alike, pieces)
+    fresh = k.add(k.node("Gather", [table, flat], (count, inner), dy.dtype, axis=0), sums)
+    written = k.node("ScatterND", [table, k.reshape(flat, (count, 1)), fresh], (rows, inner), dy.dtype)
+    return k.reshape(written, total.shape)
+
+
+@register_vjp("GatherElements", since=11)
+def gather_elements(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The elements of dY, added up at their indices: ScatterElements(add) into zeros."""
+    dy, x = op.only(cotangents), op.x
+    axis = op.attr_int("axis", 0) % len(x.shape)
+    k = op.emit("grad_input")
+    return (k.scatter_add(k.zeros(x.shape, x.dtype), op.input(1), dy, axis), None)
+
+
+@register_vjp("GatherND", since=11)
+def gather_nd(op: Primal, cotangents: Cotangents) -> Gradients:
+    """As for Gather, with each index tuple turned into the number of its row."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    rows, count, inner = row_counts(x, op.input(1), op.attr_int("batch_dims", 0))
+    numbers = row_numbers(k, x, op.input(1), op.attr_int("batch_dims", 0))
+    pieces = k.reshape(dy, (1, count, inner))
+    return (k.reshape(add_rows(k, pieces, numbers, rows), x.shape), None)
+
+
+def row_counts(x: Tensor, indices: Tensor, batch_dims: int = 0) -> tuple[int, int, int]:
+    """Rows that index tuples choose from, tuples, and elements of a row."""
+    last = batch_dims + indices.shape[-1]
+    return math.prod(x.shape[:last]), math.prod(indices.shape[:-1]), math.prod(x.shape[last:])
+
+
+def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
+    """The row number of each index tuple, as an int64 vector; negative indices count from the end."""
+    depth = indices.shape[-1]
+    sizes = x.shape[batch_dims : batch_dims + depth]
+    strides = [math.prod(sizes[position + 1 :]) for position in range(depth)]
+    batches = math.prod(x.shape[:batch_dims])
+    count = math.prod(indices.shape[:-1])
+    tuples = k.reshape(k.cast(indices, "int64"), (count, depth))
+    numbers = k.node("Mod", [tuples, k.graph.ints(sizes)], tuples.shape, "int64")
+    numbers = k.reduce_sum(k.mul(numbers, k.graph.ints(strides)), [1], keepdims=False)
+    if batches > 1:
+        each = np.repeat(np.arange(batches, dtype=np.int64) * math.prod(sizes), count // batches)
+        numbers = k.add(numbers, k.graph.constant(each))
+    return numbers
+
+
+def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> Tensor:
+    """[outer, rows, inner]: zeros, to which the N rows of `pieces` [outer, N, inner] are added at `indices` [N]."""
+    outer, count, inner = pieces.shape
+    if rows <= count or k.graph.opset < _MAX_SINCE:
+        return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
+    # Where does each row of the result come from? Row 0 of the sums is zero; of like indices the last one counts.
+    numbers = k.graph.ints(range(1, count + 1))
+    source = k.node(
+        "ScatterElements", [k.zeros((rows,), "int64"), indices, numbers], (rows,), "int64", axis=0, reduction="max"
+    )
+    places = k.node("Gather", [source, indices], (count,), "int64", axis=0)
+    sums = _sum_alike(k, pieces, places, count + 1)
+    return k.node("Gather", [sums, source], (outer, rows, inner), pieces.dtype, axis=1)
+
+
+def _sum_alike(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) -> Tensor:
+    """[outer, rows, inner]: the sums of the pieces that have the same place, zeros where none is."""
+    outer, count, inner = pieces.shape
+    item = pieces.nbytes // max(pieces.size, 1)
+    if rows <= _ONE_HOT_ROWS and rows * count * (item + 1) <= (rows * item + count * 16) * inner * outer:
+        numbers = k.graph.constant(np.arange(rows, dtype=np.int64).reshape(rows, 1))
+        chosen = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
+        if outer == 1:
+            return k.reshape(k.gemm(chosen, k.reshape(pieces, (count, inner))), (1, rows, inner))
+        return k.matmul(chosen, pieces)
+    if rows < 2**31:
+        places = k.cast(places, "int32")
+    wide = k.expand(k.reshape(places, (1, count, 1)), pieces.shape)
+    return k.scatter_add(k.zeros((outer, rows, inner), pieces.dtype), wide, pieces, 1)
+
+
+Step = Callable[[OperatorBuilder, Tensor], Tensor]
+Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Places:
+    """What the indices say.
+
+    picked
+        The elements of a tensor like X at the indices, in the shape of the updates.
+    blanked
+        A tensor like X with zeros there.
+    added, multiplied
+        A tensor like X, and one like the updates that is merged into it.
+    """
+
+    picked: Step
+    blanked: Step
+    added: Merge
+    multiplied: Merge
+
+
+@register_vjp("ScatterElements", since=11)
+def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above. Reads the indices, for max and min also X, Y and the updates, for mul X and the updates."""
+    indices, axis = op.input(1), op.attr_int("axis", 0) % len(op.x.shape)
+
+    def picked(k: OperatorBuilder, x: Tensor) -> Tensor:
+        return k.node("GatherElements", [x, indices], indices.shape, x.dtype, axis=axis)
+
+    def blanked(k: OperatorBuilder, x: Tensor) -> Tensor:
+        zeros = k.zeros(indices.shape, x.dtype)
+        return k.node("ScatterElements", [x, indices, zeros], x.shape, x.dtype, axis=axis)
+
+    def merged(how: str) -> Merge:
+        return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
+
+    return _scattered(op, op.only(cotangents), Places(picked, blanked, merged("add"), merged("mul")))
+
+
+@register_vjp("ScatterND", since=11)
+def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
+    """As ScatterElements, with GatherND; rows are merged by their numbers, without races."""
+    indices, shape = op.input(1), op.input(2).shape
+    rows, count, inner = row_counts(op.x, indices)
+
+    def picked(k: OperatorBuilder, x: Tensor) -> Tensor:
+        return k.node("GatherND", [x, indices], shape, x.dtype)
+
+    def blanked(k: OperatorBuilder, x: Tensor) -> Tensor:
+        return k.node("ScatterND", [x, indices, k.zeros(shape, x.dtype)], x.shape, x.dtype)
+
+    def added(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
+        sums = add_rows(k, k.reshape(updates, (1, count, inner)), row_numbers(k, op.x, indices), rows)
+        return k.add(x, k.reshape(sums, x.shape))
+
+    def multiplied(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
+        numbers = k.expand(k.reshape(row_numbers(k, op.x, indices), (count, 1)), (count, inner))
+        table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
+        return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
+
+    return _scattered(op, op.only(cotangents), Places(picked, blanked, added, multiplied))
+
+
+def _scattered(op: Primal, dy: Tensor, places: Places) -> Gradients:
+    reduction = op.attr_text("reduction", "none")
+    if reduction in {"max", "min"}:
+        return _extreme(op, dy, places)
+    if reduction == "mul":
+        return _product(op, dy, places)
+    if reduction not in {"none", "add"}:
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for the reduction {reduction!r}; use none, add, mul, max or min"
+        )
+    updates = places.picked(op.emit("grad_updates"), dy) if op.need(2) else None
+    if not op.need(0):
+        return None, None, updates
+    return (dy if reduction == "add" else places.blanked(op.emit("grad_input"), dy)), None, updates
+
+
+def _parts(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
+    """Operators for what both gradients need, for dX and for dUpdates: one and the same where one of them is wanted."""
+    if op.need(0) and op.need(2):
+        return op.emit("grad_share"), op.emit("grad_input"), op.emit("grad_updates")
+    k = op.emit("grad_input" if op.need(0) else "grad_updates")
+    return k, k, k
+
+
+def _extreme(op: Primal, dy: Tensor, places: Places) -> Gradients:
+    updates = op.input(2)
+
+    def old(k: OperatorBuilder) -> Tensor:
+        return k.cast(k.compare("Equal", op.x, op.y), dy.dtype)
+
+    def new(k: OperatorBuilder) -> Tensor:
+        return k.cast(k.compare("Equal", updates, places.picked(k, op.y)), dy.dtype)
+
+    both, first, second = _parts(op)
+    share = both.div(dy, places.added(both, old(both), new(both)))
+    dx = masked(first, share, old(first)) if op.need(0) else None
+    return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
+
+
+def _product(op: Primal, dy: Tensor, places: Places) -> Gradients:
+    updates = op.input(2)
+
+    def split(k: OperatorBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
+        """1 where x is zero, and x with ones there."""
+        zeros = k.cast(k.compare("Equal", x, 0.0), x.dtype)
+        return zeros, k.add(x, zeros)
+
+    def gradient(k: OperatorBuilder, x: Tensor, whole: Tensor, zeros: Tensor) -> Tensor:
+        own, filled = split(k, x)
+        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own), x.dtype))
+
+    both, first, second = _parts(op)
+    (zeros_x, filled_x), (zeros_updates, filled_updates) = split(both, op.x), split(both, updates)
+    whole = both.mul(dy, places.multiplied(both, filled_x, filled_updates))
+    zeros = places.added(both, zeros_x, zeros_updates)
+    dx = gradient(first, op.x, whole, zeros) if op.need(0) else None
+    if not op.need(2):
+        return dx, None, None
+    return dx, None, gradient(second, updates, places.picked(second, whole), places.picked(second, zeros))
+
+
+@register_vjp("TopK", since=10)
+def top_k(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY of the values at their indices, zeros elsewhere. Reads the indices; zeros of X's size."""
+    dy = cotangents[0]
+    if dy is None:
+        return None, None
+    axis = op.attr_int("axis", -1) % len(op.x.shape)
+    k = op.emit("grad_input")
+    return k.scatter_add(k.zeros(op.x.shape, dy.dtype), op.output(1), dy, axis), None
+
+
+@register_vjp("Trilu", since=14)
+def trilu(op: Primal, cotangents: Cotangents) -> Gradients:
+    """The same triangle of dY. Reads nothing; no temporary."""
+    dy = op.only(cotangents)
+    operands = [dy, op.input(1)] if op.has(1) else [dy]
+    k = op.emit("grad_input")
+    return k.node("Trilu", operands, dy.shape, dy.dtype, upper=op.attr_int("upper", 1)), None
+
+
+@register_vjp("Expand", since=8)
+def expand(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dY; the loop sums it."""
+    return op.only(cotangents), None
+
+
+@register_vjp("Slice", since=10)
+def slices(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dY with zeros around and, for steps beyond one, between its elements."""
+    dy, shape = op.only(cotangents), op.x.shape
+    starts, ends = (op.known_ints(index) for index in (1, 2))
+    axes = op.known_ints(3) if op.has(3) else list(range(len(starts)))
+    steps = op.known_ints(4) if op.has(4) else [1] * len(starts)
+    k = op.emit("grad_input")
+    before, after = [0] * len(shape), [0] * len(shape)
+    for start, end, axis, step in zip(starts, ends, (a % len(shape) for a in axes), steps, strict=True):
+        low, high, stride = slice(start, end, step).indices(shape[axis])
+        picked = range(low, high, stride)
+        if not picked:
+            return (k.zeros(shape, dy.dtype), None, None, None, None)
+        if stride < 0:
+            dy, picked = k.flip(dy, [axis]), picked[::-1]
+        dy = _spread(k, dy, axis, abs(stride))
+        before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
+    return k.pad(dy, before, after), None, None, None, None
+
+
+def _spread(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:
+    """`step - 1` zeros between neighbours along `axis`."""
+    length = x.shape[axis]
+    if step == 1 or length == 1:
+        return x
+    rank = len(x.shape)
+    wide = k.reshape(x, (*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]))
+    after = [step - 1 if a == axis + 1 else 0 for a in range(rank + 1)]
+    wide = k.pad(wide, [0] * (rank + 1), after)
+    flat = k.reshape(wide, (*x.shape[:axis], length * step, *x.shape[axis + 1 :]))
+    return k.slice(flat, [0], [(length - 1) * step + 1], [axis])

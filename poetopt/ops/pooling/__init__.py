@@ -1,0 +1,1 @@
+"""Pooling, and planes that are resized."""

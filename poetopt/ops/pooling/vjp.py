@@ -1,0 +1,372 @@
+"""Gradients of pooling, and of what resizes planes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.autodiff.emit import OperatorBuilder, Spread
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import MissingVjpError
+from poetopt.frontends.one_node import computed
+from poetopt.frontends.proto import node_proto
+from poetopt.graph import Node, Tensor
+from poetopt.ops.convolution.windows import Window, transposed, window
+from poetopt.ops.pieces import masked, sign
+
+
+@register_vjp("MaxPool", since=8)
+def max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Each maximum's place in X, which the forward operator wrote, gets its gradient added."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    dx = _put(k, dy, op)
+    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_put, op=op))
+    return (dx,)
+
+
+def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
+    """`dy` added up where the maxima of the MaxPool `op` were found."""
+    indices = k.reshape(_row_major(k, op), (dy.size,))
+    flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
+    dx = k.reshape(flat, op.x.shape)
+    if len(op.outputs) > 1 and op.outputs[1] is not None and not op.attr_int("storage_order", 0):
+        k.amounts_to("MaxPool.grad_input", [dy, op.output(1)], [dx])
+    return dx
+
+
+def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
+    """The indices, found again where the model wants them column by column."""
+    if len(op.operator.nodes) == 1 and op.attr_int("storage_order", 0):
+        again, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
+        k.write("MaxPool", [op.x], [again, indices], **{**op.node.attributes, "storage_order": 0})
+        return indices
+    return op.output(1)
+
+
+@register_vjp("AveragePool", since=7)
+def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dY divided by each window's count of elements, then the adjoint of a convolution with ones."""
+    dy, x = op.only(cotangents), op.x
+    frame = window(op, op.attr_ints("kernel_shape") or ())
+    k = op.emit("grad_input")
+    counts = _counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
+    share = np.float64(1.0) / np.maximum(counts, 1)
+    same = bool(np.all(counts == counts.flat[0]))
+    factor = k.graph.constant(np.asarray(share.flat[0] if same else share, x.dtype))
+    planes = k.reshape(k.mul(dy, factor), (x.shape[0] * x.shape[1], 1, *frame.out))
+    ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
+    dx = k.reshape(transposed(k, planes, ones, frame), x.shape)
+    k.amounts_to(
+        "AveragePool.grad_input", [dy], [dx], kernel_shape=list(frame.kernel), strides=list(frame.strides),
+        dilations=list(frame.dilations), pads=[*frame.before, *frame.declared_after],
+        count_include_pad=op.attr_int("count_include_pad", 0),
+    )  # fmt: skip
+    return (dx,)
+
+
+@register_vjp("LpPool", since=2)
+def lp_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = X |X|^(p - 2) times the adjoint of a convolution with ones of dY Y^(1 - p), 0 where a window's norm is.
+
+    Reads X, and Y unless p is 1; two temporaries of X's size.
+    """
+    dy, x, power = op.only(cotangents), op.x, op.attr_int("p", 2)
+    frame = window(op, op.attr_ints("kernel_shape") or ())
+    k = op.emit("grad_input")
+    if power > 1:
+        norm = k.add(op.y, k.cast(k.compare("Equal", op.y, 0.0), dy.dtype))
+        dy = k.div(dy, norm if power == 2 else _raised(k, norm, power - 1))
+    planes = k.reshape(dy, (x.shape[0] * x.shape[1], 1, *frame.out))
+    ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
+    spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
+    if power == 1:
+        return (masked(k, spread, sign(k, x)),)
+    return (k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread),)
+
+
+def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
+    return x if power == 1 else k.binary("Pow", x, k.graph.scalar(float(power), x.dtype))
+
+
+def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """How many elements each window averages: those of x, or of x with its declared pads."""
+    counts = np.ones((), np.int64)
+    for axis in range(frame.rank):
+        low = -frame.before[axis] if padded else 0
+        high = frame.size[axis] + (frame.declared_after[axis] if padded else 0)
+        line = []
+        for position, tap in itertools.product(range(frame.out[axis]), range(frame.kernel[axis])):
+            at = position * frame.strides[axis] + tap * frame.dilations[axis] - frame.before[axis]
+            line.append(low <= at < high)
+        counts = np.multiply.outer(counts, np.reshape(line, (frame.out[axis], frame.kernel[axis])).sum(1))
+    return counts
+
+
+@register_vjp("GlobalAveragePool", since=1)
+def global_average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Every element gets its share of the mean's gradient."""
+    dy, x = op.only(cotangents), op.x
+    k = op.emit("grad_input")
+    return (k.expand(k.mul(dy, 1.0 / math.prod(x.shape[2:])), x.shape),)
+
+
+Numbers = NDArray[np.int64]
+
+_DENSE = 64
+"""The shorter line of a matrix that is stored as such."""
+
+_ONE_BY_ONE = 16
+"""So many elements of a sum are gathered each by itself."""
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What is not zero of a matrix: `places` (rows) read elements `read` (columns) with `weights`."""
+
+    places: Numbers
+    read: Numbers
+    weights: NDArray[np.float64]
+
+    def until(self, places: int) -> Entries:
+        """The first so many rows."""
+        kept = self.places < places
+        return Entries(self.places[kept], self.read[kept], self.weights[kept])
+
+
+def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entries) -> Tensor:
+    """The product of the transpose of a matrix [x's `axis`, `length`] with every line of x along `axis`."""
+    shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
+    outer, lines, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+    if min(lines, length) <= _DENSE:
+        return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+    if inner > 1:
+        return k.reshape(_gathered(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+    rows = k.reshape(k.transpose(k.reshape(x, (outer, lines)), [1, 0]), (1, lines, outer))
+    found = k.reshape(_gathered(k, rows, length, entries), (length, outer))
+    return k.reshape(k.transpose(found, [1, 0]), shape)
+
+
+def _dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+    outer, lines, inner = x.shape
+    matrix = np.zeros((length, lines))
+    np.add.at(matrix, (entries.read, entries.places), entries.weights)
+    if inner == 1:
+        constant = k.graph.constant(np.ascontiguousarray(matrix.T).astype(x.dtype))
+        return k.gemm(k.reshape(x, (outer, lines)), constant)
+    constant = k.graph.constant(matrix.astype(x.dtype))
+    if outer == 1:
+        return k.gemm(constant, k.reshape(x, (lines, inner)))
+    return k.matmul(constant, x)
+
+
+def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+    """[outer, length, inner] of x [outer, lines, inner]."""
+    outer, _, inner = x.shape
+    index, weight = _table(length, entries)
+    most = index.shape[1]
+    if most > _ONE_BY_ONE:
+        flat = k.node("Gather", [x, k.graph.ints(index.reshape(-1))], (outer, index.size, inner), x.dtype, axis=1)
+        wide = k.reshape(flat, (outer, length, most, inner))
+        factors = k.graph.constant(weight.reshape(length, most, 1).astype(x.dtype))
+        return k.reduce_sum(k.mul(wide, factors), [2], keepdims=False)
+    total: Tensor | None = None
+    for number in range(most):
+        read = k.node("Gather", [x, k.graph.ints(index[:, number])], (outer, length, inner), x.dtype, axis=1)
+        part = k.mul(read, k.graph.constant(weight[:, number].reshape(length, 1).astype(x.dtype)))
+        total = part if total is None else k.add(total, part)
+    return total if total is not None else k.zeros((outer, length, inner), x.dtype)
+
+
+def _table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]:
+    """For each element of the result, which ones go into it and with what weights: [length, most]; 0 where fewer do."""
+    order = np.lexsort((entries.places, entries.read))
+    read = entries.read[order]
+    counts = np.bincount(read, minlength=length)
+    number = np.arange(read.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    index = np.zeros((length, max(int(counts.max(initial=0)), 1)), np.int64)
+    weight = np.zeros(index.shape)
+    index[read, number], weight[read, number] = entries.places[order], entries.weights[order]
+    return index, weight
+
+
+Floats = NDArray[np.float32]
+Settings = tuple[tuple[str, object], ...]
+
+_LONGEST = 2**24
+"""Elements of an axis that float32 can count."""
+
+_PROBE_ELEMENTS = 2**22
+"""So many elements at a time when weights are asked for."""
+
+
+@register_vjp("Resize", since=11)
+def resize(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above."""
+    mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
+    if mode == "tf_crop_and_resize":
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for coordinate_transformation_mode {mode!r}; write a fixed "
+            "region as a Slice and a Resize ('half_pixel', say), or train what comes after it (--train PATTERN)"
+        )
+    dy = op.only(cotangents)
+    if op.x.shape == op.y.shape:  # copied, whatever the scales are
+        return dy, None, None, None
+    rank = len(op.x.shape)
+    axes = [axis % rank for axis in op.attr_ints("axes") or range(rank)]
+    given = op.value(2)
+    scales = np.asarray(given, np.float64).reshape(-1) if given is not None and given.size else None
+    common = _common_scale(op, axes) if scales is None else None
+    settings = _settings(op, scales is not None or common is not None)
+    k = op.emit("grad_input")
+    # the axis that shrinks the gradient most goes first
+    for axis in sorted(range(rank), key=lambda a: round(op.x.shape[a] / max(op.y.shape[a], 1), 2)):
+        before, after = op.x.shape[axis], op.y.shape[axis]
+        scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
+        try:
+            if common is not None and axis in axes:
+                dy = along(k, dy, axis, before, _beyond(before, after, common, settings))
+            elif before != after or scale != 1.0:
+                dy = _along(k, dy, axis, before, scale, settings)
+        except MissingVjpError as error:
+            raise MissingVjpError(f"{op.where}: {error}") from None
+    return dy, None, None, None
+
+
+def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
+    """The scale of all axes where sizes only bound it (keep_aspect_ratio_policy); None where each axis has its own.
+
+    The lengths are rounded, the scale is not. Where corners are aligned, the lengths alone count.
+    """
+    policy = op.attr_text("keep_aspect_ratio_policy", "stretch")
+    mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
+    if policy == "stretch" or mode == "align_corners":
+        return None
+    alone = mode == "pytorch_half_pixel" and any(op.y.shape[axis] == 1 for axis in axes)
+    if alone or mode == "half_pixel_symmetric" or op.attr_int("antialias", 0) or op.attr_int("exclude_outside", 0):
+        raise MissingVjpError(
+            f"{op.where}: there is no gradient rule for keep_aspect_ratio_policy {policy!r} with these settings; "
+            "give the output sizes themselves (policy 'stretch')"
+        )
+    ratios = [int(size) / op.x.shape[axis] for size, axis in zip(op.known(3).reshape(-1), axes, strict=True)]
+    return min(ratios) if policy == "not_larger" else max(ratios)
+
+
+def _beyond(before: int, after: int, scale: float, settings: Settings) -> Entries:
+    """As `weights`, for a scale that would not reach the last places that rounding added.
+
+    The line is made longer by repeating its last element, which is what the places beyond it read anyway.
+    """
+    longer = before + 4 + math.ceil(1 / scale)
+    found = weights(longer, 0, scale, settings).until(after)
+    return replace(found, read=np.minimum(found.read, before - 1))
+
+
+def _settings(op: Primal, scaled: bool) -> Settings:
+    defaults: Mapping[str, object] = {
+        "antialias": 0, "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
+        "exclude_outside": 0, "mode": "nearest", "nearest_mode": "round_prefer_floor",
+    }  # fmt: skip
+    found = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
+    return (*sorted(found.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
+
+
+def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
+    after = dy.shape[axis]
+    entries = weights(before, after, scale, settings)
+    if dict(settings)["mode"] == "nearest" and after % before == 0:
+        repeats = after // before
+        if np.array_equal(entries.read, np.arange(after) // repeats):
+            blocks = k.reshape(dy, (*dy.shape[:axis], before, repeats, *dy.shape[axis + 1 :]))
+            return k.reduce_sum(blocks, [axis + 1], keepdims=False)
+    return along(k, dy, axis, before, entries.until(after))
+
+
+@lru_cache(maxsize=16)
+def weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
+    """What each element of y reads along one axis and how much of it, as onnxruntime computes it.
+
+    What runs decides: where corners are aligned and the scaled length is not whole, onnx's reference implementation
+    has another idea than the kernels (and torch) of where between two elements a position lies.
+
+    A place reads neighbours, fewer than `span`. So lines with ones at every span-th element tell the weights, each of
+    at most one element a place; and the same lines with the elements' numbers for ones tell which element it is.
+
+    after
+        Read where the settings go by sizes (`scaled` is false).
+
+    Raises `MissingVjpError` where onnxruntime refuses the settings, or an axis has more than 2**24 elements.
+    """
+    length = max(after, math.floor(before * scale))
+    if max(before, length) > _LONGEST:
+        raise MissingVjpError(
+            f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
+            "can count; cut the axis into parts"
+        )
+    own = dict(settings)
+    numbers = np.arange(before, dtype=np.float32)
+    if own["mode"] == "nearest":
+        read = _resized(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
+        return Entries(np.arange(read.size), read, np.ones(read.size))
+    reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
+    span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
+    columns = max(1, _PROBE_ELEMENTS // max(before, length))
+    parts = [
+        _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
+        for low in range(0, span, columns)
+    ]
+    places, read, share = (np.concatenate(each) for each in zip(*parts, strict=True))
+    order = np.lexsort((read, places))
+    return Entries(places[order], read[order], share[order])
+
+
+def _told(
+    before: int, span: int, offsets: range, after: int, scale: float, settings: Settings
+) -> tuple[Numbers, Numbers, NDArray[np.float64]]:
+    """Places, what they read, and weights, of the elements whose numbers leave one of `offsets` over `span`."""
+    numbers = np.arange(before)
+    ones = (numbers[:, None] % span == np.array(offsets)).astype(np.float32)
+    share = _resized(ones, after, scale, settings)
+    total = _resized(ones * numbers[:, None].astype(np.float32), after, scale, settings)
+    places, columns = np.nonzero(np.abs(share) > np.finfo(np.float32).tiny)
+    weight = share[places, columns].astype(np.float64)
+    about = total[places, columns] / weight
+    offset = np.array(offsets)[columns]
+    # of the elements with this remainder the nearest: rounding is off by far less than half a span
+    read = np.rint((about - offset) / span).astype(np.int64) * span + offset
+    return places, read, weight
+
+
+def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
+    """The columns of x, resized by onnxruntime.
+
+    A tensor whose shape stays is copied whatever its scales are. So columns that keep their length go one by one, each
+    made two of.
+    """
+    own: dict[str, Any] = dict(settings)
+    opset, scaled = own.pop("opset"), own.pop("scaled")
+    kept = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
+    if kept and x.shape[1] > 1:
+        return np.concatenate([_resized(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
+    wide = 2.0 if kept else 1.0
+    given = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
+    node = node_proto(
+        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
+    )
+    found = computed(node, {"x": x, "given": given}, opset)
+    if found is None:
+        shown = ", ".join(f"{name} {value}" for name, value in own.items())
+        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})")
+    return np.asarray(found["y"][:, : x.shape[1]], np.float32)
+
+
+def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """The settings without those that this opset's Resize doesn't have."""
+    return {name: value for name, value in settings.items() if name != "antialias" or opset >= 18}

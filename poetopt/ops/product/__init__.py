@@ -1,0 +1,1 @@
+"""Products of matrices, Einsum, attention, Fourier transforms."""

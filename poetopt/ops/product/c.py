@@ -1,0 +1,460 @@
+"""Products of matrices and Einsum in C, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+
+from poetopt.graph import OWN_DOMAIN
+from poetopt.operators.einsum import labels
+from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
+from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.axes import aligned, along, leading
+from poetopt.runtimes.c.tiles.tiling import (
+    ELEMENT_BYTES,
+    FROM,
+    INNER,
+    OUTER,
+    PART,
+    Chunk,
+    Loop,
+    Part,
+    Rows,
+    Slice,
+    Tiling,
+    Ways,
+)
+from poetopt.runtimes.c.write import (
+    Strides,
+    block,
+    broadcast_strides,
+    called,
+    index,
+    loops,
+    merged,
+    operands,
+    read,
+    refuse_types,
+    strides_of,
+    written,
+)
+
+Sizes = tuple[int, int, int]
+"""Rows, columns and depth of each matrix of the result."""
+Steps = tuple[int, int]
+
+
+def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = False) -> tuple[Tiling, ...]:
+    """Chunks of rows of a and y, of `count` products y = a b; b's steps are those by depth and by column.
+
+    one_left
+        Whether a is one matrix, the same for each b: it stays whole.
+    """
+    rows, columns, depth = sizes
+    if rows < 2:
+        return ()
+
+    def product(first: str, many: str, number: str) -> str:
+        own = f"({FROM[OUTER]} + {first}) % {rows}" if one_left else first
+        y, a, b = f"y + {first} * {columns}", f"a + {own} * {depth}", f"b + {number} * {depth * columns}"
+        return called("po_product", y, a, b, many, columns, depth, columns, 1, depth, 1, *b_steps, 0)
+
+    a = None if one_left else Slice(OUTER, ELEMENT_BYTES * depth)
+    y = Slice(OUTER, ELEMENT_BYTES * columns)
+    b = Slice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrices(count, rows))
+    return (Tiling(Loop(count * rows), None, (a, b), (y,), _each_matrix(rows, product)),)
+
+
+def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
+    """Chunks of what is summed up, of `count` products y = a' b; the inputs are b and a, and y may stay whole."""
+    rows, columns, depth = sizes
+    if depth <= PART or (count > 1 and depth % PART):
+        return ()
+
+    def product(first: str, many: str, number: str) -> str:
+        y, a, b = f"y + {number} * {rows * columns}", f"b + {first} * {rows}", f"a + {first} * {columns}"
+        adds = f"({FROM[OUTER]} + {first}) % {depth} > 0"
+        return called("po_product", y, a, b, rows, columns, many, columns, 1, 1, rows, columns, 1, adds)
+
+    loop, b, a = Loop(count * depth, PART), Slice(OUTER, ELEMENT_BYTES * columns), Slice(OUTER, ELEMENT_BYTES * rows)
+    y = Slice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
+    made = Tiling(loop, None, (b, a), (None,), _each_matrix(depth, product, whole=True))
+    return (made, Tiling(loop, None, (b, a), (y,), _each_matrix(depth, product))) if count > 1 else (made,)
+
+
+def _matrices(count: int, rows: int) -> Rows:
+    """Which of `count` matrices go with rows of others of `rows` each."""
+    return Rows(count, 1, rows, 0, rows - 1)
+
+
+def _each_matrix(
+    rows: int, product: Callable[[str, str, str], str], *, whole: bool = False
+) -> Callable[[Call, Chunk], str]:
+    """The code of a chunk: a product for each matrix that it meets, of which it has `many` rows from `first` on.
+
+    Rows are counted from the chunk's begin, matrices too unless they are `whole`.
+    """
+
+    def code(call: Call, chunk: Chunk) -> str:
+        begin, count = chunk.begin[OUTER], chunk.count[OUTER]
+        before = "" if whole else f" - {begin} / {rows}"
+        return block(
+            f"const float *a = {chunk.inputs[0].at};",
+            f"const float *b = {chunk.inputs[1].at};",
+            f"float *y = {chunk.outputs[0].at};",
+            "int32_t first, many;",
+            f"for (first = 0; first < {count}; first += many) {{",
+            f"    const int32_t number = ({begin} + first) / {rows}{before};",
+            f"    const int32_t rest = {rows} - ({begin} + first) % {rows};",
+            f"    many = {count} - first < rest ? {count} - first : rest;",
+            f"    {product('first', 'many', 'number')}",
+            "}",
+        )
+
+    return code
+
+
+HEADER = "po_gemm.h"
+LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
+"""How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
+Pair = tuple[str, str]
+
+
+def _real(call: Call) -> str | None:
+    return refuse_types(call, "float32")
+
+
+def _gemm(call: Call, arguments: Arguments) -> str:
+    a, b, y = call.input(0), call.input(1), call.output()
+    turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    rows, columns = y.shape
+    depth = a.shape[0] if turned_a else a.shape[1]
+    a_steps = (1, rows) if turned_a else (depth, 1)
+    b_steps = (1, depth) if turned_b else (columns, 1)
+    product = called("po_product", "y", "a", "b", rows, columns, depth, columns, 1, *a_steps, *b_steps, 0)
+    lines = [
+        read("a", a, arguments.inputs[0]), read("b", b, arguments.inputs[1]), written("y", y, arguments.outputs[0]),
+        product,
+    ]  # fmt: skip
+    if call.has(2) and beta:
+        c = call.input(2)
+        lines.insert(0, read("c", c, arguments.inputs[2]))
+        lines.append(
+            called(
+                "po_scaled",
+                "y",
+                "c",
+                rows,
+                columns,
+                columns,
+                *broadcast_strides(c.shape, y.shape),
+                float(alpha),
+                float(beta),
+            )
+        )
+    elif alpha != 1.0:
+        lines.append(called("po_scaled", "y", "NULL", rows, columns, columns, 0, 0, float(alpha), 0.0))
+    return block(*lines)
+
+
+def _ways(call: Call, rows: int, columns: int, depth: int) -> Ways:
+    """The axes of the operands a, b and y; what else there is stays whole."""
+    a = "km" if call.integer("transA", 0) else "mk"
+    b = "nk" if call.integer("transB", 0) else "kn"
+    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
+    return Ways({"m": rows, "n": columns, "k": depth}, (a, b, *rest), ("mn",), "k", {"k": PART})
+
+
+def _product(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
+    """One chunk of y = a b, or of what it is summed up of, and `then` once it is."""
+    a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
+    b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
+    y, y_apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
+    m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+    adds = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "k" else "0"
+    steps = y_apart["m"], 1, a_apart["m"], a_apart["k"], b_apart["k"], b_apart["n"]
+    if ways.fine:
+        depth, begin = ways.sizes["k"], chunk.begin[INNER]
+        product = called("po_product_piece", "y", chunk.scratch, "a", "b", m, n, depth, begin, k, *steps, 0)
+    else:
+        product = called("po_product", "y", "a", "b", m, n, k, *steps, adds)
+    return block(f"const float *a = {a};", f"const float *b = {b};", f"float *y = {y};", product, then)
+
+
+def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
+    a, y = call.input(0), call.output()
+    depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]
+    return _all(_ways(call, y.shape[0], y.shape[1], depth), _gemm_chunk)
+
+
+def _all(ways: Ways, code: Callable[[Ways, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
+    """Those of `ways`, and those with short chunks of what is summed up."""
+    fine = replace(ways, multiples={}, fine=True)
+    return (*ways.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
+
+
+def _gemm_chunk(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    m, n = (ways.count(letter, loops, chunk) for letter in "mn")
+    _, apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
+    scaled = ""
+    if call.has(2) and beta:
+        c = call.input(2)
+        row, column = broadcast_strides(c.shape, call.output().shape)
+        at = f"(const float *){chunk.inputs[2].at}"
+        for letter, step in (("m", row), ("n", column)):
+            if step and letter in loops:
+                at += f" + {ways.begin(letter, loops, chunk)} * {step}"
+        scaled = called("po_scaled", "y", at, m, n, apart["m"], row, column, float(alpha), float(beta))
+    elif alpha != 1.0:
+        scaled = called("po_scaled", "y", "NULL", m, n, apart["m"], 0, 0, float(alpha), 0.0)
+    if scaled and loops[INNER] == "k":  # once all is summed up
+        scaled = f"if ({chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}) {{\n    {scaled}\n}}"
+    return _product(ways, loops, call, chunk, scaled)
+
+
+def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
+    a, b, y = call.input(0), call.input(1), call.output()
+    if min(len(a.shape), len(b.shape)) < 2:
+        return ()
+    if prod(b.shape[:-2]) == 1:
+        ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
+        return _all(ways, _product)
+    axis, rank = leading(y.shape, len(y.shape) - 2), len(y.shape)
+    cut = () if axis is None else along(_matmul, call, (aligned(a, axis, rank), aligned(b, axis, rank)), (axis,))
+    many = a.shape[:-2] == b.shape[:-2]
+    if b.shape[:-2] != y.shape[:-2] or not (many or prod(a.shape[:-2]) == 1):
+        return cut
+    sizes = y.shape[-2], y.shape[-1], a.shape[-1]
+    return (*cut, *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1), one_left=not many))
+
+
+def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
+    """Chunks of matrices."""
+    axis = leading(call.output().shape, len(call.output().shape) - 2)
+    return () if axis is None else along(code, call, (axis, axis), (axis,))
+
+
+def _matmul(call: Call, arguments: Arguments) -> str:
+    a, b, y = call.input(0), call.input(1), call.output()
+    left = a.shape if len(a.shape) > 1 else (1, *a.shape)
+    right = b.shape if len(b.shape) > 1 else (*b.shape, 1)
+    rows, columns, depth = left[-2], right[-1], left[-1]
+    batch = y.shape[: len(y.shape) - (len(a.shape) > 1) - (len(b.shape) > 1)]
+    if prod(right[:-2]) == 1:  # one matrix on the right: all rows of the left in one product
+        rows, batch = rows * prod(batch), ()
+    lengths, steps = merged(
+        batch,
+        {
+            "a": tuple(s * rows * depth for s in broadcast_strides(left[:-2], batch)) if batch else (),
+            "b": tuple(s * depth * columns for s in broadcast_strides(right[:-2], batch)) if batch else (),
+            "y": tuple(s * rows * columns for s in strides_of(batch)),
+        },
+    )
+    y_at, a_at, b_at = (f"{name} + {index(steps[name])}" if lengths else name for name in "yab")
+    product = called("po_product", y_at, a_at, b_at, rows, columns, depth, columns, 1, depth, 1, columns, 1, 0)
+    return block(
+        read("a", a, arguments.inputs[0]),
+        read("b", b, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops(lengths, product),
+    )
+
+
+def _empty(call: Call) -> str | None:
+    if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
+        return f"{call.node.op_type} of no elements"
+    return _real(call)
+
+
+def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
+    """Products of `sizes` (rows, columns, depth), one for each matrix of the batch; a's and b's steps."""
+    a, b, y = call.input(0), call.input(1), call.output()
+    rows, columns, depth = sizes
+    at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
+    return block(
+        read("a", a, arguments.inputs[0]),
+        read("b", b, arguments.inputs[1]),
+        written("y", y, arguments.outputs[0]),
+        loops((prod(y.shape[:-2]),), called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)),
+    )
+
+
+def _input_sizes(call: Call) -> tuple[int, int, int]:
+    (rows, depth), columns = call.input(0).shape[-2:], call.output().shape[-1]
+    return rows, columns, depth
+
+
+def _weight_sizes(call: Call) -> tuple[int, int, int]:
+    (depth, columns), rows = call.input(0).shape[-2:], call.output().shape[-2]
+    return rows, columns, depth
+
+
+def _matmul_by_input(call: Call, arguments: Arguments) -> str:
+    """dA = dY B'."""
+    depth = call.input(0).shape[-1]
+    return _batched(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
+
+
+def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
+    """dB = A' dY: the inputs are dY and A."""
+    rows, columns, depth = _weight_sizes(call)
+    turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
+    places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
+    return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
+
+
+def _input_tilings(call: Call) -> tuple[Tiling, ...]:
+    sizes, count = _input_sizes(call), prod(call.output().shape[:-2])
+    return (*_by_matrix(_matmul_by_input, call), *rows_of_many(count, sizes, (1, sizes[2])))
+
+
+def _weight_tilings(call: Call) -> tuple[Tiling, ...]:
+    many = depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call))
+    return (*_by_matrix(_matmul_by_weight, call), *many)
+
+
+def _with_update(optimizer: str) -> Kernel:
+    """Gemm, whose product is the gradient that a parameter is updated by: a, b, the parameter, states, scalars."""
+    states = RULES[optimizer].states
+
+    def code(call: Call, arguments: Arguments) -> str:
+        a, b = call.input(0), call.input(1)
+        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
+        depth = a.shape[0] if turned_a else a.shape[1]
+        steps = (*((1, rows) if turned_a else (depth, 1)), *((1, depth) if turned_b else (columns, 1)))
+        alpha = float(call.number("alpha", 1.0))
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_product_update", "&u", *arguments.inputs[:2], rows, columns, depth, columns, *steps, alpha),
+        )
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        a, b = call.input(0), call.input(1)
+        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
+        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
+        depth = a.shape[0] if turned_a else a.shape[1]
+        plain = _ways(call, rows, columns, depth)
+        updated = ("mn",) * (1 + states)
+        scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
+        ways = replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
+        summed = replace(ways, buffers=1)
+        return (
+            *ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code),
+            *summed.tilings((("m", "k"), ("", "k")), summed_code),
+            *replace(summed, multiples={}, fine=True).tilings((("m", "k"), ("", "k")), summed_code),
+        )
+
+    def summed_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        """The gradient of a chunk is summed up in the scratch, and is whole before it is applied."""
+        m, n = ways.count("m", loops, chunk), ways.sizes["n"]
+        sums = Part(f"po_sums + {m} * {n}" if ways.fine else "", "0")
+        made = Chunk(chunk.inputs, (Part("po_sums", "0"),), chunk.begin, chunk.count, sums.at)
+        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        news = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.outputs]
+        scalars = tuple(part.at for part in chunk.inputs[3 + states :])
+        arguments = Arguments(("", "", *olds, *scalars), tuple(news))
+        update = block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called("po_update_scaled", "&u", "po_sums", f"{m} * {n}", float(call.number("alpha", 1.0))),
+        )
+        last = f"{chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}"
+        inner = "\n".join(f"    {line}" for line in update.splitlines())
+        return block(
+            f"float *po_sums = {chunk.scratch};",
+            _product(replace(ways, outputs=("mn",)), loops, call, made),
+            f"if ({last}) {{\n{inner}\n}}",
+        )
+
+    def chunk_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
+        b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
+        news = [ways.operand("mn", part, loops, chunk) for part in chunk.outputs]
+        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+        scalars = tuple(part.at for part in chunk.inputs[3 + states :])
+        arguments = Arguments(("", "", *olds, *scalars), tuple(at for at, _ in news))
+        return block(
+            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
+            called(
+                "po_product_update", "&u", a, b, m, n, k, news[0][1]["m"], a_apart["m"], a_apart["k"], b_apart["k"],
+                b_apart["n"], float(call.number("alpha", 1.0)),
+            ),
+        )  # fmt: skip
+
+    def refuses(call: Call) -> str | None:
+        return (
+            "a product with something added, and an update"
+            if len(call.inputs) != update_inputs(optimizer, 2)
+            else _empty(call)
+        )
+
+    return Kernel(
+        f"Gemm+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,), tilings=tilings
+    )
+
+
+def _labels(call: Call) -> tuple[list[str], str]:
+    ranks = [len(tensor.shape) for tensor in call.inputs if tensor is not None]
+    return labels(call.text("equation", ""), ranks)
+
+
+def _einsum_refuses(call: Call) -> str | None:
+    _, result = _labels(call)
+    if len(set(result)) < len(result) or len(call.inputs) > len("abcdefgh"):
+        return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')})"
+    return refuse_types(call, "float32")
+
+
+def _einsum(call: Call, arguments: Arguments) -> str:
+    """Sums are taken in parts of PO_PART terms."""
+    terms, result = _labels(call)
+    sizes: dict[str, int] = {}
+    steps: dict[str, dict[str, int]] = {}
+    for letter, term, k in zip("abcdefgh", terms, range(len(call.inputs)), strict=False):
+        shape = call.input(k).shape
+        own = steps.setdefault(letter, {})
+        for label, length, step in zip(term, shape, strides_of(shape), strict=True):
+            sizes[label] = max(sizes.get(label, 1), length)
+            own[label] = own.get(label, 0) + (step if length > 1 else 0)
+    steps["y"] = dict(zip(result, strides_of(call.output().shape), strict=True))
+
+    def nested(axes: list[str]) -> tuple[tuple[int, ...], dict[str, Strides]]:
+        strides = {name: tuple(own.get(label, 0) for label in axes) for name, own in steps.items()}
+        return merged([sizes[label] for label in axes], strides)
+
+    outer, at = nested(list(result))
+    inner, along = nested([label for label in sizes if label not in result])
+    product = " * ".join(f"{name}[{_place(at[name], along[name])}]" for name in steps if name != "y")
+    y = f"y[{index(at['y'])}]"
+    body = f"{y} = {product};"
+    if inner:
+        part = block(f"part += {product};", "if (++terms == PO_PART) {", "    sum += part;", "    part = 0.0f;",
+                     "    terms = 0;", "}")  # fmt: skip
+        body = block(
+            "float sum = 0.0f, part = 0.0f;", "int32_t terms = 0;", loops(inner, part, "j"), f"{y} = sum + part;"
+        )
+    return block(*operands(call, arguments), loops(outer, body))
+
+
+def _place(at: Strides, along: Strides) -> str:
+    return " + ".join(text for text in (index(at), index(along, prefix="j")) if text != "0") or "0"
+
+
+KERNELS: tuple[Kernel, ...] = (
+    *(_with_update(optimizer) for optimizer in RULES),
+    Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,), tilings=_gemm_tilings),
+    Kernel(
+        "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,),
+        tilings=_input_tilings,
+    ),
+    Kernel(
+        "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,),
+        tilings=_weight_tilings,
+    ),
+    Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,), tilings=_matmul_tilings),
+    Kernel("Einsum", _einsum, refuses=_einsum_refuses, headers=("po_math.h",)),
+)  # fmt: skip

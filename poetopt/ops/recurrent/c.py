@@ -1,0 +1,369 @@
+"""LSTM, GRU and RNN in C, in rounds: for each direction a sweep through w, then one through r at each step.
+
+The sums of all steps' gates, as far as they come from x, are in RAM in between. Each is the plain kernel's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.runtimes.c.tiles.tiling import (
+    ELEMENT_BYTES,
+    FROM,
+    INNER,
+    PART,
+    Chunk,
+    Loop,
+    Part,
+    Round,
+    Slice,
+    Sweep,
+    Tiling,
+    no_code,
+)
+from poetopt.runtimes.c.write import block, called, refuse_types
+
+TURNED = {"forward": 0, "reverse": 1, "bidirectional": 2}
+"""A bit for each direction that goes backwards."""
+USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+def layer_op(call: Call) -> str:
+    """LSTM, GRU or RNN, of the layer or of its gradient."""
+    return call.node.op_type.partition(".")[0]
+
+
+def activations(call: Call) -> list[str]:
+    """Names in small letters, those of all directions; ONNX doesn't tell large letters from small ones."""
+    given = call.node.attributes.get("activations")
+    return [str(name).lower() for name in given] if isinstance(given, (list, tuple)) else []
+
+
+def refuses(call: Call) -> str | None:
+    """Why no kernel of ours runs a layer, or its gradient."""
+    op, given, names = layer_op(call), call.node.attributes, activations(call)
+    usual = list(USUAL[op])
+    others = [["relu"]] if op == "RNN" else []
+    if not any(names in ([], one, one * 2) for one in (usual, *others)):
+        return f"{op} with activations {', '.join(names)}"
+    if given.get("clip") or given.get("layout") or given.get("input_forget"):
+        return f"{op} with clip, layout or input_forget"
+    if call.has(4):
+        return f"{op} with lengths of sequences"
+    return refuse_types(call, "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer's op and sizes.
+
+    turned
+        A bit for each direction that goes backwards.
+    variant
+        Of a GRU, whether the reset gate multiplies what the recurrent weights made; of an RNN, whether it is rectified.
+    """
+
+    op: str
+    steps: int
+    batch: int
+    ins: int
+    size: int
+    directions: int
+    turned: int
+    variant: int
+
+    @classmethod
+    def of(cls, call: Call) -> Layer:
+        """Of a call whose first inputs are x, w and r."""
+        op = layer_op(call)
+        (steps, batch, ins), recurrence = call.input(0).shape, call.input(2).shape
+        variant = {
+            "LSTM": 0,
+            "GRU": call.integer("linear_before_reset", 0),
+            "RNN": int("relu" in activations(call)),
+        }[op]
+        turned = TURNED[call.text("direction", "forward")]
+        return cls(op, steps, batch, ins, recurrence[2], recurrence[0], turned, variant)
+
+    @property
+    def gates(self) -> int:
+        """Rows of the weights of a direction."""
+        return GATES[self.op] * self.size
+
+    @property
+    def rows(self) -> int:
+        """Steps and batch as one."""
+        return self.steps * self.batch
+
+    @property
+    def apart(self) -> int:
+        """Elements between two steps of y."""
+        return self.directions * self.batch * self.size
+
+    def backwards(self, direction: int) -> int:
+        """1 where a direction begins with the last step."""
+        return self.turned >> direction & 1
+
+    def time(self, direction: int, step: str) -> str:
+        """In C, which place in time a step has."""
+        return f"{self.steps - 1} - {step}" if self.backwards(direction) else step
+
+
+def in_rounds(
+    call: Call,
+    rounds: Sequence[Round],
+    rows: int,
+    inputs: Collection[int],
+    outputs: Collection[int],
+    scratch_bytes: int = 0,
+) -> tuple[Tiling, ...]:
+    """The tiling of rounds over matrices [1 or more, `rows`, columns]: these inputs and outputs, by position.
+
+    None where all rows are one part of a sum. What sums over rows keeps the order: chunks are whole parts.
+    """
+    if rows <= PART:
+        return ()
+
+    def cut(tensors: Sequence[Tensor | None], places: Collection[int]) -> tuple[Slice | None, ...]:
+        return tuple(
+            Slice(INNER, prod(t.shape[2:]) * DTYPE_BYTES[t.dtype]) if t is not None and k in places else None
+            for k, t in enumerate(tensors)
+        )
+
+    slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
+    loop = Loop(rows, PART)
+    return (Tiling(None, loop, *slices, no_code, scratch_bytes=lambda outer: scratch_bytes, rounds=tuple(rounds)),)
+
+
+def at_once(
+    call: Call, rounds: Sequence[Round], arguments: Arguments, inputs: Collection[int], outputs: Collection[int]
+) -> str:
+    """The rounds with operands that are whole, each sweep as one chunk."""
+
+    def parts(
+        tensors: Sequence[Tensor | None], at: Sequence[str], places: Collection[int], begin: int
+    ) -> tuple[Part, ...]:
+        return tuple(
+            Part(f"(float *){expression} + {begin * prod(t.shape[2:])}" if k in places and begin else expression, "0")
+            if t is not None and expression
+            else Part("", "0")
+            for k, (t, expression) in enumerate(zip(tensors, at, strict=True))
+        )
+
+    def chunk(begin: int, count: int) -> Chunk:
+        return Chunk(
+            parts(call.inputs, arguments.inputs, inputs, begin),
+            parts(call.outputs, arguments.outputs, outputs, begin),
+            ("0", FROM[INNER]), ("0", str(count)), arguments.scratch,
+        )  # fmt: skip
+
+    lines: list[str] = []
+    for turn in rounds:
+        body: list[str] = []
+        for part in turn.parts:
+            if isinstance(part, Sweep):
+                code = part.code(call, chunk(part.begin, part.end - part.begin))
+                begin = [f"const int32_t {FROM[INNER]} = {part.begin};"] if FROM[INNER] in code else []
+                body += [block(*begin, code)] if code else []
+            else:
+                body.append(part(call, chunk(0, 0)))
+        text = "\n".join(body)
+        lines.append(f"{turn.head}\n{text}\n}}" if turn.head else text)
+    return block(*lines)
+
+
+Code = Callable[[Call, Chunk], str]
+
+
+def forward_rounds(layer: Layer) -> list[Round]:
+    """Those of all directions."""
+    return [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
+
+
+def forward_scratch(layer: Layer) -> int:
+    """Bytes of a direction's states, of its cells or what a reset gate lets through, and of its gates."""
+    return ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a layer, and what of the operands is its own."""
+
+    layer: Layer
+    number: int
+
+    @property
+    def many(self) -> int:
+        """Elements of the states."""
+        return self.layer.batch * self.layer.size
+
+    @property
+    def base(self) -> int:
+        """Its first row of the weights."""
+        return self.number * self.layer.gates
+
+    def given(self, chunk: Chunk, place: int, offset: int) -> str:
+        """In C, an input from an offset on; "NULL" for an absent one."""
+        found = chunk.inputs[place].at if place < len(chunk.inputs) else ""
+        return f"(const float *){found} + {offset}" if found else "NULL"
+
+    def states_of(self, chunk: Chunk, place: int) -> str:
+        """Its part of an input that has the states of all directions."""
+        return self.given(chunk, place, self.number * self.many)
+
+    def made(self, chunk: Chunk, place: int, offset: int) -> str:
+        """In C, an output from an offset on; "" for an absent one."""
+        found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
+        return f"(float *){found} + {offset}" if found else ""
+
+    def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
+        """Of gates `begin` to `end`."""
+        size = self.layer.size
+        return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
+
+
+class Forwards(Direction):
+    """One direction of a layer, forwards."""
+
+    def rounds(self) -> Iterator[Round]:
+        """All of them."""
+        layer = self.layer
+        steps = f"for (int32_t po_s = 0; po_s < {layer.steps}; ++po_s) {{"
+        if layer.op == "GRU":
+            yield Round((self.begin, self.of_x(0, 2, both=True), self.of_x(2, 3, both=not layer.variant)))
+            last = self.of_state(2, 3, "other", "hidden") if layer.variant else self.of_state(2, 3, "now", "other")
+            parts: tuple[Sweep | Code, ...] = (self.of_state(0, 2, "now", "hidden"), self.reset, last, self.step)
+        else:
+            yield Round((self.begin, self.of_x(0, layer.gates // layer.size, both=True)))
+            parts = (self.of_state(0, layer.gates // layer.size, "now", "hidden"), self.step)
+        yield Round(parts, layer.steps, steps)
+        yield Round((self.end,))
+
+    def pointers(self, chunk: Chunk) -> dict[str, str]:
+        """In C: the states, what else has their size, the gates of all steps, and of this one."""
+        layer, scratch = self.layer, f"(float *){chunk.scratch}"
+        gates = f"{scratch} + {2 * self.many}"
+        time = layer.time(self.number, "po_s")
+        return {
+            "hidden": scratch, "other": f"{scratch} + {self.many}", "gates": gates,
+            "now": f"{gates} + ({time}) * {layer.batch * layer.gates}",
+        }  # fmt: skip
+
+    def bias(self, chunk: Chunk, offset: str, *, again: bool) -> str:
+        """That of the inputs, or of the recurrence."""
+        found = self.given(chunk, 3, (2 * self.number + again) * self.layer.gates)
+        return found if found == "NULL" else f"{found} + {offset}"
+
+    def begin(self, call: Call, chunk: Chunk) -> str:
+        """The first states."""
+        at = self.pointers(chunk)
+        lines = [called("po_begin", at["hidden"], self.states_of(chunk, 5), self.many)]
+        if self.layer.op == "LSTM":
+            lines.append(called("po_begin", at["other"], self.states_of(chunk, 6), self.many))
+        return "\n".join(lines)
+
+    def of_x(self, begin: int, end: int, *, both: bool) -> Sweep:
+        """What the inputs give to gates `begin` to `end`, with the biases of `both` products."""
+        layer = self.layer
+
+        def code(call: Call, chunk: Chunk) -> str:
+            own = f"({FROM[INNER]} - {self.base})"
+            more = self.bias(chunk, own, again=True) if both else "NULL"
+            return called(
+                "po_gates_of", f"{self.pointers(chunk)['gates']} + {own}", chunk.inputs[0].at, chunk.inputs[1].at,
+                self.bias(chunk, own, again=False), more, layer.rows, chunk.count[INNER], layer.gates, layer.ins,
+            )  # fmt: skip
+
+        return self.sweep(begin, end, (1,), (), code)
+
+    def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
+        """What states, or what is let of them, give to gates `begin` to `end` of a step."""
+        layer = self.layer
+        offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
+
+        def code(call: Call, chunk: Chunk) -> str:
+            at, own = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
+            return called(
+                "po_product", f"{at[made]} + {own}", at[given], chunk.inputs[2].at, layer.batch, chunk.count[INNER],
+                layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
+            )  # fmt: skip
+
+        return self.sweep(begin, end, (2,), (), code)
+
+    def reset(self, call: Call, chunk: Chunk) -> str:
+        """What a GRU's reset gate lets of the states; or the bias of what it multiplies."""
+        layer, at = self.layer, self.pointers(chunk)
+        if not layer.variant:
+            return called("po_gru_reset", at["other"], at["now"], at["hidden"], layer.batch, layer.size)
+        bias = self.bias(chunk, str(2 * layer.size), again=True)
+        line = called("po_begin", f"{at['other']} + po_n * {layer.size}", bias, layer.size)
+        return f"for (int32_t po_n = 0; po_n < {layer.batch}; ++po_n) {{\n    {line}\n}}"
+
+    def step(self, call: Call, chunk: Chunk) -> str:
+        """The states after a step."""
+        layer, at = self.layer, self.pointers(chunk)
+        gates, hidden = f"{at['now']} + po_n * {layer.gates}", f"{at['hidden']} + po_n * {layer.size}"
+        lines: list[str] = []
+        if layer.op == "GRU" and layer.variant:
+            lines.append(called("po_gru_joined", at["now"], at["other"], layer.batch, layer.size))
+        cell = {
+            "LSTM": called("po_lstm_cell", hidden, f"{at['other']} + po_n * {layer.size}", gates, layer.size),
+            "GRU": called("po_gru_cell", hidden, gates, layer.size),
+            "RNN": called("po_rnn_cell", hidden, gates, layer.size, layer.variant),
+        }[layer.op]
+        lines.append(f"for (int32_t po_n = 0; po_n < {layer.batch}; ++po_n) {{\n    {cell}\n}}")
+        if chunk.outputs[0].at:
+            place = f"({layer.time(self.number, 'po_s')}) * {layer.apart} + {self.number * self.many}"
+            lines.append(called("po_kept", f"(float *){chunk.outputs[0].at} + {place}", at["hidden"], self.many))
+        return "\n".join(lines)
+
+    def end(self, call: Call, chunk: Chunk) -> str:
+        """The last states."""
+        at = self.pointers(chunk)
+        lasts = [(self.made(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
+        return "\n".join(called("po_kept", last, at[name], self.many) for last, name in lasts if last)
+
+
+HEADER, PARTS = "po_recurrent.h", "po_recurrent_parts.h"
+PLACES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+"""Which inputs are the first states."""
+
+
+def _refuses(call: Call) -> str | None:
+    return f"{call.node.op_type} with peepholes" if call.has(7) else refuses(call)
+
+
+def _scratch(call: Call) -> int:
+    layer = Layer.of(call)
+    floats = {"LSTM": 2 * layer.batch + 4, "GRU": layer.batch + 4, "RNN": layer.batch + 1}[layer.op]
+    return floats * layer.size * DTYPE_BYTES["float32"]
+
+
+def _code(call: Call, arguments: Arguments) -> str:
+    layer = Layer.of(call)
+    count = 3 if layer.op == "LSTM" else 2
+    outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
+    given = (*arguments.inputs, *[""] * 7)
+    firsts = [given[k] or "NULL" for k in PLACES[layer.op]]
+    last = () if layer.op == "LSTM" else (layer.variant,)
+    return called(
+        f"po_{layer.op.lower()}", *outputs, *given[:3], given[3] or "NULL", *firsts, arguments.scratch, layer.steps,
+        layer.batch, layer.ins, layer.size, layer.directions, layer.turned, *last,
+    )  # fmt: skip
+
+
+def _tilings(call: Call) -> tuple[Tiling, ...]:
+    """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
+    layer = Layer.of(call)
+    return in_rounds(call, forward_rounds(layer), layer.gates, (1, 2), (), forward_scratch(layer))
+
+
+KERNELS: tuple[Kernel, ...] = tuple(
+    Kernel(op, _code, refuses=_refuses, scratch_bytes=_scratch, tilings=_tilings, headers=(HEADER, PARTS))
+    for op in GATES
+)

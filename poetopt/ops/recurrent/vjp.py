@@ -1,0 +1,211 @@
+"""LSTM, GRU and RNN, step by step backwards, in one operator for each layer.
+
+The states before each step are the layer's own outputs, so that all gates are found again by two products
+for the whole sequence, and only what truly depends on the next step is unrolled (`recurrent_steps`): about eight small
+nodes a step, four in an RNN. The derivatives of the gates are prepared for all steps at once. Reads X, the
+weights, and Y; temporaries are about four times the gates of all steps (LSTM: 16, GRU: 12, RNN: 4 numbers for each
+element of Y). The two directions of a bidirectional layer follow one another; the second is the first on reversed
+sequences.
+
+Where sequences of a batch end early (`sequence_lens`), their gradient starts at the last step: of Y it has nothing
+behind the end, and that of the last state is added there. All steps behind then only pass on zeros, so that the
+weights get nothing from them. The second direction reverses each sequence by itself.
+
+Since every step is a few nodes, a layer of more than 4,096 steps is refused.
+
+No rule for peepholes, clipping, coupled gates, or layout 1. Activations: see `recurrent_activations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.errors import MissingVjpError, ModelError
+from poetopt.graph import Tensor
+from poetopt.ops.recurrent.steps import Cell, Found, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
+
+_MOST_STEPS = 4096
+"""About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
+
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+@register_vjp("LSTM", since=7)
+def lstm(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Gates i, o, f, g: C = f C_before + i g, Y = o h(C), h being Tanh where nothing else is said."""
+    return _recurrent(op, cotangents, states=2)
+
+
+@register_vjp("GRU", since=7)
+def gru(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Gates z, r and the candidate h: Y = (1 - z) h + z Y_before; r acts before or after the recurrent product."""
+    return _recurrent(op, cotangents, states=1)
+
+
+@register_vjp("RNN", since=7)
+def rnn(op: Primal, cotangents: Cotangents) -> Gradients:
+    """Y = f(W X + R Y_before + biases), f being Tanh where nothing else is said."""
+    return _recurrent(op, cotangents, states=1)
+
+
+def _refuse(op: Primal) -> None:
+    node = op.node
+    reasons = {
+        "peepholes": op.has(7),
+        "clipping": "clip" in node.attributes,
+        "coupled gates": bool(op.attr_int("input_forget", 0)),
+        "layout 1": bool(op.attr_int("layout", 0)),
+    }
+    for reason, there in reasons.items():
+        if there:
+            raise MissingVjpError(f"{op.where}: there is no gradient rule for {reason}; train a plain layer instead")
+    if op.x.shape[0] > _MOST_STEPS:
+        raise ModelError(
+            f"{op.where}: a sequence of {op.x.shape[0]:,} steps; its backward pass is written out step by step, for "
+            f"at most {_MOST_STEPS:,}; export the model for shorter sequences (truncated backpropagation through time)"
+        )
+
+
+def _fits(op: Primal, gates: int) -> None:
+    """Raise ModelError where an operand hasn't the shape that the others imply: type inference doesn't compare them."""
+    _, batch, width = op.x.shape
+    hidden = op.input(2).shape[-1]
+    directions = 2 if op.attr_text("direction", "forward") == "bidirectional" else 1
+    state = (directions, batch, hidden)
+    wanted = {
+        1: (directions, gates * hidden, width),
+        2: (directions, gates * hidden, hidden),
+        3: (directions, 2 * gates * hidden),
+        4: (batch,),
+        5: state,
+        6: state,
+    }
+    for place, shape in wanted.items():
+        if op.has(place) and op.input(place).shape != shape:
+            raise ModelError(
+                f"{op.where}: input {place} has the shape {list(op.input(place).shape)}, which should be {list(shape)} "
+                f"for {hidden} hidden units and inputs of {width} at a batch of {batch}"
+            )
+    if op.attr_int("hidden_size", hidden) != hidden:
+        raise ModelError(
+            f"{op.where}: hidden_size is {op.attr_int('hidden_size', hidden)}, and the weights are for {hidden}"
+        )
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Where the sequences of a batch end.
+
+    steps
+        Steps of each sequence, int64 [batch].
+    within, last
+        1 at the steps of each sequence, and at the last of them; 0 elsewhere. [steps, batch, 1].
+    """
+
+    steps: Tensor
+    within: Tensor
+    last: Tensor
+
+    def outside(self, k: OperatorBuilder, dy: Tensor | None, last: Tensor | None) -> Tensor | None:
+        """The gradient of each step's state [steps, batch, hidden], of Y's and of the last state's."""
+        parts = [k.mul(each, t) for each, t in ((self.within, dy), (self.last, last)) if t is not None]
+        return k.add(*parts) if len(parts) == 2 else parts[0] if parts else None
+
+
+def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
+    """None where all sequences are as long as X."""
+    steps, batch, _ = op.x.shape
+    known = op.value(4)
+    if not op.has(4) or (known is not None and bool(np.all(np.asarray(known) == steps))):
+        return None
+    ends = k.cast(op.input(4), "int64")
+    row = k.reshape(ends, (1, batch, 1))
+    index = np.arange(steps, dtype=np.int64).reshape(steps, 1, 1)
+    within = k.cast(k.compare("Less", k.graph.constant(index), row), op.x.dtype)
+    return Lengths(ends, within, k.cast(k.compare("Equal", k.graph.constant(index + 1), row), op.x.dtype))
+
+
+def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
+    _refuse(op)
+    _fits(op, _GATES[op.node.op_type])
+    k = op.emit("grad_input")
+    x, w, r = op.x, op.input(1), op.input(2)
+    steps, batch, width = x.shape
+    directions, _, hidden = r.shape
+    chosen = activations(op, directions)
+    y = _sequence(op, k)
+    lengths = _lengths(op, k)
+    given = (*cotangents, None, None, None)[:3]
+    found: list[Found] = []
+    for d in range(directions):
+        turned = d == 1 or op.attr_text("direction", "forward") == "reverse"
+
+        def reverse(t: Tensor, *, turned: bool = turned) -> Tensor:
+            if not turned or lengths is None:
+                return k.flip(t, [0]) if turned else t
+            return k.node("ReverseSequence", [t, lengths.steps], t.shape, t.dtype, time_axis=0, batch_axis=1)
+
+        def flat(t: Tensor) -> Tensor:
+            return k.reshape(t, (steps * batch, t.shape[-1]))
+
+        def one(t: Tensor, axis: int, *, d: int = d) -> Tensor:
+            piece = k.slice(t, [d], [d + 1], [axis])
+            return k.reshape(piece, (*t.shape[:axis], *t.shape[axis + 1 :]))
+
+        start = [one(op.input(5 + s), 0) if op.has(5 + s) else k.zeros((batch, hidden), x.dtype) for s in range(states)]
+        ys = flat(reverse(one(y, 1)))
+        bias = one(op.input(3), 0) if op.has(3) else None
+        half = r.shape[1]
+        dy = None if given[0] is None else reverse(one(given[0], 1))
+        last, last_cell = (None if t is None else one(t, 0) for t in given[1:])
+        ends: Tensor | None = None
+        if lengths is not None:
+            dy, last = lengths.outside(k, dy, last), None
+            ends, last_cell = lengths.outside(k, None, last_cell), None
+        layer = Layer(
+            steps, batch, flat(reverse(x)), ys, None if dy is None else flat(dy), shifted(k, start[0], ys),
+            one(w, 0), one(r, 0),
+            None if bias is None else k.slice(bias, [0], [half], [0]),
+            None if bias is None else k.slice(bias, [half], [2 * half], [0]),
+            last, chosen[d],
+        )  # fmt: skip
+        if op.node.op_type == "LSTM":
+            result = lstm_steps(k, layer, Cell(start[1], last_cell, None if ends is None else flat(ends)))
+        elif op.node.op_type == "GRU":
+            result = gru_steps(k, layer, linear_first=bool(op.attr_int("linear_before_reset", 0)))
+        else:
+            result = rnn_steps(k, layer)
+        dx = reverse(k.reshape(result.dx, (steps, batch, width)))
+        found.append(Found(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
+
+    def stacked(parts: Sequence[Tensor]) -> Tensor:
+        return k.concat([k.reshape(part, (1, *part.shape)) for part in parts], 0)
+
+    dx = found[0].dx if directions == 1 else k.add(found[0].dx, found[1].dx)
+    biases = stacked([k.concat([f.dwb, f.drb], 0) for f in found]) if op.need(3) else None
+    initial = [stacked([f.states[s] for f in found]) if op.need(5 + s) else None for s in range(states)]
+    weights = [stacked([getattr(f, name) for f in found]) for name in ("dw", "dr")]
+    if lengths is None and op.outputs and op.outputs[0] is not None:
+        operands = [op.input(place) if op.has(place) else None for place in (0, 1, 2, 3)]
+        firsts = [op.input(5 + s) if s < states and op.has(5 + s) else None for s in range(2)]
+        read = [*operands, None, *firsts, y, *given]
+        wanted = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
+        made = [tensor if op.need(place) else None for tensor, place in wanted]
+        k.amounts_to(f"{op.node.op_type}.gradient", read, made, **op.node.attributes)
+    return dx, *weights, biases, None, *initial
+
+
+def _sequence(op: Primal, k: OperatorBuilder) -> Tensor:
+    """Y; where the model does not ask for it, the layer runs again."""
+    if op.outputs and op.outputs[0] is not None:
+        return op.output(0)
+    steps, batch, _ = op.x.shape
+    directions, _, hidden = op.input(2).shape
+    y = k.out((steps, directions, batch, hidden), op.x.dtype, f"{k.name}/y")
+    k.write(op.node.op_type, list(op.inputs), [y], **dict(op.node.attributes))
+    return y

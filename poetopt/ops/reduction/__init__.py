@@ -1,0 +1,1 @@
+"""Sums, means, norms and extremes along axes."""

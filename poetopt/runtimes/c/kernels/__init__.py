@@ -1,1 +1,0 @@
-"""Kernels by family; see `poetopt.runtimes.c.kernel`."""
