@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ DRAWS = frozenset({
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
 })  # fmt: skip
 """Kinds of ONNX that draw, with Dropout in training mode."""
+EVALUATED = " in evaluation mode"
 SKIP = "check=False exports without this check"
 
 
@@ -47,9 +48,11 @@ def check_beside(
 ) -> None:
     """Run the file and a copy of the module on the example; all outputs, and gradients of all trained parameters.
 
-    Dropout draws nothing in either; how often each layer draws is compared instead. Where other draws are left, numbers
-    can't be compared, and that is said. Allowed is what rounding explains: `SHARE` times what torch's own float32
-    differs from its float64, or float64 from itself where parameters and inputs move by half an ulp of float32.
+    A module in training mode is run in evaluation mode, too, beside the file as it is evaluated: Dropout passes on,
+    BatchNormalization takes its running statistics. Dropout draws nothing in training mode either; how often each layer
+    draws is compared instead. Where other draws are left, numbers can't be compared, and that is said. Allowed is what
+    rounding explains: `SHARE` times what torch's own float32 differs from its float64, or float64 from itself where
+    parameters and inputs move by half an ulp of float32.
 
     Raises ModelError that names what differs, by how much.
     """
@@ -78,9 +81,19 @@ def check_beside(
             telling(progress=True)(f"{name}: it draws numbers, so that the file's can't be compared with the module's")
             return
         told(f"{name}: the module runs in float64, to know what rounding does")
-        precise = [_precise(torch, module, arguments, moved) for moved in (False, True)]
-    told(f"{name}: the file runs on the example, with its gradients")
-    _compare(name, model, batch, arguments, plain, [other for other in precise if other is not None])
+        precise = _precise(torch, module, arguments)
+        told(f"{name}: the file runs on the example, with its gradients")
+        still = _without_draws(model)
+        _compare(name, still, batch, arguments, plain, precise)
+        if any(part.training for part in module.modules()):
+            told(f"{name}: both run in evaluation mode")
+            try:
+                evaluated = copy.deepcopy(module).eval()
+                plain = replace(_ran(torch, evaluated, arguments), gradients={})
+                precise = _precise(torch, evaluated, arguments)
+            except Exception as error:  # a branch of that mode alone may do anything
+                raise ModelError(f"{name}: it fails on the example in evaluation mode ({error}); {SKIP}") from error
+            _compare(f"{name}{EVALUATED}", _in_inference(still), batch, arguments, plain, precise)
 
 
 def _compare(
@@ -91,7 +104,7 @@ def _compare(
     plain: _Ran,
     others: Sequence[_Ran],
 ) -> None:
-    """Raise ModelError where the file's numbers differ from torch's."""
+    """Raise ModelError where the file's numbers differ from torch's; gradients where there are rules for them."""
     import torch
 
     feeds = {
@@ -102,10 +115,11 @@ def _compare(
             strict=False,
         )
     }
-    still = _without_draws(model)
+    found = _run(model, [entry.name for entry in model.graph.output], feeds)
+    if len(found) != len(plain.outputs):
+        raise ModelError(f"{name}: it has {len(plain.outputs)} outputs, and the file {len(found)}; {_advice(name)}")
     try:
-        found = _run(still, [entry.name for entry in model.graph.output], feeds)
-        gradients = _gradients(still, batch, feeds, plain)
+        gradients = _gradients(model, batch, feeds, plain)
     except MissingVjpError:
         gradients = {}  # differentiating it says so
     allowed = [[other.outputs[index] for other in others] for index in range(len(plain.outputs))]
@@ -135,9 +149,18 @@ def _check_near(name: str, what: str, found: Array, wanted: Array, near: Sequenc
         share = f" ({away.max() / size:.1%} of the largest)" if size else ""
         raise ModelError(
             f"{name}: the file's {what} differs from torch's by {away.max():.2g}{share}, and rounding explains "
-            f"{SHARE * moved + RESOLUTION * size + least:.1g}: torch's exporter wrote something else; write that part "
-            f"of the module in other functions of torch; {SKIP}"
+            f"{SHARE * moved + RESOLUTION * size + least:.1g}: {_advice(name)}"
         )
+
+
+def _advice(name: str) -> str:
+    """Why that may be, and what to do about it."""
+    if name.endswith(EVALUATED):
+        return (
+            "a file is evaluated as it trains, but for Dropout and the statistics of BatchNormalization; export after "
+            f"eval(), or evaluate in torch what was trained: {SKIP}"
+        )
+    return f"torch's exporter wrote something else; write that part of the module in other functions of torch; {SKIP}"
 
 
 def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
@@ -186,24 +209,28 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
     return _Ran([y.detach().numpy() for y in outputs], gradients, found)
 
 
-def _precise(torch: Any, module: Any, arguments: tuple[Any, ...], moved: bool) -> _Ran | None:
-    """The same in float64; None where the module is of float32 alone."""
+def _precise(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Ran]:
+    """The same in float64, and again moved by half an ulp of float32; none where the module is of float32 alone."""
     generator = torch.Generator().manual_seed(0)
 
-    def double(tensor: Any) -> Any:
+    def double(tensor: Any, moved: bool) -> Any:
         if not isinstance(tensor, torch.Tensor) or not tensor.dtype.is_floating_point:
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
         return tensor.detach().double() * (1 + signs * 2.0**-24 if moved else 1)
 
-    try:
-        twin = copy.deepcopy(module).double()
-        with torch.no_grad():
-            for parameter in twin.parameters():
-                parameter.copy_(double(parameter))
-        return _ran(torch, twin, torch.utils._pytree.tree_map(double, arguments))
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return None
+    found = []
+    for moved in (False, True):
+        try:
+            twin = copy.deepcopy(module).double()
+            with torch.no_grad():
+                for parameter in twin.parameters():
+                    parameter.copy_(double(parameter, moved))
+            given = torch.utils._pytree.tree_map(lambda leaf, moved=moved: double(leaf, moved), arguments)
+            found.append(_ran(torch, twin, given))
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            continue
+    return found
 
 
 def _weights(index: int, shape: tuple[int, ...]) -> Array:
@@ -243,6 +270,20 @@ def _without_draws(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type == "Dropout":
             del node.input[1:]
     return still
+
+
+def _in_inference(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy as it is evaluated: BatchNormalization takes its running statistics."""
+    from onnx import helper
+
+    evaluated = copy.deepcopy(model)
+    for node in evaluated.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.output[1:]
+            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute("training_mode", 0)])
+    return evaluated
 
 
 def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:

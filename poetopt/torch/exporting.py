@@ -7,6 +7,7 @@ exporter keeps both, but is deprecated, and runs the module: running statistics 
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -132,13 +133,17 @@ def _traced(
     output_names: Sequence[str] | None,
 ) -> onnx.ModelProto:
     """What torch's exporter makes of the module. Raises ModelError."""
-    shapes = None
+    shapes: tuple[Any, ...] | None = None
     if batch is not None:
         axis = torch.export.Dim("batch")
         shapes = tuple(
             {0: axis} if isinstance(argument, torch.Tensor) and argument.ndim and argument.shape[0] == batch else None
             for argument in arguments
         )
+        kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:  # they are one argument to torch
+            plain = kinds.index(inspect.Parameter.VAR_POSITIONAL)
+            shapes = (*shapes[:plain], shapes[plain:])
     try:
         with _quiet(), _as_written():
             program = torch.onnx.export(
@@ -176,13 +181,27 @@ def _quiet() -> Iterator[None]:
 
 
 def _as_written() -> Any:
-    """A mode in which functions that the exporter writes otherwise are written out: label smoothing, which it drops."""
+    """A mode in which functions that the exporter writes otherwise are written out.
+
+    It drops label smoothing, and draws Dropout of whole channels by hand, where ONNX has a Dropout for their mask.
+    """
     from torch.nn import functional
     from torch.overrides import TorchFunctionMode
+
+    channels = {functional.dropout1d: 2, functional.dropout2d: 0, functional.dropout3d: 4}
+
+    def dropped(alone: int, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if not training or not p:
+            return x
+        kept = x.shape[: 1 if x.ndim == alone else 2]  # without a batch there are as many axes as `alone`
+        mask = functional.dropout(x.new_ones(*kept, *[1] * (x.ndim - len(kept))), p)
+        return x.mul_(mask) if inplace else x * mask
 
     class Written(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
+            if func in channels:
+                return dropped(channels[func], *args, **kwargs)
             smoothing = kwargs.get("label_smoothing") or 0.0
             if func is not functional.cross_entropy or not smoothing or args[1].is_floating_point():
                 return func(*args, **kwargs)

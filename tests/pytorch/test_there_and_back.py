@@ -18,6 +18,8 @@ from onnx import numpy_helper
 
 import poetopt as po
 from poetopt.errors import BackendUnavailableError, ModelError, OptionError, PlanError
+from poetopt.training.evaluate import Forward
+from tests.autodiff.oracle import run as run_graph
 from tests.later import later, uses_torch
 from tests.pytorch.modules import image, labels, mixed, one_thread
 
@@ -343,6 +345,105 @@ def test_a_file_that_computes_something_else_is_refused(
         po.torch.export(module, torch.ones(2, 3), path, **asked)
     assert path.read_bytes() == b"of before"
     po.torch.export(module, torch.ones(2, 3), path, check=False, **asked)
+
+
+@uses_torch
+@pytest.mark.parametrize("behind", ["Dropout2d", "Det"])
+def test_outputs_are_compared_with_channels_dropped_or_without_a_gradient_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: str
+) -> None:
+    pytest.importorskip("onnxscript")
+    from poetopt.torch import exporting
+
+    class Det(nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            return torch.linalg.det(x)
+
+    module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Dropout2d() if behind == "Dropout2d" else Det())
+    path, x = tmp_path / "net.onnx", torch.randn(2, 4, 3, 3)
+    po.torch.export(module, x, path)
+    traced = exporting._traced
+
+    def other(*asked: Any) -> onnx.ModelProto:
+        model = traced(*asked)
+        (node,) = (node for node in model.graph.node if node.op_type == "Relu")
+        node.op_type = "Sigmoid"
+        return model
+
+    monkeypatch.setattr(exporting, "_traced", other)
+    with pytest.raises(ModelError, match=r"the file's output \w+ differs from torch's by "):
+        po.torch.export(module, x, path)
+
+
+@uses_torch
+@pytest.mark.parametrize(("dims", "shape"), [(1, (3, 4, 5)), (1, (4, 5)), (2, (3, 4, 5, 2)), (3, (3, 4, 5, 2, 2))])
+def test_whole_channels_are_dropped_by_a_dropout(tmp_path: Path, dims: int, shape: tuple[int, ...]) -> None:
+    pytest.importorskip("onnxscript")
+    width = shape[-1]
+    module = nn.Sequential(nn.Linear(width, width), getattr(nn, f"Dropout{dims}d")(0.25))
+    x = torch.randn(shape)
+    model = po.torch.export(module, x, tmp_path / "net.onnx", dynamic_batch=len(shape) > 2)
+    (node,) = (node for op in model.graph.operators for node in op.nodes if node.op_type == "Dropout")
+    channels = shape[: len(shape) - dims]
+    assert model.graph.tensors[node.outputs[0]].shape == (*channels, *[1] * dims)
+    assert module.training
+    assert module[1].training
+    step = model.training_graph(loss="mse")
+    feeds = {name: x.numpy() for name in model.graph.inputs}
+    found = run_graph(step, {**feeds, step.added_inputs[0]: x.numpy()}, model.graph.outputs)[model.graph.outputs[0]]
+    shares = found / module.eval()(x).detach().numpy()
+    of_each = shares.reshape(*channels, -1)
+    assert np.allclose(of_each, of_each[..., :1], atol=1e-4)
+    assert set(np.unique(shares.round(3))) <= {np.float32(0), np.float32(1.333)}
+    kinds = {node.op_type for operator in Forward.of(step).graph.operators for node in operator.nodes}
+    assert "RandomUniform" not in kinds
+    evaluated = po.torch.export(module, x, tmp_path / "net.onnx", dynamic_batch=len(shape) > 2)
+    assert "Mul" not in {operator.kind for operator in evaluated.graph.operators}
+
+
+@uses_torch
+@pytest.mark.parametrize("kind", ["statistics", "branch", "outputs", "fails"])
+def test_a_module_that_evaluates_otherwise_than_its_file_is_refused(tmp_path: Path, kind: str) -> None:
+    """A file is evaluated with the running statistics of BatchNormalization and without Dropout, and as it is else."""
+    pytest.importorskip("onnxscript")
+
+    class Other(nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> Any:
+            if self.training:
+                return (x, 2 * x) if kind == "outputs" else 2 * x
+            if kind == "fails":
+                raise KeyError("evaluation")
+            return x
+
+    other = nn.InstanceNorm2d(4, track_running_stats=True) if kind == "statistics" else Other()
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.2), other)
+    module[1].eval()
+    path, x = tmp_path / "net.onnx", torch.randn(3, 3, 5, 5)
+    with pytest.raises(ModelError, match=r"in evaluation mode.*check=False exports without"):
+        po.torch.export(module, x, path)
+    assert not path.exists()
+    assert [part.training for part in module.modules()] == [True, True, False, True, True]
+    po.torch.export(module, x, path, check=False)
+    if kind != "fails":
+        po.torch.export(module.eval(), x, path)
+
+
+@uses_torch
+def test_a_forward_of_any_number_of_arguments_leaves_the_batch_open(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Sums(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x: Any, *more: Any) -> Any:
+            return self.fc(sum(more, x))
+
+    po.torch.export(Sums(), tuple(torch.randn(3, 4, 3)), tmp_path / "net.onnx")
+    model = po.load(tmp_path / "net.onnx", batch=7)
+    assert isinstance(model, po.Model)
+    assert [model.graph.tensors[name].shape for name in model.graph.inputs] == [(7, 3)] * 3
 
 
 @pytest.mark.parametrize("missing", ["torch", "onnxscript"])
