@@ -73,7 +73,7 @@ activations, each by its name, peepholes, clipping (`clip`), coupled gates (`inp
 def main() -> None:
     """Write the table."""
     examples = int(sys.argv[1]) if len(sys.argv) > 1 else 40
-    lines = [row(op, {n: r.__module__.rpartition(".")[2] for n, r in rules.items()}, examples)
+    lines = [row(op, {n: r.__module__.split(".")[2] for n, r in rules.items()}, examples)
              for (domain, op), rules in registered().items() if not domain and op not in ATTACHED]  # fmt: skip
     regions = [f"| {op} | {next(iter(rules.values())).__module__.rpartition('.')[2]} |"
                for (domain, op), rules in registered().items() if domain]  # fmt: skip

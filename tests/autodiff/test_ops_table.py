@@ -20,7 +20,7 @@ def cells(columns: int) -> list[list[str]]:
 def test_the_table_is_that_of_the_registry() -> None:
     listed = {row[0]: (row[1], row[2]) for row in cells(7)}
     wanted = {
-        op: (", ".join(map(str, rules)), ", ".join({r.__module__.rpartition(".")[2]: "" for r in rules.values()}))
+        op: (", ".join(map(str, rules)), ", ".join({r.__module__.split(".")[2]: "" for r in rules.values()}))
         for (domain, op), rules in registered().items()
         if not domain and op not in ATTACHED
     }
