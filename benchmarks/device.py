@@ -25,17 +25,16 @@ import poetopt as po
 from benchmarks.output import put
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.emulator import emulate
-from poetopt.backends.c.execution import DeviceExecution
+from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import first_pages, laid_out
 from poetopt.backends.c.targets import target
-from poetopt.backends.c.trained import DeviceTraining
 from poetopt.backends.ort.batch import random_batch
 from poetopt.errors import InfeasibleError
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Home, Problem
 from poetopt.report.needs import needs
-from poetopt.step.belongs import graph_of
+from poetopt.step.places import graph_of
 
 RAM_BYTES, M0_BYTES = 256_000, 32_000
 HEADING = (

@@ -24,17 +24,16 @@ from pathlib import Path
 from unittest import mock
 
 import poetopt as po
-from poetopt.backends.ort import allocator
+from poetopt.backends.ort import measure
 from poetopt.backends.ort.batch import random_batch
 from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import InfeasibleError
 from poetopt.plan.layout import arena_bytes
-from poetopt.step.belongs import graph_of
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
+from poetopt.step.places import graph_of
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 from poetopt.units import show_bytes
 
@@ -80,7 +79,7 @@ def program(place: Path) -> Iterator[tuple[Program, Callable[[], None]]]:
 def marked(step: Callable[[], object], load: Callable[[], None]) -> int:
     """The least of five rises of VmHWM over a step."""
     found = []
-    give_back = allocator.give_back()
+    give_back = measure.give_back()
     for _ in range(5):
         load()
         if give_back is not None:
@@ -105,7 +104,7 @@ def child(place: Path) -> None:
             "high_water": high_water_bytes(made.acts, load),
             "live": peak_beside_bytes(made.acts, load, expected=made.plan.problem.reserve_bytes),
         }
-    with mock.patch.object(allocator, "give_back", return_value=None), program(place) as (made, load):
+    with mock.patch.object(measure, "give_back", return_value=None), program(place) as (made, load):
         found["kept"] = high_water_bytes(made.acts, load)
     print(json.dumps(found))
 

@@ -22,12 +22,12 @@ from pathlib import Path
 
 import poetopt as po
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.clock import Clock
+from poetopt.backends.ort.measure import Clock
 from poetopt.backends.ort.reference import Fused, NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.stepping import ScheduledStep
 from poetopt.process import peak_bytes
-from poetopt.step.belongs import graph_of
+from poetopt.step.places import graph_of
 from poetopt.step.region import Region
 from poetopt.units import show_bytes, show_seconds
 

@@ -16,19 +16,17 @@ from pathlib import Path
 
 import poetopt as po
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.clock import Clock, told
 from poetopt.backends.ort.executor import transfer_seconds
-from poetopt.backends.ort.measure import alternate
+from poetopt.backends.ort.measure import Clock, alternate, told
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.schedule import Schedule
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 
 RUNS = 9

@@ -30,10 +30,9 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.schedule import Schedule
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 
 ROOT = Path(__file__).resolve().parents[1]

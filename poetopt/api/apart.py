@@ -162,7 +162,7 @@ def _prepare(
 ) -> None:
     from poetopt.backends.ort import load_batch, random_batch
     from poetopt.backends.ort.prepared import Prepared
-    from poetopt.step.belongs import graph_of
+    from poetopt.step.places import graph_of
 
     found = _read(plan, model, allow_symlinks)
     graph = graph_of(found.plan)
@@ -189,10 +189,10 @@ def _compare(
     *,
     told: Told,
 ) -> Compared:
-    from poetopt.backends.ort.ordinary import digests
     from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.ort.reference import digests
     from poetopt.report.execution import execution_document, execution_rows
-    from poetopt.step.belongs import graph_of
+    from poetopt.step.places import graph_of
 
     loaded = _read(plan, model, allow_symlinks)
     found = plan_in(loaded)

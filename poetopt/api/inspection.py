@@ -15,7 +15,7 @@ from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
 from poetopt.garbage import building
 from poetopt.notes import document
-from poetopt.operators.resident import resident_breakdown
+from poetopt.operators.nodes import resident_breakdown
 from poetopt.problem import Problem
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import Needs, needs

@@ -73,7 +73,7 @@ class Model:
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
         over
-            Whether gradients may be written over what they are computed of (`poetopt.passes.taking`); older plans are
+            Whether gradients may be written over what they are computed of (`poetopt.passes.in_place`); older plans are
             run without.
         lazy_tables
             Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps

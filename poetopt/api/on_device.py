@@ -14,15 +14,14 @@ from poetopt.telling import telling
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.backends.c.execution import DeviceExecution
-    from poetopt.backends.c.trained import DeviceTraining
+    from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
     from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.telling import Told
+    from poetopt.training.export import BuiltIn
     from poetopt.training.in_c import DeviceFit
-    from poetopt.training.original import BuiltIn
     from poetopt.training.source import Data
 
 WEIGHTS = ("flash", "storage")
@@ -90,7 +89,7 @@ def emit(
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
-    from poetopt.step.belongs import graph_of
+    from poetopt.step.places import graph_of
 
     chosen = target_of(target)
     if schedule not in SCHEDULES:
@@ -228,11 +227,10 @@ def fit_on(
     Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
     `out` can't be written.
     """
-    from poetopt.step.belongs import graph_of
-    from poetopt.training.export import check_out, export
+    from poetopt.step.places import graph_of
+    from poetopt.training.export import check_out, export, original
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned
-    from poetopt.training.original import original
 
     found = read_plan(plan)
     made = plan_in(found)

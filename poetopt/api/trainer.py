@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.telling import Told
     from poetopt.training.evaluate import Evaluation
-    from poetopt.training.original import BuiltIn
+    from poetopt.training.export import BuiltIn
+    from poetopt.training.learner import Optimizer
     from poetopt.training.result import Position, Trained
     from poetopt.training.source import Data
-    from poetopt.training.update import Optimizer
 
 
 class Trainer(Closing):
@@ -87,7 +87,7 @@ class Trainer(Closing):
     ) -> None:
         from poetopt.backends.ort.prepared import Prepared
         from poetopt.training.learner import Learner
-        from poetopt.training.rates import parse_schedule
+        from poetopt.training.source import parse_schedule
 
         if seed < 0:
             raise OptionError(f"--seed {seed}: must be 0 or more")
@@ -178,7 +178,7 @@ class Trainer(Closing):
 
         It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights. Raises as `batches`.
         """
-        from poetopt.training.validate import validation_of
+        from poetopt.training.evaluate import validation_of
 
         learner = self._learner
         learner.check_open()
@@ -221,9 +221,9 @@ class Trainer(Closing):
         another network's, and ExecutionError where the loss is no finite number any more: the checkpoints are then from
         before.
         """
+        from poetopt.training.evaluate import validation_of
         from poetopt.training.loop import Asked, Fit
         from poetopt.training.source import source_of
-        from poetopt.training.validate import validation_of
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
@@ -270,7 +270,7 @@ class Trainer(Closing):
         return [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
 
     def _source(self) -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
-        from poetopt.training.original import original
+        from poetopt.training.export import original
 
         return original(self._model, self.plan.problem.recipe)
 

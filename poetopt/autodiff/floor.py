@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from poetopt.autodiff.alternatives import Choice
 from poetopt.graph import TrainingGraph
-from poetopt.passes.joining import working_set_bytes
-from poetopt.passes.taking import takings
+from poetopt.passes.in_place import takings, working_set_bytes
 from poetopt.runtimes.onnxruntime import runtime
 
 CHOSEN = ("Conv.grad_input", "Conv.grad_weight", "ConvTranspose.grad_input", "ConvTranspose.grad_weight")

@@ -35,7 +35,7 @@ from poetopt.autodiff.registry import (
 from poetopt.errors import MissingVjpError, ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
 from poetopt.notes import Note, listed
-from poetopt.passes.order import low_memory_order
+from poetopt.passes.blocks import low_memory_order
 
 
 def differentiate(

@@ -157,7 +157,7 @@ def _train(
 
 def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: str | None) -> int:
     from poetopt.api.apart import prepared
-    from poetopt.backends.ort.alone import run_alone
+    from poetopt.backends.ort.executor import run_alone
 
     with doing("executing the plan") as told, prepared(plan, **read, told=told) as made:
         alone = run_alone(made, workdir=workdir, told=told)
@@ -171,7 +171,7 @@ def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: st
 
 def _run_compared(plan: str, read: Mapping[str, Any], workdir: str | None, dump: str | None, json: str | None) -> int:
     from poetopt.api.apart import compared
-    from poetopt.backends.ort.alone import run_alone
+    from poetopt.backends.ort.executor import run_alone
 
     what = "executing the plan and ordinary training, and measuring both"
     with doing(what) as told, compared(plan, **read, dump=dump, workdir=workdir, told=told) as (made, found):

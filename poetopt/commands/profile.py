@@ -29,7 +29,7 @@ from poetopt.errors import ModelError, OptionError
 
 def check_modelled(on: str) -> None:
     """Raise OptionError where `--on` names no core whose cycles are modelled."""
-    from poetopt.backends.c.timing import core
+    from poetopt.backends.c.tracing import core
 
     core(on)
 
@@ -138,7 +138,7 @@ def profile(
     elif from_csv is not None:
         found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
-        from poetopt.backends.ort.machine import machine
+        from poetopt.backends.ort.profiling import machine
 
         if older is not None:  # before the seconds that measuring takes
             older.check_machine(machine(), out)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from poetopt.devices.model import Device
 from poetopt.errors import DeviceError, OptionError
 from poetopt.graph import Role, TrainingGraph
-from poetopt.operators.resident import resident_storages
+from poetopt.operators.nodes import resident_storages
 
 PARAMETERS = ("resident", "paged")
 """What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from poetopt.operators.work import Work
+from poetopt.operators.flops import Work
 from poetopt.printable import shown
 from poetopt.problem import Transfers
 from poetopt.runtimes import DEFAULT

@@ -46,10 +46,31 @@ them. With n = elements of the first output, x = elements of the first input, k 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from poetopt.graph import Node
-from poetopt.operators.einsum import labels
+from poetopt.graph import Node, Operator, Tensor, inner_storage
+from poetopt.operators.nodes import find, is_inner_view
+
+
+def labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The terms and the result of an equation, with `...` spelt out by unused letters, and an implicit result given.
+
+    ranks
+        How many axes each operand has.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [c for c in string.ascii_letters if c not in equation]
+    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    dots = "".join(free[: max((w for w, t in zip(widths, terms, strict=True) if "..." in t), default=0)])
+    spelt = [t.replace("...", dots[len(dots) - w :] if w else "") for t, w in zip(terms, widths, strict=True)]
+    if not arrow:
+        once = sorted(c for c in set("".join(terms)) - {"."} if "".join(terms).count(c) == 1)
+        right = ("..." if dots else "") + "".join(once)
+    return spelt, right.replace("...", dots)
+
 
 TRANSCENDENTAL = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
@@ -340,3 +361,49 @@ _RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
     "GridSample": _resize,
     "DFT": _dft,
 }
+
+
+PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
+"""Ops that read only what they deliver of their first input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one ONNX node does: floating-point operations, and bytes read and written."""
+
+    flops: int
+    nbytes: int
+
+
+def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
+    """FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
+
+    tensors
+        All tensors of the graph by name, the temporaries of the operator among them.
+
+    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    """
+    if operator.view:
+        return tuple(Work(0, 0) for _ in operator.nodes)
+    group = inner_storage(operator)
+    return tuple(_node_work(operator, node, group, tensors) for node in operator.nodes)
+
+
+def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
+    """FLOPs of an operator: the sum over its nodes."""
+    return sum(node.flops for node in work(operator, tensors))
+
+
+def _node_work(operator: Operator, node: Node, group: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Work:
+    inputs = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+    outputs = [find(operator, node, name, tensors) for name in node.outputs if name]
+    if is_inner_view(node, group):
+        return Work(0, 0)
+    read = [tensor.nbytes if tensor else 0 for tensor in inputs]
+    written = sum(tensor.nbytes for tensor in outputs)
+    if node.op_type in PICKS and not node.domain and read:
+        read[0] = min(read[0], written)
+    elif node.op_type in ("Shape", "Size"):
+        read = []
+    shapes = [tensor.shape if tensor else () for tensor in inputs]
+    return Work(node_flops(node, shapes, [tensor.shape for tensor in outputs]), sum(read) + written)

@@ -17,7 +17,7 @@ from poetopt.optimizers.clip import DEFAULT, scale_of, squares_of
 from poetopt.optimizers.fuse import fused
 from poetopt.optimizers.rules import OPTIMIZERS, Optimizer, Scalars
 from poetopt.optimizers.statistics import updated_in_place
-from poetopt.passes.order import low_memory_order
+from poetopt.passes.blocks import low_memory_order
 
 COPY = "Identity.copy"
 """The kind of what copies a gradient, so that it has bytes of its own as a result of the step."""

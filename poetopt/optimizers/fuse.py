@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from poetopt.graph import TOGETHER, Operator, TrainingGraph
-from poetopt.passes.joining import joined, kept_tensors
+from poetopt.passes.in_place import joined, kept_tensors
 
 ACCUMULATE = "Add.accumulate"
 

@@ -20,7 +20,7 @@ from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.optimizers.attach import Attachment, behind
 from poetopt.optimizers.fuse import fused
 from poetopt.optimizers.statistics import updated_in_place
-from poetopt.passes.order import low_memory_order
+from poetopt.passes.blocks import low_memory_order
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -17,12 +17,71 @@ Not joined: what may run only once, what works in place in the resident region, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
-from poetopt.graph import TOGETHER, Operator, TrainingGraph
-from poetopt.passes.joining import SIDE, joined, kept_tensors, working_set_bytes
-from poetopt.runtimes.contract import Runtime
+from poetopt.graph import TOGETHER, Operator, TrainingGraph, Whole
+from poetopt.operators.nodes import constants_of
+from poetopt.runtimes.contract import Runtime, RuntimeVariant, TakesOver
+
+SIDE = 8
+"""A side output has at most one such part of the bytes of the largest tensor that its operator reads or writes."""
+
+
+def joined(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str], kind: str) -> Operator:
+    """One operator of `members`, which are in order: it has the name of the last, and all their nodes.
+
+    graph
+        Where they come from; who reads what one of them writes is asked of it.
+    kept
+        What must leave the joined operator in any case: see `kept_tensors`.
+    """
+    last = members[-1]
+    inside = {operator.name for operator in members}
+    written = dict.fromkeys(name for operator in members for name in operator.outputs)
+    read = dict.fromkeys(name for operator in members for name in operator.inputs if name not in written)
+
+    def leaves(name: str) -> bool:
+        if name in last.outputs or name in kept or graph.tensors[graph.root(name)].resident:
+            return True
+        return any(reader.name not in inside for reader in graph.readers.get(name, ()))
+
+    return replace(
+        last,
+        kind=kind,
+        nodes=tuple(node for operator in members for node in operator.nodes),
+        inputs=tuple(read),
+        outputs=tuple(name for name in written if leaves(name)),
+        updates=tuple(pair for operator in members for pair in operator.updates),
+        recomputable=all(operator.recomputable for operator in members),
+        meaning=None,
+        whole=tuple(_wholes(members)),
+        members=tuple(
+            name for operator in members if not operator.view for name in operator.members or (operator.name,)
+        ),
+    )
+
+
+def _wholes(members: Sequence[Operator]) -> Iterator[Whole]:
+    """The members' runs of nodes, by their places among all nodes."""
+    before = 0
+    for operator in members:
+        yield from (replace(whole, first=before + whole.first) for whole in operator.whole)
+        before += len(operator.nodes)
+
+
+def kept_tensors(graph: TrainingGraph) -> frozenset[str]:
+    """What somebody outside of the step wants: outputs, the step's results, and whose bytes they are."""
+    kept = {*graph.outputs, *graph.results}
+    return frozenset({graph.root(name) for name in kept} | kept)
+
+
+def working_set_bytes(operator: Operator, graph: TrainingGraph, runtime: Runtime) -> int:
+    """What an operator needs in RAM while it runs: inputs, outputs and temporaries, without what is resident."""
+    roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
+    held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
+    return held + runtime.workspace(operator, graph.tensors).temporaries_bytes
+
 
 CRUMBS = 32
 """Bytes that are let pass: one such part of the operand. BatchNormalization's temporaries are some hundred bytes."""
@@ -119,3 +178,88 @@ class _Search:
         """What an operator reads that is not resident."""
         roots = {self.graph.root(name) for name in operator.inputs}
         return {root for root in roots if not self.graph.tensors[root].resident}
+
+
+@dataclass(frozen=True)
+class Taking:
+    """An operator's output over an input: the two by name, and how the runtime runs it."""
+
+    given: str
+    made: str
+    way: RuntimeVariant
+
+
+@dataclass(frozen=True)
+class Takings:
+    """Those that lower the floor, by the operator's name; and the floor: the largest working set left, in bytes."""
+
+    by_operator: Mapping[str, Taking]
+    floor_bytes: int
+
+
+def takings(graph: TrainingGraph, runtime: Runtime, without: Collection[str] = ()) -> Takings:
+    """The operators of `graph` that write over an input.
+
+    without
+        Kinds of operators that don't count.
+    """
+    counted = [o for o in graph.operators if not o.view and o.kind not in without]
+    needs = [working_set_bytes(operator, graph, runtime) for operator in counted]
+    if not isinstance(runtime, TakesOver):
+        return Takings({}, max(needs, default=0))
+    asked = _Asked(graph, runtime, runtime)
+    found: dict[str, tuple[int, Taking]] = {}
+    floor = 0
+    for k in sorted(range(len(counted)), key=lambda k: -needs[k]):
+        if needs[k] <= floor:
+            break
+        leaner = asked.best(counted[k], needs[k])
+        if leaner is None:
+            floor = needs[k]
+            break
+        floor = max(floor, leaner[0])
+        found[counted[k].name] = needs[k], leaner[1]
+    return Takings({name: taking for name, (need, taking) in found.items() if need > floor}, floor)
+
+
+class _Asked:
+    """What an operator may take over, and what it needs then."""
+
+    def __init__(self, graph: TrainingGraph, runtime: Runtime, over: TakesOver) -> None:
+        self.graph, self.runtime, self.over = graph, runtime, over
+        self.kept = kept_tensors(graph)
+        self.values = constants_of(graph)
+        self.readers: dict[str, list[str]] = {}
+        for operator in graph.operators:
+            if not operator.view:
+                for root in dict.fromkeys(map(graph.root, operator.inputs)):
+                    self.readers.setdefault(root, []).append(operator.name)
+
+    def best(self, operator: Operator, need: int) -> tuple[int, Taking] | None:
+        """The bytes that it needs at least, and how; None where that isn't less than `need`."""
+        graph, tensors = self.graph, self.graph.tensors
+        plain = self.runtime.workspace(operator, tensors).temporaries_bytes
+        found: list[tuple[int, Taking]] = []
+        for given, made in self._pairs(operator):
+            way = self.over.taking(operator, tensors, takes=(given, made), values=self.values)
+            if way is not None:
+                less = plain + tensors[graph.root(given)].nbytes - way.workspace.temporaries_bytes
+                found.append((need - less, Taking(given, made, way)))
+        least = min(found, key=lambda one: one[0], default=None)
+        return least if least is not None and least[0] < need else None
+
+    def _pairs(self, operator: Operator) -> Iterator[tuple[str, str]]:
+        """Inputs that nobody else reads, each with an output of its size."""
+        graph, tensors = self.graph, self.graph.tensors
+        if not operator.backward or operator.over:
+            return
+        for given in operator.inputs:
+            root = graph.root(given)
+            if root in self.kept or tensors[root].resident or self.readers[root] != [operator.name]:
+                continue
+            if root not in graph.producers or sum(graph.root(name) == root for name in operator.inputs) > 1:
+                continue
+            for made in operator.outputs:
+                out = tensors[made]
+                if graph.root(made) == made and not out.resident and out.nbytes == tensors[root].nbytes:
+                    yield given, made

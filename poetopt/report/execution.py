@@ -9,9 +9,9 @@ import numpy as np
 
 from poetopt import notes
 from poetopt.backends.ort import Execution, TrainingRun
-from poetopt.backends.ort.alone import Alone
-from poetopt.backends.ort.clock import told
-from poetopt.backends.ort.machine import machine
+from poetopt.backends.ort.executor import Alone
+from poetopt.backends.ort.measure import told
+from poetopt.backends.ort.profiling import machine
 from poetopt.devices.profile import costed_on
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate

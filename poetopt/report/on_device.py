@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from poetopt import notes
-from poetopt.backends.c.checks import TOLERANCE
-from poetopt.backends.c.execution import DeviceExecution
-from poetopt.backends.c.trained import DeviceTraining
+from poetopt.backends.c.execution import TOLERANCE, DeviceExecution, DeviceTraining
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
 from poetopt.training.in_c import DeviceFit

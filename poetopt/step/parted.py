@@ -17,11 +17,9 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.problem import Problem
-from poetopt.step.carried import Carried, slots
-from poetopt.step.kernels import Act, Kernels
 from poetopt.step.memory import POISON, Block, bytes_of
-from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.program import Act, Kernels, Program
+from poetopt.step.region import Carried, Region, slots
 from poetopt.step.storage import PageFile
 from poetopt.telling import Told, silent
 

@@ -7,28 +7,104 @@ themselves, and that goes back to the system as the step goes on (`GiveBack`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from poetopt.errors import ExecutionError
-from poetopt.graph import Node, TrainingGraph
+from poetopt.closest import closest
+from poetopt.errors import ExecutionError, ModelError
+from poetopt.graph import VIEW_OPS, Node, Tensor, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
-from poetopt.step.carried import Carried
-from poetopt.step.drawing import WINDOW, reseeded
-from poetopt.step.kernels import Act, Kernels
-from poetopt.step.memory import POISON, Block, bytes_of, copy_mapped
-from poetopt.step.parts import GiveBack, Instructed, RunNode, Transfer, instructed
+from poetopt.runtimes.contract import Runtime
+from poetopt.step.memory import POISON, Block, bytes_of, copy_mapped, numpy_dtype
+from poetopt.step.parts import GiveBack, Instructed, MoveRows, MoveSlice, RunNode, RunSlice, Transfer, instructed
 from poetopt.step.places import Place, Places, input_offsets
-from poetopt.step.region import Region
-from poetopt.step.slices import MoveRows, MoveSlice, RunSlice
+from poetopt.step.region import WINDOW, Carried, Region, reseeded
 from poetopt.step.storage import Bytes, PageFile, pieces_of, put_rows
-from poetopt.step.watched import Watched
 from poetopt.telling import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+Act = Callable[[], object]
+"""Something that a step does, with everything prepared."""
+
+
+class Kernels(Protocol):
+    """Kernels of one runtime, for the nodes of one graph."""
+
+    @property
+    def runtime(self) -> Runtime:
+        """What they take of RAM."""
+        ...
+
+    def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
+        """Running `node` with every tensor that it names at its address.
+
+        shapes
+            The tensors as the node sees them, where they are not those of the graph: of a slice.
+
+        Raises `ExecutionError` where there is no kernel for it.
+        """
+        ...
+
+    def draws(self, node: Node) -> bool:
+        """Whether a bound node draws random numbers: bound anew, it draws the same ones again."""
+        ...
+
+    def give_back(self) -> Act | None:
+        """What returns to the system all memory that kernels have freed; None where nothing does."""
+        ...
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """The exceptions that a kernel may raise."""
+        ...
+
+    def reason(self, error: BaseException) -> str:
+        """What such an exception says, on one line."""
+        ...
+
+
+class Watched:
+    """Room of their own for tensors of a step, beside the arena.
+
+    copies
+        By name: what the last step computed.
+
+    Raises `ModelError` for a tensor that no kernel of the step computes.
+    """
+
+    def __init__(self, graph: TrainingGraph, names: Collection[str] = ()) -> None:
+        nodes = {name: node for operator in graph.operators for node in operator.nodes for name in node.outputs}
+        self.copies: dict[str, Array] = {}
+        self._of: dict[str, list[str]] = {}
+        for name in names:
+            made = _computed(nodes, name)
+            if made not in nodes:
+                raise ModelError(
+                    f"the step of {graph.name!r} computes no tensor {name!r}{closest(name, nodes)}; "
+                    f"its outputs are {', '.join(map(repr, graph.outputs))}"
+                )
+            tensor = graph.tensors[name]
+            self.copies[name] = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+            self._of.setdefault(made, []).append(name)
+
+    def of(self, node: Node) -> tuple[tuple[str, Array], ...]:
+        """What is to be copied once `node` has run: the tensor that it wrote, and where to."""
+        return tuple((made, self.copies[name]) for made in node.outputs for name in self._of.get(made, ()))
+
+
+def _computed(nodes: Mapping[str, Node], name: str) -> str:
+    """The tensor whose bytes `name` has, as a kernel writes them: views move none."""
+    while name in nodes and nodes[name].op_type in VIEW_OPS and not nodes[name].domain:
+        name = nodes[name].inputs[0]
+    return name
+
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -112,7 +188,7 @@ class Program:
                 self.pages.write(name, bytes_of(batch[name]))
 
     def redraw(self, steps: int = 0) -> None:
-        """Let random nodes draw as they do in the step behind so many (`poetopt.step.drawing`); for between steps."""
+        """Let random nodes draw as they do in the step behind so many (`poetopt.step.region`); for between steps."""
         window, drawn = divmod(steps, WINDOW)
         lying = self.carried.in_ram.values() if drawn and self._redraws else ()
         kept = [(array, array.copy()) for array in lying]  # what they draw on the way is written over the arena

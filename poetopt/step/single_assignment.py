@@ -13,10 +13,10 @@ from itertools import accumulate
 
 from poetopt.errors import PlanError
 from poetopt.graph import Operator, Tensor, TrainingGraph
-from poetopt.passes.joining import kept_tensors
+from poetopt.passes.in_place import kept_tensors
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import Home
-from poetopt.step.belongs import graph_of, in_parts
+from poetopt.step.places import graph_of, in_parts
 
 AGAIN = ".again"
 """What the names of a recompute, and of what it writes, end with."""

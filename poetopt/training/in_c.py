@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetopt.backends.c.trained import DeviceTraining
+from poetopt.backends.c.execution import DeviceTraining
 from poetopt.backends.c.training import check_trainable, numbers, train_batches_on
-from poetopt.backends.ort.checks import plain
+from poetopt.backends.ort.execution import plain
 from poetopt.errors import OptionError
 from poetopt.plan.instructions import Plan
-from poetopt.step.belongs import graph_of
+from poetopt.step.places import graph_of
 from poetopt.telling import Told, silent
-from poetopt.training.hyperparameters import check_hyperparameters
-from poetopt.training.rates import parse_schedule
-from poetopt.training.source import Data, batch_size, source_of
+from poetopt.training.learner import check_hyperparameters
+from poetopt.training.source import Data, batch_size, parse_schedule, source_of
 
 if TYPE_CHECKING:
     from poetopt.graph import Array, TrainingGraph

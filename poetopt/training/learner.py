@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from poetopt.backends.ort import allocator
+from poetopt.backends.ort import measure
 from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import ExecutionError, OptionError, PlanError
+from poetopt.graph import TrainingGraph
 from poetopt.optimizers import CLIP
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.process import resident_bytes
-from poetopt.step.belongs import graph_of
-from poetopt.step.descent import SLICE
+from poetopt.step.descent import SLICE, Momentum
+from poetopt.step.places import graph_of
 from poetopt.telling import Told, paced, silent
 from poetopt.training import checkpoint
-from poetopt.training.hyperparameters import DESCENT, check_hyperparameters, check_inside
-from poetopt.training.update import Optimizer, Update, check_update
+from poetopt.units import show_bytes
 from poetopt.version import __version__
 
 if TYPE_CHECKING:
@@ -31,6 +32,167 @@ if TYPE_CHECKING:
     from poetopt.training.data import DataSet
     from poetopt.training.evaluate import Evaluation, Evaluator
     from poetopt.training.source import Source
+
+
+DESCENT = {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0}
+"""Hyperparameters of what follows a step that ends with gradients, and their defaults."""
+
+
+def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
+    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
+    known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
+    for name, value in given.items():
+        if not isinstance(value, int | float | np.number):
+            raise OptionError(f"--{name.replace('_', '-')} {value!r}: must be a number")
+        option = f"--{name.replace('_', '-')} {value:g}"
+        if name not in known or name == STEP:
+            has = ", ".join(n for n in known if n != STEP)
+            whose = "descent" if graph.optimizer == "none" else graph.optimizer
+            remedy = "--clip-norm" if name == CLIP else "another --optimizer"
+            raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
+        least, below = _RANGES.get(name, (0.0, math.inf))
+        if not (least <= value < below) or (name in ("lr", "eps", CLIP) and value == 0):
+            raise OptionError(f"{option}: {_SENSE.get(name, 'must be 0 or more')}")
+
+
+_RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
+_SENSE = {
+    "lr": "must be more than 0, as in 0.01",
+    "eps": "must be more than 0, as in 1e-8",
+    CLIP: "must be more than 0, as in 1.0",
+    **dict.fromkeys(_RANGES, "must be at least 0 and less than 1, as in 0.9"),
+}
+
+
+def check_inside(
+    graph: TrainingGraph, optimizer: Callable[..., Any] | None, accumulate: int, clip_norm: float | None
+) -> None:
+    """Raise OptionError for what needs a step's gradients, where it updates the parameters itself."""
+    asked = {
+        "an optimizer of one's own": optimizer is not None,
+        f"--accumulate {accumulate}": accumulate > 1,
+        f"--clip-norm {clip_norm or 0:g}": clip_norm is not None,
+    }
+    for what, wanted in asked.items():
+        if wanted:
+            size = sum(graph.tensors[name].nbytes for name in graph.trained)
+            inside = f"solve with --optimizer {graph.optimizer} --clip-norm, so that the step clips, or "
+            raise OptionError(
+                f"{what}: the plan's step updates each parameter by {graph.optimizer} itself, and leaves no gradients; "
+                f"{inside if clip_norm is not None else ''}solve without --optimizer, so that they stay "
+                f"({show_bytes(size)})"
+            )
+
+
+BUFFER = ".momentum_buffer"
+
+
+class Optimizer(Protocol):
+    """An optimizer of one's own."""
+
+    def __call__(self, parameters: Mapping[str, Array], gradients: Mapping[str, Array]) -> object:
+        """Update the parameters in place."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """One that remembers arrays, which then are part of checkpoints: `states`, by name, to be written in place."""
+
+    states: Mapping[str, Array]
+
+
+class Update:
+    """Gradients of several steps, clipped, and handed on.
+
+    optimizer
+        One of one's own; None for descent with momentum and weight decay.
+    accumulate
+        Of how many steps the gradients are summed (and divided by as many) before each update.
+    clip_norm
+        The largest norm of all gradients together, or None.
+
+    Raises OptionError for numbers that make no sense.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Array],
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        optimizer: Optimizer | None = None,
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+    ) -> None:
+        check_update(accumulate, clip_norm)
+        self.parameters, self.optimizer = parameters, optimizer
+        self.accumulate, self.clip_norm = accumulate, clip_norm
+        self.descent = Momentum(parameters, lr, momentum, weight_decay)
+        self._sums: Mapping[str, Any] = (
+            {name: np.zeros(p.shape, p.dtype) for name, p in parameters.items()} if accumulate > 1 else {}
+        )
+        self.summed = 0
+
+    @property
+    def states(self) -> Mapping[str, Array]:
+        """What it remembers, by name."""
+        found = {f"{name}{BUFFER}": v for name, v in self.descent.velocity.items()}
+        found |= {f"{name}.accumulated": total for name, total in self._sums.items()}
+        if isinstance(self.optimizer, Stateful):
+            found |= {f"optimizer.{name}": array for name, array in self.optimizer.states.items()}
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of that, beside the plan."""
+        return sum(array.nbytes for array in self.states.values())
+
+    def learn(self, gradients: Mapping[str, Array], lr: float) -> None:
+        """Take the gradients of a step, which may be written over."""
+        if self.accumulate > 1:
+            for name, total in self._sums.items():
+                total += gradients[name]
+            self.summed += 1
+            if self.summed < self.accumulate:
+                return
+            for total in self._sums.values():
+                total /= total.dtype.type(self.accumulate)
+            gradients = self._sums
+        if self.clip_norm is not None:
+            gradients = _clipped(gradients, self.clip_norm)
+        if self.optimizer is None:
+            self.descent.lr = lr
+            self.descent.step(gradients)
+        else:
+            self.optimizer(self.parameters, gradients)
+        for total in self._sums.values():
+            total.fill(0)
+        self.summed = 0
+
+
+def check_update(accumulate: int, clip_norm: float | None) -> None:
+    """Raise OptionError for numbers that make no sense."""
+    if accumulate < 1:
+        raise OptionError(f"--accumulate {accumulate}: must be at least 1")
+    if clip_norm is not None and not 0 < clip_norm < math.inf:
+        raise OptionError(f"--clip-norm {clip_norm:g}: must be more than 0, as in 1.0")
+
+
+def _clipped(gradients: Mapping[str, Array], most: float) -> Mapping[str, Array]:
+    """Gradients scaled in place so that the norm of all of them is `most` at most."""
+    total = math.sqrt(sum(_squares(gradient) for gradient in gradients.values()))
+    if total > most:
+        for gradient in gradients.values():
+            array: Any = gradient
+            array *= array.dtype.type(most / total)
+    return gradients
+
+
+def _squares(gradient: Array) -> float:
+    """The sum of squares in float64, without a copy of the whole."""
+    flat: Any = gradient.reshape(-1)
+    return float(sum(float(np.square(flat[k : k + 65536], dtype=np.float64).sum()) for k in range(0, flat.size, 65536)))
 
 
 class Learner:
@@ -136,11 +298,11 @@ class Learner:
         between
             Called before each batch.
         """
-        from poetopt.training.validate import evaluate
+        from poetopt.training.evaluate import evaluate
 
         self.step.rest()
         found = evaluate(self.evaluator, data, paced(self.told), between)
-        if (give_back := allocator.give_back()) is not None:
+        if (give_back := measure.give_back()) is not None:
             give_back()
         return found
 

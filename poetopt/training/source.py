@@ -3,19 +3,88 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.telling import Told
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
-from poetopt.training.order import rows_in_order
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+ORDERS = ("shuffle", "sequential")
+
+
+def rows_in_order(rows: int, order: str, seed: int, epoch: int) -> Array:
+    """The numbers of all rows in the order of an epoch (from 0). Raises OptionError for an unknown order.
+
+    What is shuffled comes from numpy's legacy generator, whose numbers never change: a resumed training may have
+    another numpy.
+    """
+    if order not in ORDERS:
+        raise OptionError(f"--batch-order {order}: must be {' or '.join(ORDERS)}")
+    found: Array = np.arange(rows, dtype=np.uint32 if rows < 2**32 else np.uint64)
+    if order == "shuffle":
+        np.random.RandomState([seed % 2**32, epoch]).shuffle(found)
+    return found
+
+
+EXAMPLES = "constant, cosine, or step:EPOCHS:FACTOR as in step:10:0.1"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What becomes of a learning rate.
+
+    kind
+        `constant`, `cosine` or `step`.
+    every, by
+        Of `step`: after how many epochs, and by what.
+    """
+
+    kind: str
+    every: int = 1
+    by: float = 1.0
+
+    @property
+    def needs_length(self) -> bool:
+        """Whether it depends on how many steps there will be."""
+        return self.kind == "cosine"
+
+    def rate(self, lr: float, step: int, epoch: int, steps: int) -> float:
+        """The rate of a step (from 0) in an epoch (from 0) of a training of `steps`."""
+        if self.kind == "cosine":
+            return lr * (1 + math.cos(math.pi * step / max(1, steps))) / 2
+        try:
+            return float(lr * self.by ** (epoch // self.every))
+        except OverflowError:
+            return math.inf
+
+
+def parse_schedule(text: str) -> Schedule:
+    """A `--lr-schedule`. Raises OptionError."""
+    kind, *rest = text.split(":")
+    if kind in ("constant", "cosine") and not rest:
+        return Schedule(kind)
+    try:
+        if kind == "step" and len(rest) == 2:
+            every, by = int(rest[0]), float(rest[1])
+            if every >= 1 and 0 < by < math.inf:
+                return Schedule(kind, every, by)
+    except ValueError:
+        pass
+    raise OptionError(f"--lr-schedule {text}: must be {EXAMPLES}")
+
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

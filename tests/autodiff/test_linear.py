@@ -23,7 +23,7 @@ from poetopt.frontends.one_node import computed
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
-from poetopt.operators.work import flops
+from poetopt.operators.flops import flops
 from poetopt.ops.losses.vjp import ATTACHED
 from poetopt.runtimes.onnxruntime import runtime
 from tests.autodiff.specs import Spec, graph_of, normal

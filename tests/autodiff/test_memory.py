@@ -7,7 +7,7 @@ import pytest
 from poetopt.autodiff import differentiate
 from poetopt.frontends import load
 from poetopt.graph import Graph, Operator, TrainingGraph
-from poetopt.passes.joining import working_set_bytes
+from poetopt.passes.in_place import working_set_bytes
 from poetopt.runtimes.onnxruntime import runtime
 
 

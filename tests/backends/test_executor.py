@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort import Execution, allocator, execute, random_batch, save_results
-from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort import Execution, execute, measure, random_batch, save_results
+from poetopt.backends.ort.execution import compare
 from poetopt.backends.ort.executor import store_all_program
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
@@ -26,10 +26,9 @@ from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.schedule import Schedule
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
@@ -66,7 +65,7 @@ def test_a_step_holds_no_more_than_the_plan_reserves(monkeypatch: pytest.MonkeyP
     if found.high_water_bytes is None or found.measured_peak_bytes is None:
         pytest.skip("this platform doesn't say what is resident")
     assert found.measured_peak_bytes <= found.high_water_bytes <= found.arena_bytes + reserve
-    monkeypatch.setattr(allocator, "give_back", lambda: None)
+    monkeypatch.setattr(measure, "give_back", lambda: None)
     kept = po.execute(report)
     assert kept.bit_identical
     assert kept.high_water_bytes is not None

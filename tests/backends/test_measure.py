@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from poetopt.backends.ort import measure
-from poetopt.backends.ort.allocator import give_back
-from poetopt.backends.ort.compare import compare
-from poetopt.backends.ort.measure import alternate, beside_each_bytes, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.execution import compare
+from poetopt.backends.ort.measure import (
+    alternate,
+    beside_each_bytes,
+    give_back,
+    held_bytes,
+    high_water_bytes,
+    peak_beside_bytes,
+)
 from poetopt.backends.ort.sessions import Sessions
 from tests.backends.support import problem
 

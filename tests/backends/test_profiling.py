@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort.energy_counter import Counter
-from poetopt.backends.ort.profiling import profile, typical_seconds
-from poetopt.backends.ort.storage_speed import storage
+from poetopt.backends.ort.profiling import Counter, profile, storage, typical_seconds
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile

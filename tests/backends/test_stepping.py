@@ -24,8 +24,7 @@ from poetopt.optimizers import with_updates
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.step.drawing import WINDOW, reseeded
-from poetopt.step.region import Region
+from poetopt.step.region import WINDOW, Region, reseeded
 from tests.backends.support import NETWORKS, dropout, embedding
 from tests.problems import random_plan
 

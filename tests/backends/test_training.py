@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from poetopt.backends.ort import execute, random_batch
-from poetopt.backends.ort.batches import Batches
+from poetopt.backends.ort.batch import Batches
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import save_training, train

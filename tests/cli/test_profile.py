@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort.machine import machine
+from poetopt.backends.ort.profiling import machine
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile
 from poetopt.operators.signature import signatures
 from poetopt.report.execution import predicted_words

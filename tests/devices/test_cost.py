@@ -19,8 +19,8 @@ from poetopt.devices.cost import cost
 from poetopt.devices.loading import CATALOGUE
 from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.operators.resident import resident_breakdown
-from poetopt.operators.work import work
+from poetopt.operators.flops import work
+from poetopt.operators.nodes import resident_breakdown
 from poetopt.runtimes.onnxruntime import PAGE, runtime
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from poetopt.errors import ModelError
 from poetopt.frontends import load
 from poetopt.graph import VIEW_OPS, Graph, Node, Operator, Role, Tensor
-from poetopt.operators.flops import ELEMENTWISE, MOVES, TRANSCENDENTAL, node_flops
-from poetopt.operators.work import Work, flops, work
+from poetopt.operators.flops import ELEMENTWISE, MOVES, TRANSCENDENTAL, Work, flops, node_flops, work
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:

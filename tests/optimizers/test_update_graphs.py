@@ -14,7 +14,7 @@ import pytest
 import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.execution import compare
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.devices import cost, device
@@ -32,10 +32,9 @@ from poetopt.problem import Problem
 from poetopt.runtimes.onnxruntime import runtime
 from poetopt.runtimes.workspace import shared_storage
 from poetopt.schedule import Schedule
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 from tests.autodiff.build import graph
 from tests.backends.support import NETWORKS

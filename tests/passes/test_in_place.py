@@ -18,8 +18,7 @@ from poetopt.devices.cost import cost
 from poetopt.devices.profile import load_profile
 from poetopt.graph import Graph, Operator, TrainingGraph
 from poetopt.operators.signature import signatures
-from poetopt.passes.in_place import in_place
-from poetopt.passes.joining import working_set_bytes
+from poetopt.passes.in_place import in_place, working_set_bytes
 from poetopt.runtimes.onnxruntime import runtime
 from tests.autodiff.build import graph as graph_of
 from tests.backends.support import dropout

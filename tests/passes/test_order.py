@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from poetopt.graph import Node, Operator, Role, Tensor
-from poetopt.passes.order import low_memory_order
+from poetopt.passes.blocks import low_memory_order
 
 
 def peak(operators: tuple[Operator, ...], sizes: dict[str, int]) -> int:

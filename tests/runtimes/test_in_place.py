@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from numpy.typing import NDArray
 
-from poetopt.runtimes.onnxruntime.in_place import IN_PLACE
+from poetopt.runtimes.onnxruntime import IN_PLACE
 
 Array = NDArray[np.float32]
 RNG = np.random.default_rng(0)

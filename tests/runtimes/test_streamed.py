@@ -13,7 +13,7 @@ import pytest
 import poetopt as po
 from benchmarks import kernels_streamed
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.operators.constants import constants_of
+from poetopt.operators.nodes import constants_of
 from poetopt.runtimes import runtime
 from poetopt.runtimes.c.registry import kernels
 from poetopt.runtimes.c.tiles import choice, windows

@@ -16,7 +16,7 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.operators.constants import constants_of
+from poetopt.operators.nodes import constants_of
 from poetopt.passes.in_place import in_place
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
@@ -25,10 +25,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.runtimes.onnxruntime import runtime
 from poetopt.schedule import Schedule
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 from tests.autodiff.build import graph
 

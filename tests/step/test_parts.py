@@ -23,13 +23,11 @@ from poetopt.problem import Problem
 from poetopt.runtimes.contract import Runtime
 from poetopt.runtimes.onnxruntime import OnnxRuntime
 from poetopt.runtimes.onnxruntime import runtime as onnxruntime
-from poetopt.step.belongs import check_belongs
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.parts import GiveBack, RunNode, Transfer, instructed
-from poetopt.step.places import Places
+from poetopt.step.places import Places, check_belongs
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import PageFile
 from tests.backends.support import problem
 from tests.problems import random_plan
@@ -151,7 +149,7 @@ def test_a_plan_of_another_runtime_is_refused() -> None:
 def test_a_step_needs_no_onnxruntime() -> None:
     code = """if True:
         import sys
-        import poetopt.step.belongs, poetopt.step.parts, poetopt.step.program
+        import poetopt.step.places, poetopt.step.parts, poetopt.step.program
         print([name for name in sys.modules if "onnxruntime" in name or name.startswith("poetopt.backends")])
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto
 
 import poetopt as po
 from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.compare import compare
+from poetopt.backends.ort.execution import compare
 from poetopt.backends.ort.reference import NodeByNode
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.devices import cost, device
@@ -24,10 +24,9 @@ from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.problem import Problem
 from poetopt.runtimes.onnxruntime import OnnxRuntime
-from poetopt.step.carried import slots
 from poetopt.step.memory import Block
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import Region, slots
 from poetopt.step.storage import Bytes, PageFile
 from poetopt.testing.plans import keeping_nothing
 from tests.seeds import some

@@ -17,8 +17,7 @@ import pytest
 from poetopt.errors import BackendUnavailableError, ModelError, OptionError
 from poetopt.telling import silent
 from poetopt.training.data import open_data
-from poetopt.training.order import rows_in_order
-from poetopt.training.source import source_of
+from poetopt.training.source import rows_in_order, source_of
 from tests.training.support import Data, graph_of, plan_of, rows
 
 GRAPH = graph_of(plan_of("lenet"))

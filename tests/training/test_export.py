@@ -16,8 +16,7 @@ import poetopt as po
 from poetopt.errors import ModelError
 from poetopt.frontends.zoo.network import Network
 from poetopt.graph import Graph, Tensor
-from poetopt.training.export import export
-from poetopt.training.original import BuiltIn
+from poetopt.training.export import BuiltIn, export
 from tests.backends.support import residual
 
 Values = dict[str, Any]

@@ -23,7 +23,7 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.training.order import rows_in_order
+from poetopt.training.source import rows_in_order
 from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 
@@ -366,7 +366,7 @@ def test_nothing_follows_a_close(tmp_path: Path) -> None:
 
 
 def test_rates() -> None:
-    from poetopt.training.rates import parse_schedule
+    from poetopt.training.source import parse_schedule
 
     rate = parse_schedule("cosine").rate
     assert [rate(0.4, step, 0, 4) for step in range(5)] == pytest.approx([0.4, 0.341421356, 0.2, 0.058578644, 0.0])

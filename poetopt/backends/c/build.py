@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from poetopt.backends.c import elf
-from poetopt.backends.c.compiler import Compiler, compiler
-from poetopt.backends.c.elf import Sizes
+from poetopt.backends.c import linking
 from poetopt.backends.c.emit import emitted
-from poetopt.backends.c.linking import Board, board, linker_script
+from poetopt.backends.c.linking import Board, Sizes, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.targets import Target
+from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
 from poetopt.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 
@@ -91,7 +89,7 @@ def build(
             libraries = ("-lc", "-lgcc")
         found.run((*FLAGS, *warnings, *flags, *sources, *libraries, "-o", "po.elf"), folder)
         executable = folder / "po.elf"
-        return Built(program, target, found, folder, executable, elf.sizes([executable], weights), ram)
+        return Built(program, target, found, folder, executable, linking.sizes([executable], weights), ram)
     main = "po_measure.c" if measuring else "main.c"
     if measuring:
         (folder / main).write_text(fixed(main), encoding="utf-8")
@@ -101,5 +99,5 @@ def build(
         found.run((*FLAGS, *(() if source == "po_measure.c" else warnings), "-c", source, "-o", objects[-1]), folder)
     executable = folder / "po"
     found.run((*objects, "-lm", "-lpthread", "-o", executable), folder)
-    sizes = elf.sizes(objects[:-1], weights) if elf.present() else None
+    sizes = linking.sizes(objects[:-1], weights) if linking.present() else None
     return Built(program, target, found, folder, executable, sizes, None)

@@ -11,10 +11,73 @@ from pathlib import Path
 
 from poetopt.backends.c import text
 from poetopt.backends.c.linking import board, linker_script
+from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.readme import readme
+from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import Target
 from poetopt.errors import OutputError
+from poetopt.version import __version__
+
+FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
+_BARE = """\
+| `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
+| `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
+| `po_libm.c` | functions of <math.h> that want no RAM |
+| `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
+
+_FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
+_FED_IN_PARTS = """\
+a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
+   `po_part(0)`, `po_part(1)`, ... behind each; gradients are summed over them. `po_step()` behind the last one makes a
+   step of them. """
+
+
+def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
+    """How a folder is built and called."""
+    optimizer, parts = program.graph.optimizer, program.graph.parts
+    updates = (
+        "Parameters are yours to change in between, at `po_parameters[k].address`."
+        if optimizer == "none"
+        else f"The step updates the parameters itself; {optimizer}'s numbers are at `po_hyperparameters[k].address`."
+    )
+    return text.filled(
+        "README.md",
+        {
+            "model": comment(program.shown),
+            "version": __version__,
+            "target": target.name,
+            "does": text.does(program),
+            "instructions": f"{program.instructions:,}",
+            "operators": f"{len(program.codes):,}",
+            "arena_bytes": f"{program.arena_bytes:,}",
+            "resident_bytes": f"{program.resident.nbytes:,}",
+            "flash_bytes": f"{program.flash.nbytes:,}",
+            "block_bytes": BLOCK_BYTES,
+            "storage_bytes": f"{program.storage.count * BLOCK_BYTES:,}",
+            "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
+            "weight_bytes": f"{weight_bytes:,}",
+            "files": _BARE if target.bare else "",
+            "build": _build(target),
+            "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
+            "updates": updates,
+            "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
+            "call": "`po_step()`"
+            if parts == 1
+            else f"`po_part()` for each of {parts:,} parts of a batch, then `po_step()`,",
+        },
+    )
+
+
+def _build(target: Target) -> str:
+    sources = "po_step.c po_tables.c po_weights.c po_flash.c main.c"
+    if not target.bare:
+        return f"cc {FLAGS} {sources} -lm -o train"
+    flags = f"{FLAGS} -ffreestanding -nostdlib -ffunction-sections -fdata-sections -Wl,--gc-sections -Wl,-T,po.ld"
+    return (
+        f"arm-none-eabi-gcc {' '.join(target.gcc)} {flags} \\\n"
+        f"        {sources} po_startup.c po_libm.c -lc -lgcc -o train.elf"
+    )
+
 
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""

@@ -4,19 +4,105 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
-from poetopt.backends.c.elf import Image, image
-from poetopt.backends.c.linking import PAGE, Board
-from poetopt.backends.c.semihosting import ENDED_WELL, Files
+from poetopt.backends.c.linking import PAGE, Board, Image, image
 from poetopt.backends.c.tracing import Trace, Weigh, ones
 from poetopt.errors import BackendUnavailableError, ExecutionError
+
+
+class Operation(IntEnum):
+    """What the emitted example asks for."""
+
+    OPEN = 0x01
+    CLOSE = 0x02
+    WRITE = 0x05
+    READ = 0x06
+    SEEK = 0x0A
+    EXIT = 0x18
+
+
+WRITES_ANEW = frozenset({4, 5, 6, 7})
+"""Modes that empty the file first."""
+ENDED_WELL = 0x20026
+FAILED = 0xFFFF_FFFF
+
+
+class Files:
+    """Files by name, and what a program does with them.
+
+    read, write
+        Move bytes from and to the program's memory.
+    code
+        The reason that the program gave when it ended; None before.
+    """
+
+    def __init__(
+        self,
+        files: dict[str, bytearray],
+        read: Callable[[int, int], bytes],
+        write: Callable[[int, bytes], None],
+    ) -> None:
+        self.files = files
+        self.code: int | None = None
+        self._read = read
+        self._write = write
+        self._open: dict[int, list[int | str]] = {}
+        self._next = 1
+
+    def handle(self, operation: int, argument: int) -> int:
+        """One request; what it returns to the program."""
+        if operation == Operation.EXIT:
+            self.code = argument
+            return 0
+        words = self._words(argument, 3 if operation in (Operation.OPEN, Operation.READ, Operation.WRITE) else 2)
+        match operation:
+            case Operation.OPEN:
+                return self._opened(words)
+            case Operation.CLOSE:
+                return 0 if self._open.pop(words[0], None) else FAILED
+            case Operation.SEEK:
+                self._open[words[0]][1] = words[1]
+                return 0
+            case Operation.READ | Operation.WRITE:
+                return self._moved(operation, *words)
+        return FAILED
+
+    def _opened(self, words: list[int]) -> int:
+        name = self._read(words[0], words[2]).decode("ascii", "replace")
+        if words[1] in WRITES_ANEW:
+            self.files[name] = bytearray()
+        if name not in self.files:
+            return FAILED
+        self._open[self._next] = [name, 0]
+        self._next += 1
+        return self._next - 1
+
+    def _moved(self, operation: int, file: int, address: int, count: int) -> int:
+        """The bytes that were not moved."""
+        state = self._open[file]
+        content, place = self.files[str(state[0])], int(state[1])
+        if operation == Operation.READ:
+            data = bytes(content[place : place + count])
+            self._write(address, data)
+        else:
+            data = self._read(address, count)
+            content += bytes(max(0, place - len(content)))
+            content[place : place + count] = data
+        state[1] = place + len(data)
+        return count - len(data)
+
+    def _words(self, address: int, count: int) -> list[int]:
+        data = self._read(address, 4 * count)
+        return [int.from_bytes(data[k : k + 4], "little") for k in range(0, 4 * count, 4)]
+
 
 PAINT = 0xA5
 SYSTEM, SYSTEM_BYTES = 0xE000_E000, 0x1000

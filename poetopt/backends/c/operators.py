@@ -1,18 +1,117 @@
-"""Each operator of a plan as one C function, which takes the addresses in the arena and calls the kernels."""
+"""Operators as C functions: their names, the resident region that they read, and which of them are one function."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from poetopt.backends.c.names import comment, identifier
-from poetopt.backends.c.resident import Resident
-from poetopt.graph import Operator, TrainingGraph
-from poetopt.operators.constants import constants_of
+from poetopt.devices.homes import in_flash
+from poetopt.graph import DTYPE_BYTES, Operator, TrainingGraph
+from poetopt.operators.nodes import constants_of, resident_storages
 from poetopt.problem import Problem
-from poetopt.runtimes.c.kernel import Arguments, Call
+from poetopt.runtimes.c.kernel import WORD_BYTES, Arguments, Call
 from poetopt.runtimes.c.steps import Step, layout, steps
 from poetopt.runtimes.contract import InnerLayout
+from poetopt.step.parted import scheduled_names
 from poetopt.step.places import Places
+
+LONGEST = 40
+
+
+def identifier(name: str) -> str:
+    """`name` with what no C identifier may have replaced; not unique, and it may begin with a digit."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST] or "x"
+
+
+def comment(text: str) -> str:
+    """`text` as it may stand in a comment: a line of printable ASCII that means nothing to C or a terminal."""
+    plain = re.sub(r"\s+", " ", text).encode("ascii", "backslashreplace").decode("ascii")
+    plain = re.sub(r"[^ -~]", "?", plain).replace("\\", "|").replace("*/", "* /").replace("/*", "/ *")
+    return re.sub(r"\?(?=\?)", "? ", plain)  # two in a row begin a trigraph
+
+
+def literal(text: str) -> str:
+    """`text` as a C string."""
+    made = "".join(
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode("utf-8")
+    )
+    return f'"{made}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Storages next to each other whose values are given: where they start, and which they are, in order."""
+
+    offset: int
+    nbytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """The resident region, or what is in flash.
+
+    offsets
+        Where each storage starts, by name. The widest elements come first, so that each is aligned for its own.
+    nbytes
+        Size of it all: the sum of the storages' sizes, and what kernels keep.
+    given
+        What has a value before the step (parameters, constants), in as few spans as there are.
+    kept
+        Where the words start that kernels keep from step to step.
+    """
+
+    offsets: Mapping[str, int]
+    nbytes: int
+    given: tuple[Span, ...]
+    kept: int = 0
+
+
+def lay_out_resident(graph: TrainingGraph, problem: Problem, kept_bytes: int = 0) -> tuple[Resident, Resident]:
+    """The resident region of a step, and what of it `problem` has in mapped flash.
+
+    graph
+        All of the step: of a batch in parts, `TrainingGraph.joint`.
+    kept_bytes
+        What kernels keep from step to step, in the region as well.
+    """
+    scheduled = scheduled_names(problem)
+    flash = in_flash(graph, problem.flash_bytes)
+    ram = [name for name in resident_storages(graph) if name not in scheduled and name not in flash]
+    return _side_by_side(graph, ram, kept_bytes), _side_by_side(graph, flash, 0)
+
+
+def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -> Resident:
+    """Without a byte between: by width of the elements, then what is given, then in the order of `names`.
+
+    The words of kernels come behind all elements that are as wide or wider.
+    """
+    first = graph.values.keys() - {*graph.sums.values()}  # sums begin with zeros, whatever there is
+    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in first))
+    offsets: dict[str, int] = {}
+    spans: list[Span] = []
+    end = 0
+    kept = -1
+    for name in roots:
+        nbytes = graph.tensors[name].nbytes
+        if kept < 0 and DTYPE_BYTES[graph.tensors[name].dtype] < WORD_BYTES:
+            kept = end
+            end += kept_bytes
+        offsets[name] = end
+        if name in first:
+            last = spans[-1] if spans else None
+            if last is not None and last.offset + last.nbytes == end:
+                spans[-1] = Span(last.offset, last.nbytes + nbytes, (*last.names, name))
+            else:
+                spans.append(Span(end, nbytes, (name,)))
+        end += nbytes
+    if kept < 0:
+        kept = end
+        end += kept_bytes
+    return Resident(offsets, end, tuple(spans), kept)
+
 
 Still = tuple[Resident, Resident]
 """What no schedule moves: in RAM, in flash."""
@@ -152,3 +251,95 @@ def shown(call: Call) -> str:
     node = call.node
     reads = ", ".join(comment(name) for name in node.inputs if name)
     return f"{comment(node.op_type)}: {reads} -> {', '.join(comment(name) for name in node.outputs if name)}"
+
+
+Key = TypeVar("Key")
+
+SMALL = 16
+"""Numbers below this are constants of a function."""
+VALUE = re.compile(r"PO_(?:RESIDENT|FLASH)\(\d+u\)|(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?[uf]?(?![\w.])")
+"""What may be a parameter: an address that no schedule moves, or a number."""
+WHOLE = re.compile(r"memcpy\(|INT64|\b(?:float|double|u?int\d+_t) \w+\[")
+"""A line that has this keeps its numbers: sizes of another type, and of arrays."""
+COMMENT = re.compile(r"/\* ([^:]*?)(?:: .*?)? \*/")
+HEAD = re.compile(r"(PO_\w+) (\w+)\((.*)\)\n")
+
+
+def shared(operators: Mapping[Key, OperatorCode]) -> dict[Key, OperatorCode]:
+    """`operators`, with a function for several where one will do: the first of these has its text."""
+    groups: dict[str, list[Key]] = {}
+    values: dict[Key, list[str]] = {}
+    for key, code in operators.items():
+        outline, values[key] = _outline(code.text)
+        groups.setdefault(outline, []).append(key)
+    found = dict(operators)
+    for outline, keys in groups.items():
+        if len(keys) > 1:
+            found.update(_one(outline, {key: operators[key] for key in keys}, [values[key] for key in keys]))
+    return found
+
+
+def _outline(text: str) -> tuple[str, list[str]]:
+    """A definition without names and with a gap for each value, and the values."""
+    _, _, definition = text.partition("*/\n")
+    head, _, body = definition.partition("{\n")
+    values: list[str] = []
+
+    def gap(found: re.Match[str]) -> str:
+        value = found[0]
+        if value.rstrip("u").isdigit() and int(value.rstrip("u")) < SMALL:
+            return value
+        values.append(value)
+        return "\0"
+
+    lines = []
+    for line in body.splitlines():
+        if "/*" in line:
+            lines.append(COMMENT.sub(r"/* \1 */", line))
+        elif WHOLE.search(line):
+            lines.append(re.sub(r"PO_(?:RESIDENT|FLASH)\(\d+u\)", gap, line))
+        else:
+            lines.append(VALUE.sub(gap, line))
+    return HEAD.sub(r"\1 \0(\3)\n", head) + "{\n" + "\n".join(lines) + "\n", values
+
+
+def _one(outline: str, codes: Mapping[Key, OperatorCode], values: Sequence[Sequence[str]]) -> dict[Key, OperatorCode]:
+    """The codes of a group: the first has the function."""
+    taken: dict[tuple[str, ...], str] = {}
+    kinds: list[str] = []
+    filled: list[str] = []
+    for column in zip(*values, strict=True):
+        if len(set(column)) == 1:
+            filled.append(column[0])
+            continue
+        if column not in taken:
+            kind = _type(column[0])
+            letter = "p" if kind.endswith("*") else "n"
+            taken[column] = f"{letter}{len(taken)}"
+            kinds.append(f"{kind}{taken[column]}" if kind.endswith("*") else f"{kind} {taken[column]}")
+        filled.append(taken[column])
+    head, *pieces = outline.split("\0")
+    first = next(iter(codes.values()))
+    function = f"{first.function}_and_{len(codes) - 1}"
+    parts = zip(filled, pieces[1:], strict=True)
+    definition = head + function + pieces[0] + "".join(value + piece for value, piece in parts)
+    parameters = ", ".join(kinds)
+    definition = HEAD.sub(
+        lambda m: f"{m[1]} {m[2]}({', '.join(filter(None, (parameters, '' if m[3] == 'void' else m[3])))})\n",
+        definition,
+        count=1,
+    )
+    names = "".join(f"\n   {comment(code.name)}" for code in codes.values())
+    text = f"/* one function for {len(codes)} operators:{names} */\n{definition}"
+    return {
+        key: replace(
+            code, function=function, text=text if code is first else "", given=tuple(column[k] for column in taken)
+        )
+        for k, (key, code) in enumerate(codes.items())
+    }
+
+
+def _type(value: str) -> str:
+    if value.startswith("PO_"):
+        return "void *" if value.startswith("PO_RESIDENT") else "const void *"
+    return {"u": "uint32_t", "f": "float"}.get(value[-1], "int32_t")

@@ -10,12 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
-from poetopt.backends.c.targets import target
-from poetopt.backends.c.timing import CLASSES, LEVELS, UNIT, core, weigh
+from poetopt.backends.c.targets import compiler, target
+from poetopt.backends.c.tracing import CLASSES, LEVELS, UNIT, core, weigh
 from poetopt.backends.ort.batch import random_batch
 from poetopt.devices.profile import MODELLED, OperatorProfile, Profile
 from poetopt.operators.signature import signatures

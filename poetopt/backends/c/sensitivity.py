@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.c.checks import TOLERANCE
+from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.ort.reference import node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import Operator, Role, TrainingGraph

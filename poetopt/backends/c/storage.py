@@ -1,13 +1,18 @@
-"""Which blocks of the storage hold each tensor that plans move, and what they hold before the first step."""
+"""The storage of a step in C: where each tensor begins on it, and tables whose rows go there one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from poetopt.backends.c.operators import comment
+from poetopt.errors import PlanError
+from poetopt.graph import Tensor, TrainingGraph
 from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import Problem
+from poetopt.runtimes.c import runtime
 from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
+from poetopt.step.places import Places
 
 __all__ = ["BLOCK_BYTES", "Storage", "lay_out_storage"]
 
@@ -68,3 +73,88 @@ def _moved(plan: Plan) -> set[int]:
             way = plan.problem.operators[step.target].variant(step.variant)
             found.update((*way.streamed_in, *way.streamed_out))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table by rows.
+
+    whole
+        All of it.
+    count
+        How many rows its tensor in the arena has room for.
+    ids
+        The input that says which; "" where a constant does.
+    fixed
+        The rows that a constant says.
+    numbers_at
+        Where in the resident region the list lies, its length first.
+    of
+        The table that has the list, for an optimizer's state; else itself. By index in the problem.
+    """
+
+    name: str
+    whole: Tensor
+    count: int
+    ids: str
+    fixed: tuple[int, ...]
+    numbers_at: int
+    of: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: whole blocks."""
+        return self.whole.nbytes // self.whole.shape[0]
+
+    @property
+    def identifier(self) -> str:
+        """What C calls the list."""
+        return f"po_rows_{self.of}"
+
+
+def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
+    """What C calls the list of rows of a table, or of an optimizer's state of one."""
+    return f"po_rows_{places.index[graph.rows[name].of or name]}"
+
+
+def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Table]:
+    """The tables of a step by their index in the problem; their lists lie from `kept` on.
+
+    Raises `PlanError` where a row isn't whole blocks of the storage.
+    """
+    found: dict[int, Table] = {}
+    for name, rows in graph.rows.items():
+        whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
+        count = graph.tensors[name].shape[0]
+        made = Table(name, whole, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
+        if made.row_bytes % BLOCK_BYTES:
+            raise PlanError(
+                f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {BLOCK_BYTES} B from "
+                "storage alone; solve with --parameters resident, or an optimizer with which tables stay whole"
+            )
+        found[places.index[name]] = made
+        if rows.ids and not rows.of:
+            kept += runtime.row_numbers_bytes(count)
+    return found
+
+
+def declared(tables: Mapping[int, Table]) -> Iterator[str]:
+    """The lists of rows, in C."""
+    for index, table in tables.items():
+        if table.of != index:
+            continue
+        if table.ids:
+            yield f"/* The rows of {comment(table.name)} that the batch uses, behind how many they are. */\n"
+            yield f"#define {table.identifier} ((uint32_t *)PO_RESIDENT({table.numbers_at}u))\n\n"
+        else:
+            numbers = ", ".join(f"{number}u" for number in (len(table.fixed), *table.fixed))
+            yield f"/* The rows of {comment(table.name)} that every batch uses, behind how many they are. */\n"
+            yield f"static const uint32_t {table.identifier}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
+
+
+def moved(tables: Mapping[int, Table], index: int, block: int, address: str, *, out: bool) -> str:
+    """The call that moves the rows of a table."""
+    table = tables[index]
+    way = "po_rows_out" if out else "po_rows_in"
+    blocks = table.row_bytes // BLOCK_BYTES
+    return f"{way}({table.identifier}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from poetopt.backends.c.names import comment, identifier
-from poetopt.backends.c.operators import PREFIX, WORKSPACE, OperatorCode, Still, Writer, shown
-from poetopt.backends.c.tables import list_of
+from poetopt.backends.c.operators import PREFIX, WORKSPACE, OperatorCode, Still, Writer, comment, identifier, shown
+from poetopt.backends.c.storage import list_of
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
-from poetopt.operators.constants import constants_of
+from poetopt.operators.nodes import constants_of
 from poetopt.problem import Problem
 from poetopt.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.runtimes.c.steps import Step, as_run, steps

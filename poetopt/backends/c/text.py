@@ -1,4 +1,4 @@
-"""The emitted files: templates of `poetopt/backends/c/files`, filled in with a program's numbers."""
+"""The text of the emitted files: the step, as calls or as a table that is decoded, its data, the example."""
 
 from __future__ import annotations
 
@@ -6,17 +6,125 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 
-from poetopt.backends.c.calls import calls
-from poetopt.backends.c.decoded import decoded
-from poetopt.backends.c.names import comment, literal
-from poetopt.backends.c.program import DeviceProgram, Row
-from poetopt.backends.c.storage import BLOCK_BYTES
-from poetopt.backends.c.tables import declared
+from poetopt.backends.c.operators import OperatorCode, comment, literal
+from poetopt.backends.c.program import DeviceProgram, Routine, Row
+from poetopt.backends.c.storage import BLOCK_BYTES, declared
 from poetopt.graph import TrainingGraph
-from poetopt.plan.instructions import Plan
+from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
+from poetopt.plan.instructions import Action, Plan
 from poetopt.problem import ProblemTensor
 from poetopt.runtimes.c.kernel import C_TYPES
-from poetopt.step.places import input_offsets
+from poetopt.step.places import Moment, input_offsets, moments
+
+
+def calls(routine: Routine) -> Iterator[str]:
+    """A statement for each instruction that does something, with the instruction's number and its operator's name."""
+    problem = routine.plan.problem
+    for moment in moments(routine.plan):
+        action, target = moment.instruction.action, moment.instruction.target
+        if action is Action.COMPUTE:
+            code = routine.operators[target, moment.instruction.variant]
+            given = [*operands(moment, code), *routine.stored(code)]
+            call = f"{code.function}({', '.join(given)})"
+            yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
+        elif action is not Action.FREE:
+            call = routine.paged(target, f"PO_ARENA({moment.at[target]}u)", out=action is Action.PAGE_OUT)
+            yield f"PO_TRY({call}); /* {moment.number}: {comment(problem.tensors[target].name)} */"
+
+
+def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
+    """What an operator's function is called with at `moment`."""
+    yield from code.given
+    for index in code.tensors:
+        yield f"PO_ARENA({moment.at[index]}u)"
+    if code.workspace:
+        yield f"PO_ARENA({moment.workspace}u)"
+    if code.state:
+        yield f"po_state + {code.state_at}"
+
+
+ROW = 16
+"""Numbers in a line."""
+WAYS = 256
+"""How many ways an operator has at most."""
+HEAD_BYTES, TAIL_BYTES = 1 + FINGERPRINT_BYTES, 4
+"""Version and fingerprint before, checksum behind the events and exceptions of a compact plan."""
+
+
+def decoded(routine: Routine) -> Mapping[str, object]:
+    """What the decoder's template is filled in with."""
+    problem = routine.plan.problem
+    data = encode_compact(routine.plan)[HEAD_BYTES:-TAIL_BYTES]
+    offsets = list(_offsets(routine))
+    alignment = problem.alignment
+    small = max(offsets, default=0) // alignment < 1 << 16
+    written = [problem.written_after(k) for k in range(len(problem.operators))]
+    read = [operator.inputs for operator in problem.operators]
+    return {
+        "plan_bytes": len(data),
+        "plan": _table_rows(data),
+        "unit": alignment,
+        "offset_type": "uint16_t" if small else "uint32_t",
+        "offsets": _table_rows([offset // alignment for offset in offsets] or [0]),
+        "count": len(problem.operators),
+        "ways": WAYS,
+        "written": _table_rows([tensors[0] if tensors else 0 for tensors in written]),
+        "read": _table_rows([tensors[0] if tensors else 0 for tensors in read]),
+        "operators": "".join(_operator(routine)),
+        "streamed": "".join(_streamed(routine)),
+        "tensors": "".join(_tensor(routine)),
+    }
+
+
+def _offsets(routine: Routine) -> Iterator[int]:
+    """Offsets of what each instruction works on, in the order of the instructions."""
+    for moment in moments(routine.plan):
+        action, target = moment.instruction.action, moment.instruction.target
+        if action is Action.COMPUTE:
+            code = routine.operators[target, moment.instruction.variant]
+            yield from (moment.at[index] for index in code.tensors)
+            if code.workspace:
+                yield moment.workspace
+        elif action is not Action.FREE:
+            yield moment.at[target]
+
+
+def _operator(routine: Routine) -> Iterator[str]:
+    for (index, way), code in routine.operators.items():
+        if not way:
+            count, operands = _operands(code)
+            yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
+
+
+def _streamed(routine: Routine) -> Iterator[str]:
+    for (index, way), code in routine.operators.items():
+        if way:
+            count, operands = _operands(code)
+            operands += routine.stored(code)
+            yield (
+                f"    case {index * WAYS + way}:\n        PO_TRY({code.function}({', '.join(operands)}));\n"
+                f"        *next = at + {count};\n        return 0;\n"
+            )
+
+
+def _operands(code: OperatorCode) -> tuple[int, list[str]]:
+    count = len(code.tensors) + code.workspace
+    operands = [*code.given, *(f"PO_OPERAND({k})" for k in range(count))]
+    return count, operands + ([f"po_state + {code.state_at}"] if code.state else [])
+
+
+def _tensor(routine: Routine) -> Iterator[str]:
+    paged = {s.target for s in routine.plan.instructions if s.action in (Action.PAGE_OUT, Action.PAGE_IN)}
+    for index in sorted(paged):
+        name = routine.plan.problem.tensors[index].name
+        written, read = (routine.paged(index, "address", out=out) for out in (True, False))
+        yield f"    case {index}: /* {comment(name)} */\n        return out ? {written} : {read};\n"
+
+
+def _table_rows(numbers: bytes | list[int]) -> str:
+    rows = (numbers[k : k + ROW] for k in range(0, len(numbers), ROW))
+    return ",\n".join("    " + ", ".join(f"{number}u" for number in row) for row in rows)
+
 
 CODE, TABLE = "code", "table"
 SCHEDULES = (CODE, TABLE)

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.compiler import compiler
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execute import unscheduled
+from poetopt.backends.c.execution import DeviceTraining
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
-from poetopt.backends.c.targets import target
-from poetopt.backends.c.trained import DeviceTraining
-from poetopt.backends.ort.batch import Batch
-from poetopt.backends.ort.batches import batches_of
-from poetopt.backends.ort.compare import compare
+from poetopt.backends.c.targets import compiler, target
+from poetopt.backends.ort.batch import Batch, batches_of
+from poetopt.backends.ort.execution import compare
 from poetopt.backends.ort.sessions import Sessions
 from poetopt.backends.ort.training import check_options, momentum_of
 from poetopt.errors import OptionError
@@ -31,7 +29,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.scratch import scratch_folder
-from poetopt.step.belongs import graph_of
+from poetopt.step.places import graph_of
 from poetopt.telling import Told, silent
 
 if TYPE_CHECKING:

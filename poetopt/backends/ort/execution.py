@@ -1,20 +1,106 @@
-"""What an execution showed."""
+"""What an execution showed: whether two runs agree, bit by bit, and what it took."""
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.ort.checks import Checks, plain
 from poetopt.files import replacing
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+class Checks:
+    """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
+
+    bit_identical
+        Whether all results are bit for bit those of ordinary training; None where none was compared.
+    budget_bytes
+        What the plan had to keep to.
+    measured_peak_bytes
+        What it took; None where the platform can't measure it.
+    """
+
+    bit_identical: bool | None
+    budget_bytes: int
+    measured_peak_bytes: int | None
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run passed all checks."""
+        return self.bit_identical is not False and self.within_budget
+
+
+def plain(value: object) -> object:
+    """A field of such a dataclass as JSON has it; a number that it has no word for is null."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common.
+
+    different
+        Names of the tensors that differ in at least one bit, in the order asked for.
+    max_abs_diff
+        The largest difference of two numbers; infinite where one of them is, or is no number, and the other isn't.
+    """
+
+    different: tuple[str, ...]
+    max_abs_diff: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether all bits agree."""
+        return not self.different
+
+    def joined(self, other: Comparison) -> Comparison:
+        """What holds of both comparisons."""
+        names = dict.fromkeys((*self.different, *other.different))
+        return Comparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
+
+
+def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> Comparison:
+    """Compare the tensors `names` of two runs by their bytes, so that a NaN equals the same NaN."""
+    different: list[str] = []
+    largest = 0.0
+    for name in names:
+        a, b = mine[name], theirs[name]
+        if a.shape == b.shape and a.dtype == b.dtype and np.array_equal(_bytes(a), _bytes(b)):
+            continue
+        different.append(name)
+        largest = max(largest, _difference(a, b))
+    return Comparison(tuple(different), largest)
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _difference(a: Array, b: Array) -> float:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(same, 0.0, np.abs(left - right))
+    return float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 @dataclass(frozen=True, kw_only=True)

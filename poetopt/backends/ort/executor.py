@@ -9,6 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -18,21 +19,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.backends.ort.batch import Batch, batch_of
-from poetopt.backends.ort.clock import Clock
-from poetopt.backends.ort.compare import Comparison, compare
-from poetopt.backends.ort.execution import Execution
-from poetopt.backends.ort.measure import alternate, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.execution import Comparison, Execution, compare
+from poetopt.backends.ort.measure import Clock, alternate, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.ort.prepared import Prepared
 from poetopt.backends.ort.reference import as_one_session, node_by_node, reference_of
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
+from poetopt.backends.ort.stepping import ScheduledStep
 from poetopt.errors import ExecutionError, OptionError
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
-from poetopt.step.belongs import check_belongs, graph_of
+from poetopt.process import peak_bytes, resident_bytes
 from poetopt.step.memory import Block
 from poetopt.step.parted import Parted, all_slots, program_of, scheduled_names
+from poetopt.step.places import check_belongs, graph_of
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
@@ -40,6 +42,7 @@ from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
 
 TRANSFER_STEPS, TRANSFER_S = 9, 4.0
 """Transfers are timed in this many steps, or in as many as begin in this many seconds."""
@@ -272,4 +275,69 @@ def _execution(
         },
         results=results,
         batch=batch,
+    )
+
+
+STEPS = 3
+"""How many are taken, and timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """Some steps of a plan.
+
+    loss
+        Of the first one.
+    digests
+        Of what the first one gives, by the names of `Execution.results`.
+    alone_step_s
+        Median seconds of a step, from a batch to its loss.
+    arena_bytes, bytes_paged, bytes_streamed
+        As in `Execution`.
+    total_ram_bytes, process_base_bytes, process_peak_bytes
+        As in `TrainingRun`.
+    """
+
+    loss: float
+    digests: Mapping[str, bytes]
+    alone_step_s: float
+    arena_bytes: int
+    bytes_paged: int
+    bytes_streamed: int
+    total_ram_bytes: int
+    process_base_bytes: int | None
+    process_peak_bytes: int | None
+
+
+def run_alone(
+    made: Prepared,
+    *,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+    told: Told = silent,
+) -> Alone:
+    """Take a few steps on one batch.
+
+    Arguments and errors are those of `execute`.
+    """
+    simulation = simulate(made.plan, ram_bytes=made.ram_bytes)
+    base = resident_bytes()
+    batch = batch_of(made.graph.whole, made.fed if data is None else data, seed)
+    with Clock() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
+        told("the schedule alone")
+        loss, seconds = clock.call(partial(step.run, batch))
+        found = step.digests()
+        times = [seconds, *(clock.time(partial(step.run, batch)) for _ in range(STEPS - 1))]
+        peak = peak_bytes()
+    return Alone(
+        loss=loss,
+        digests=found,
+        alone_step_s=median(times),
+        arena_bytes=arena_bytes(made.plan),
+        bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
+        total_ram_bytes=made.plan.problem.beside_bytes + taken_bytes(made.plan, simulation.peak_bytes),
+        process_base_bytes=base,
+        process_peak_bytes=peak,
     )

@@ -18,8 +18,8 @@ from poetopt.backends.ort.sessions import Sessions
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.step.memory import ALIGNMENT, numpy_dtype
+from poetopt.step.parts import slice_nodes
 from poetopt.step.places import Places
-from poetopt.step.slices import slice_nodes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

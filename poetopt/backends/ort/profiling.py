@@ -11,23 +11,24 @@ operators, which get their time x that power.
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from poetopt.backends.ort.batch import Batch, random_batch
-from poetopt.backends.ort.clock import Clock, told
-from poetopt.backends.ort.energy_counter import Counter
-from poetopt.backends.ort.machine import machine
-from poetopt.backends.ort.measure import beside_each_bytes
+from poetopt.backends.ort.measure import Clock, beside_each_bytes, told
 from poetopt.backends.ort.sessions import Sessions, onnxruntime
-from poetopt.backends.ort.storage_speed import storage
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
 from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
-from poetopt.devices.profile_csv import quartile_spread
+from poetopt.devices.profile_csv import fit, quartile_spread
 from poetopt.graph import TrainingGraph
 from poetopt.operators.signature import signatures
 from poetopt.plan.assemble import plan_of
@@ -37,6 +38,102 @@ from poetopt.step.memory import Block
 from poetopt.step.program import Program
 from poetopt.step.region import Region
 from poetopt.step.storage import PageFile
+
+POWERCAP = Path("/sys/class/powercap")
+IDLE_S = 0.5
+
+
+class Counter:
+    """The processor packages' energy counters (RAPL), where the system lets them be read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+        self.ranges = [int((file.parent / "max_energy_range_uj").read_text()) for file in files]
+        self._last = [int(file.read_text()) for file in files]
+        self._sum = 0.0
+
+    @classmethod
+    def open(cls, root: Path = POWERCAP) -> Counter | None:
+        """The counters of all packages, or None."""
+        files = [folder / "energy_uj" for folder in sorted(root.glob("intel-rapl:*")) if folder.name.count(":") == 1]
+        with suppress(OSError, ValueError):
+            return cls(files) if files else None
+        return None
+
+    def joules(self) -> float:
+        """Joules since the counter was opened; to be read at least once an hour, as counters start anew."""
+        now = [int(file.read_text()) for file in self.files]
+        for after, before, limit in zip(now, self._last, self.ranges, strict=True):
+            self._sum += (after - before if after >= before else after - before + limit) * 1e-6
+        self._last = now
+        return self._sum
+
+    def idle_w(self) -> float:
+        """Watts while this process sleeps."""
+        before, start = self.joules(), time.perf_counter()
+        time.sleep(IDLE_S)
+        return (self.joules() - before) / (time.perf_counter() - start)
+
+
+SIZES = (4096, 65536, 524288, 2097152, 8388608)
+"""Sizes of the transfers that the storage is measured with."""
+
+
+def storage(
+    workdir: str | os.PathLike[str] | None = None,
+    *,
+    rounds: int = 9,
+    clock: Clock | None = None,
+    between: Callable[[], object] | None = None,
+) -> StorageProfile:
+    """Latency and rate of transfers to and from a file: by least squares of relative errors over several sizes.
+
+    workdir
+        The folder whose storage is measured; by default the system's temporary one.
+    rounds
+        Transfers of each size that are timed each way, at least.
+    between
+        What to do before each transfer, untimed.
+
+    Raises ExecutionError where the storage fails.
+    """
+    if clock is None:
+        with Clock() as own:
+            return storage(workdir, rounds=rounds, clock=own, between=between)
+    taken: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
+    with PageFile({str(nbytes): nbytes for nbytes in SIZES}, None if workdir is None else Path(workdir)) as pages:
+        for nbytes in SIZES:
+            source, target = np.random.default_rng(0).integers(0, 256, (2, nbytes), np.uint8)
+            found: dict[str, list[float]] = {"out": [], "in": []}
+            for _ in range(rounds + 1):
+                for way, move, buffer in (("out", pages.write, source), ("in", pages.read, target)):
+                    if between is not None:
+                        between()
+                    if way == "out":
+                        source += 1  # a plan writes a tensor out right after it was computed
+                    found[way].append(clock.time(partial(move, str(nbytes), buffer)))
+            for way, times in found.items():
+                taken[way].append((nbytes, median(times[1:])))  # at first the file's blocks are new
+    out_s, out_rate = fit(taken["out"])
+    in_s, in_rate = fit(taken["in"])
+    return StorageProfile(
+        page_in_latency_s=in_s, page_in_bytes_per_s=in_rate, page_out_latency_s=out_s, page_out_bytes_per_s=out_rate
+    )
+
+
+def machine() -> str:
+    """Processor, system and architecture in words."""
+    return f"{_processor()}, {platform.system()} {platform.machine()}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model") and value.strip():
+                return value.strip()
+    return platform.processor() or "unknown processor"
+
 
 SAME_BYTES = "a72"
 """Bytes don't depend on the device, and of the problem only bytes are used here."""

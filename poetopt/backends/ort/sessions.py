@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.ort import allocator
+from poetopt.backends.ort import measure
 from poetopt.errors import BackendUnavailableError, ExecutionError
 from poetopt.graph import Graph, Node, Role, Tensor
 from poetopt.runtimes.onnxruntime import runtime
-from poetopt.step.kernels import Act
 from poetopt.step.memory import numpy_dtype
+from poetopt.step.program import Act
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -98,7 +98,7 @@ class NodeSession:
 class Sessions:
     """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike.
 
-    They are the kernels of a step (`poetopt.step.kernels.Kernels`).
+    They are the kernels of a step (`poetopt.step.program.Kernels`).
 
     models
         The model of each node's session, where it was written before (`written`): by `key_of`.
@@ -184,8 +184,8 @@ class Sessions:
         return is_random(node)
 
     def give_back(self) -> Act | None:
-        """See `allocator.give_back`: kernels take their scratch memory from the C library."""
-        return allocator.give_back()
+        """See `measure.give_back`: kernels take their scratch memory from the C library."""
+        return measure.give_back()
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See `runtime_errors`."""

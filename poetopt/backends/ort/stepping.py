@@ -21,17 +21,15 @@ from poetopt.closest import closest
 from poetopt.closing import Closing
 from poetopt.errors import ModelError, OptionError
 from poetopt.graph import TrainingGraph
-from poetopt.operators.resident import resident_storages
+from poetopt.operators.nodes import resident_storages
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.step.belongs import check_belongs, graph_of
-from poetopt.step.carried import Carried
-from poetopt.step.drawing import WINDOW
 from poetopt.step.memory import Block, aligned_copy, copy_mapped, pack_apart
 from poetopt.step.parted import Parted, all_slots, program_of, scheduled_names
+from poetopt.step.places import check_belongs, graph_of
 from poetopt.step.program import Program
-from poetopt.step.region import Region
+from poetopt.step.region import WINDOW, Carried, Region
 from poetopt.step.storage import PageFile
 from poetopt.telling import Told, paced, silent
 

@@ -20,14 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt import apart
-from poetopt.backends.ort.batch import Batch
-from poetopt.backends.ort.batches import batches_of
-from poetopt.backends.ort.checks import Checks
-from poetopt.backends.ort.clock import Clock
-from poetopt.backends.ort.execution import save_arrays
-from poetopt.backends.ort.measure import held_bytes, high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.ordinary import VELOCITY, Verdict, Witness, digests, verify
+from poetopt.backends.ort.batch import Batch, batches_of
+from poetopt.backends.ort.execution import Checks, save_arrays
+from poetopt.backends.ort.measure import Clock, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.ort.prepared import Mapped, Prepared
+from poetopt.backends.ort.reference import VELOCITY, Verdict, Witness, digests, verify
 from poetopt.backends.ort.stepping import STEP, ScheduledStep
 from poetopt.errors import OptionError
 from poetopt.graph import TrainingGraph
@@ -36,8 +33,8 @@ from poetopt.plan.layout import arena_bytes, taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.process import peak_bytes, resident_bytes
 from poetopt.scratch import scratch_folder
-from poetopt.step.belongs import graph_of
 from poetopt.step.descent import Momentum
+from poetopt.step.places import graph_of
 from poetopt.telling import Told, paced, silent
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.operators.einsum import labels
+from poetopt.operators.flops import labels
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
 from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
 from poetopt.runtimes.c.tiles.axes import aligned, along, leading

@@ -11,7 +11,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
-from poetopt.operators.einsum import labels
+from poetopt.operators.flops import labels
 from poetopt.ops.pieces import affine
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.errors import UnsupportedOpError
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, TrainingGraph, Whole
-from poetopt.operators.constants import constants_of
-from poetopt.operators.nodes import find, is_inner_view
+from poetopt.operators.nodes import constants_of, find, is_inner_view
 from poetopt.runtimes.c.kernel import ALIGNMENT, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.runtimes.c.registry import kernel_for, reason
 from poetopt.runtimes.contract import InnerLayout, Operands

@@ -8,17 +8,50 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poetopt.graph import Node, Operator, Tensor, TrainingGraph
+from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
 from poetopt.runtimes.contract import InnerLayout, Operands, RuntimeVariant
-from poetopt.runtimes.onnxruntime.in_place import in_place
 from poetopt.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
-from poetopt.runtimes.onnxruntime.slices.taking import taking
-from poetopt.runtimes.onnxruntime.slices.ways import ways
-from poetopt.runtimes.onnxruntime.types import type_notes
+from poetopt.runtimes.onnxruntime.slices.ways import taking, ways
 from poetopt.runtimes.workspace import node_by_node
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+_FIRST, _EITHER = (0,), (0, 1)
+IN_PLACE: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _EITHER),
+    **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
+    **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
+}
+"""Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
+
+
+def in_place(node: Node) -> tuple[int, ...]:
+    """Which inputs of a node its kernel may write over, by position."""
+    return () if node.domain else IN_PLACE.get(node.op_type, ())
+
+
+_FEW_KERNELS = ("bfloat16", "float64")
+
+
+def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
+    """That operators compute in types for which onnxruntime leaves out kernels of the CPU, in words.
+
+    Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
+    """
+    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
+    for operator in graph.operators:
+        for name in operator.outputs if not operator.backward and not operator.view else ():
+            kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
+    return tuple(
+        f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
+        "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"
+        for dtype, found in kinds.items()
+        if found
+    )
+
 
 PAGE = 4096
 """Bytes of a page of memory."""

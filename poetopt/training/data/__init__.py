@@ -5,7 +5,7 @@
 | arrays by input name | in memory |
 | `FILE.npz` | arrays by input name; read in place where `numpy.savez` wrote it, unpacked once where it is compressed |
 | a folder of `.npz` files | the rows of one after the other, in the order of their names |
-| `FILE.csv` | a table with a line of names: see `poetopt.training.data.table` |
+| `FILE.csv` | a table with a line of names: see `poetopt.training.data.files` |
 | a folder of folders of images | a class each, numbered in the order of their names |
 
 All of these are regular files, or links to such: a pipe or a device is refused by its name, and never opened.
@@ -19,8 +19,7 @@ from pathlib import Path
 
 from poetopt.errors import ModelError
 from poetopt.graph import TrainingGraph
-from poetopt.training.data.arrays import of_arrays
-from poetopt.training.data.contract import DataSet
+from poetopt.training.data.arrays import DataSet, of_arrays
 
 __all__ = ["DataSet", "open_data"]
 
@@ -41,10 +40,10 @@ def open_data(
     if path.is_dir():
         return _of_folder(path, graph, workdir)
     if path.suffix.lower() == ".csv":
-        from poetopt.training.data.table import of_table
+        from poetopt.training.data.files import of_table
 
         return of_table(graph, path, workdir)
-    from poetopt.training.data.archive import of_archive
+    from poetopt.training.data.files import of_archive
 
     return of_archive(graph, path, workdir)
 
@@ -56,12 +55,11 @@ def _of_folder(folder: Path, graph: TrainingGraph, workdir: Path | None) -> Data
         raise ModelError(f"can't read the folder {folder}: {error.strerror or error}") from error
     shards = [folder / name for name in names if name.endswith(".npz")]
     if shards:
-        from poetopt.training.data.archive import of_archive
-        from poetopt.training.data.columns import unpacked
-        from poetopt.training.data.shards import Shards
+        from poetopt.training.data.arrays import unpacked
+        from poetopt.training.data.files import Shards, of_archive
 
         into = unpacked((), str(folder), workdir)  # one for all: each would be a descriptor
         return Shards(str(folder), [of_archive(graph, shard, workdir, part=True, into=into) for shard in shards])
-    from poetopt.training.data.images import of_images
+    from poetopt.training.data.files import of_images
 
     return of_images(graph, folder, [folder / name for name in names if (folder / name).is_dir()])

@@ -1,21 +1,180 @@
-"""Arrays by input name as a data set: which are rows, which are the same for every batch, and what fits no input."""
+"""Data sets in memory, and the contract that all keep: rows by the names of a network's inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from poetopt.backends.ort.batch import check_names, check_values, misfit
-from poetopt.errors import ModelError
+from poetopt.errors import ModelError, OutputError
+from poetopt.files import write_all
 from poetopt.graph import TrainingGraph
 from poetopt.telling import Told, paced, silent
-from poetopt.training.data.columns import Column, InMemory
-from poetopt.training.data.digest import Digest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+class DataSet(Protocol):
+    """Rows, each of which has a part of every input.
+
+    shown
+        What messages call it.
+    rows
+        How many there are.
+    """
+
+    shown: str
+    rows: int
+
+    def take(self, rows: Array) -> Mapping[str, Array]:
+        """Arrays by input name, of these rows (numbers from 0). Raises ModelError where they can't be read."""
+
+    def where(self, row: int) -> str:
+        """What messages call a row: its file, and its number there."""
+
+    def check(self, told: Told = silent) -> str:
+        """Read all values once, and raise ModelError for the first that is none, or out of its range; their digest.
+
+        Where that takes as long as training does (images), values are looked at when they are read, and the digest is
+        of names and sizes of the files.
+        """
+
+
+class Digest:
+    """Of arrays by name, which come in pieces, rows after rows."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, hashlib.blake2b] = {}
+
+    def add(self, name: str, rows: Array) -> None:
+        """Take the next rows of an array."""
+        if name not in self._names:
+            self._names[name] = hashlib.blake2b(f"{rows.dtype} {rows.shape[1:]}".encode(), digest_size=16)
+        self._names[name].update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+
+    @property
+    def text(self) -> str:
+        """That of all so far."""
+        return Digest.of(f"{name} {self._names[name].hexdigest()}" for name in sorted(self._names))
+
+    @staticmethod
+    def of(parts: Iterable[str]) -> str:
+        """Of texts, one after the other."""
+        whole = hashlib.blake2b(digest_size=16)
+        for part in parts:
+            whole.update(f"{part}\n".encode(errors="surrogateescape"))  # names of files are any bytes
+        return whole.hexdigest()
+
+
+class Column(Protocol):
+    """Rows of one shape and type."""
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+
+    def take(self, rows: Array) -> Array:
+        """These rows, in this order."""
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Rows of an array."""
+
+    array: Array
+
+    @property
+    def rows(self) -> int:
+        return len(self.array)
+
+    def take(self, rows: Array) -> Array:
+        found: Array = self.array[rows]
+        return found
+
+
+@dataclass(frozen=True)
+class InFile:
+    """Rows in a file, one after the other from the byte `start` on.
+
+    path
+        Where the file is; it is opened for each batch. Where `file` is given, what messages call it.
+    shape
+        Of a row.
+    file
+        An open file without a name, which other columns may share.
+    """
+
+    path: str
+    start: int
+    rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    file: IO[bytes] | None = None
+
+    def take(self, rows: Array) -> Array:
+        found = np.empty((len(rows), *self.shape), self.dtype)
+        row_bytes = found.nbytes // max(1, len(rows))
+        if not row_bytes:
+            return found
+        flat = found.reshape(-1).view(np.uint8)
+        try:
+            if self.file is not None:
+                self._read(self.file, rows, row_bytes, flat)
+            else:
+                with open(self.path, "rb", buffering=0) as file:
+                    self._read(file, rows, row_bytes, flat)
+        except OSError as error:
+            raise ModelError(f"can't read {self.path}: {error.strerror or error}") from error
+        return found
+
+    def _read(
+        self, file: IO[bytes], rows: Array, row_bytes: int, flat: np.ndarray[tuple[int], np.dtype[np.uint8]]
+    ) -> None:
+        done = 0
+        for first, count in runs(rows.tolist()):
+            file.seek(self.start + first * row_bytes)
+            left = flat[done * row_bytes : (done + count) * row_bytes].data
+            done += count
+            while left:
+                got = file.readinto(left)  # type: ignore[attr-defined]
+                if not got:
+                    raise ModelError(f"{self.path} is shorter than when training began; something else has changed it")
+                left = left[got:]
+
+
+def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First row and length of each run of consecutive ones."""
+    start = 0
+    for k in range(1, len(rows) + 1):
+        if k == len(rows) or rows[k] != rows[k - 1] + 1:
+            yield rows[start], k - start
+            start = k
+
+
+def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None, file: IO[bytes] | None = None) -> IO[bytes]:
+    """A file without a name, or the end of `file`, that holds `parts`. Raises OutputError where there is no room."""
+    folder = Path(tempfile.gettempdir() if workdir is None else workdir)
+    try:
+        if file is None:
+            file = tempfile.TemporaryFile(prefix="poetopt-", dir=folder, buffering=0)  # noqa: SIM115
+        file.seek(0, os.SEEK_END)
+        for part in parts:
+            write_all(file, part)
+    except OSError as error:
+        raise OutputError(
+            f"can't unpack {shown} into {folder}: {error.strerror or os.strerror(error.errno or 0)}; make room there, "
+            "or name another folder with --workdir"
+        ) from error
+    return file
+
 
 CHECKED_BYTES = 1 << 20
 """So much of an array is looked at together."""

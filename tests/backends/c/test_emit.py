@@ -15,9 +15,9 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.compiler import compiler
-from poetopt.backends.c.names import comment, identifier, literal
+from poetopt.backends.c.operators import comment, identifier, literal
 from poetopt.backends.c.program import device_program
+from poetopt.backends.c.targets import compiler
 from poetopt.cli import invoke
 from poetopt.errors import OutputError, PlanError, UnsupportedOpError
 from poetopt.frontends.proto import model_proto
@@ -94,7 +94,7 @@ def test_only_a_folder_that_was_emitted_is_replaced(tmp_path: Path) -> None:
 
 def test_every_byte_of_the_resident_region_is_a_tensors(tmp_path: Path) -> None:
     """Sum and alignment; the first values are the network's."""
-    from poetopt.backends.c.resident import lay_out_resident
+    from poetopt.backends.c.operators import lay_out_resident
 
     found, flash = lay_out_resident(graph(), tiny())
     assert found.nbytes == tiny().resident_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poetopt.backends.c.execute import execute_on
-from poetopt.backends.c.timing import CLASSES, core, timed
+from poetopt.backends.c.tracing import CLASSES, core, timed
 from poetopt.errors import OptionError
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all

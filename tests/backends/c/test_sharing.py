@@ -11,10 +11,9 @@ import pytest
 from poetopt.backends.c import tracing
 from poetopt.backends.c.build import build
 from poetopt.backends.c.emit import emitted
-from poetopt.backends.c.operators import OperatorCode
+from poetopt.backends.c.operators import OperatorCode, shared
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
-from poetopt.backends.c.sharing import shared
 from poetopt.backends.c.targets import Target
 from poetopt.backends.ort.batch import random_batch
 from poetopt.plan.layout import lay_out

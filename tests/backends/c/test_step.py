@@ -12,8 +12,8 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.checks import TOLERANCE
 from poetopt.backends.c.execute import execute_on, measured_reference, moved
+from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.linking import board
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run

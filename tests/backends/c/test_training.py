@@ -9,7 +9,7 @@ import pytest
 
 from poetopt.backends.c import training
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.checks import TOLERANCE
+from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import RanSteps, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
