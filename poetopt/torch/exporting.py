@@ -183,7 +183,8 @@ def _quiet() -> Iterator[None]:
 def _as_written() -> Any:
     """A mode in which functions that the exporter writes otherwise are written out.
 
-    It drops label smoothing, and draws Dropout of whole channels by hand, where ONNX has a Dropout for their mask.
+    It drops label smoothing, gives an operator probabilities that takes classes alone, and draws Dropout of whole
+    channels by hand, where ONNX has a Dropout for their mask.
     """
     from torch.nn import functional
     from torch.overrides import TorchFunctionMode
@@ -203,16 +204,19 @@ def _as_written() -> Any:
             if func in channels:
                 return dropped(channels[func], *args, **kwargs)
             smoothing = kwargs.get("label_smoothing") or 0.0
-            if func is not functional.cross_entropy or not smoothing or args[1].is_floating_point():
+            if func is not functional.cross_entropy or not (smoothing or args[1].is_floating_point()):
                 return func(*args, **kwargs)
             scores, labels = args[:2]
             weight, reduction = kwargs.get("weight"), kwargs.get("reduction") or "mean"
             axis, ignored = min(scores.ndim - 1, 1), kwargs.get("ignore_index", -100)
-            plain = functional.cross_entropy(scores, labels, weight, ignore_index=ignored, reduction=reduction)
-            counted = (labels != ignored).to(scores.dtype)
             logs = functional.log_softmax(scores, axis)
             if weight is not None:
                 logs = logs * weight.reshape(-1, *[1] * (scores.ndim - 1 - axis))
+            if labels.is_floating_point():
+                each = -(logs * ((1 - smoothing) * labels + smoothing / scores.shape[axis])).sum(axis)
+                return each if reduction == "none" else getattr(each, reduction)()
+            plain = functional.cross_entropy(scores, labels, weight, ignore_index=ignored, reduction=reduction)
+            counted = (labels != ignored).to(scores.dtype)
             even = -logs.mean(axis) * counted
             if reduction == "mean":
                 weighed = counted if weight is None else weight[labels * (labels != ignored)] * counted

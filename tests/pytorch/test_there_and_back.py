@@ -305,6 +305,26 @@ def test_label_smoothing_stays(tmp_path: Path, weighed: bool) -> None:
 
 
 @uses_torch
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_probabilities_of_classes_are_labels(tmp_path: Path, smoothing: float, reduction: str) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Soft(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Conv1d(3, 4, 1)
+            self.loss = nn.CrossEntropyLoss(torch.arange(1.0, 5.0), label_smoothing=smoothing, reduction=reduction)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return self.loss(self.fc(x), y)
+
+    given = torch.randn(2, 3, 5), torch.rand(2, 4, 5).softmax(1)
+    model = po.torch.export(Soft(), given, tmp_path / "net.onnx", dynamic_batch=False)  # checked, gradients too
+    assert model.training_graph(loss="none" if reduction != "none" else "mse").gradients
+
+
+@uses_torch
 def test_dropout_of_attention_that_the_exporter_loses_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
