@@ -10,6 +10,7 @@ text, so it outlives moves; where the text has changed, the fault is put where t
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -37,78 +38,388 @@ class Fault:
 
 FAULTS = (
     # plan, problem, arena, passes
-    Fault("a page-in that comes late is not waited for", "if self.arrived[i] > start:", "if self.arrived[i] < start:", ("plan",)),
-    Fault("a layout's alignment isn't checked", "if buffer.offset < 0 or buffer.offset % alignment:", "if buffer.offset < 0:", ("plan", "test_layout.py")),
-    Fault("a buffer's offset is written a moment early", "groups[buffer.first + 1].append(buffer.offset)", "groups[buffer.first].append(buffer.offset)", ("plan",)),
-    Fault("a compact plan is read one byte too far", "if self.place >= len(self.data):", "if self.place > len(self.data):", ("plan",)),
-    Fault("a recompute of what can't be recomputed", "return producer >= 0 and self.operators[producer].recomputable", "return producer >= 0", ("problem", "plan", "formulations")),
-    Fault("a batch counts as carried on storage", "return self.home is Home.STORAGE and self.carried and not self.of_batch", "return self.home is Home.STORAGE and self.carried", ("problem", "step")),
-    Fault("another way of streaming than was chosen", "return self.variants[number - 1] if number else self.plain", "return self.variants[number - 2] if number else self.plain", ("problem", "runtimes", "test_streamed_solve.py")),
-    Fault("buffers that meet in one moment lie over each other", "together = (begin < end[k]) & (begin[k] < end)", "together = (begin + 1 < end[k]) & (begin[k] < end)", ("test_arena.py", "test_layout.py")),
-    Fault("a buffer's size is left out of a layout", "tops[k] = offset + instance.rounded[k]", "tops[k] = offset", ("test_arena.py", "test_layout.py")),
-    Fault("writing over an operand beside a larger one", "if any(tensors[n].nbytes * SIDE > tensors[name].nbytes for n in beside):", "if any(tensors[n].nbytes * SIDE < tensors[name].nbytes for n in beside):", ("passes",)),
-    Fault("a block with two ends", "if any(self.block[place] != sink and place < sink for place in later):", "if any(self.block[place] != sink and place > sink for place in later):", ("passes",)),
+    Fault(
+        "a page-in that comes late is not waited for",
+        "if self.arrived[i] > start:",
+        "if self.arrived[i] < start:",
+        ("plan",),
+    ),
+    Fault(
+        "a layout's alignment isn't checked",
+        "if buffer.offset < 0 or buffer.offset % alignment:",
+        "if buffer.offset < 0:",
+        ("plan", "test_layout.py"),
+    ),
+    Fault(
+        "a buffer's offset is written a moment early",
+        "groups[buffer.first + 1].append(buffer.offset)",
+        "groups[buffer.first].append(buffer.offset)",
+        ("plan",),
+    ),
+    Fault(
+        "a compact plan is read one byte too far",
+        "if self.place >= len(self.data):",
+        "if self.place > len(self.data):",
+        ("plan",),
+    ),
+    Fault(
+        "a recompute of what can't be recomputed",
+        "return producer >= 0 and self.operators[producer].recomputable",
+        "return producer >= 0",
+        ("problem", "plan", "formulations"),
+    ),
+    Fault(
+        "a batch counts as carried on storage",
+        "return self.home is Home.STORAGE and self.carried and not self.of_batch",
+        "return self.home is Home.STORAGE and self.carried",
+        ("problem", "step"),
+    ),
+    Fault(
+        "another way of streaming than was chosen",
+        "return self.variants[number - 1] if number else self.plain",
+        "return self.variants[number - 2] if number else self.plain",
+        ("problem", "runtimes", "test_streamed_solve.py"),
+    ),
+    Fault(
+        "buffers that meet in one moment lie over each other",
+        "together = (begin < end[k]) & (begin[k] < end)",
+        "together = (begin + 1 < end[k]) & (begin[k] < end)",
+        ("test_arena.py", "test_layout.py"),
+    ),
+    Fault(
+        "a buffer's size is left out of a layout",
+        "            tops[k] = offset + instance.rounded[k]",
+        "            tops[k] = offset",
+        ("test_arena.py", "test_layout.py"),
+    ),
+    Fault(
+        "writing over an operand beside a larger one",
+        "if any(tensors[n].nbytes * SIDE > tensors[name].nbytes for n in beside):",
+        "if any(tensors[n].nbytes * SIDE < tensors[name].nbytes for n in beside):",
+        ("passes",),
+    ),
+    Fault(
+        "a block with two ends",
+        "if any(self.block[place] != sink and place < sink for place in later):",
+        "if any(self.block[place] != sink and place > sink for place in later):",
+        ("passes",),
+    ),
     # search
-    Fault("every plan: the deadline is half as long again", "asked.deadline_s * (1 + RELATIVE_TOLERANCE)\n", "asked.deadline_s * 1.5\n", ("engine",)),
-    Fault("every plan: what is on storage is written again", "elif i in now.stored and i not in there:", "elif i in now.stored and i in there:", ("engine",)),
-    Fault("the reserve isn't left to the runtime", "return self._ram_bytes - self.problem.reserve_bytes", "return self._ram_bytes", ("engine", "backends")),
-    Fault("a storage's last block is never used", "return self.machine.blocks + self.problem.blocks(i) <= self._capacity", "return self.machine.blocks + self.problem.blocks(i) < self._capacity", ("engine", "formulations")),
-    Fault("room for what lasts is counted without the least step", "room = ram_bytes + problem.reserve_bytes - problem.least_ram_bytes", "room = ram_bytes + problem.reserve_bytes", ("engine", "formulations")),
-    Fault("a certified bound is rounded up", "return math.nextafter(rounded, -math.inf) if Fraction(rounded) > value else rounded", "return math.nextafter(rounded, math.inf) if Fraction(rounded) > value else rounded", ("diagnosis",)),
-    Fault("a certificate takes the streamed side for the other", "if (paged and of_reader and i in way.streamed_in) or (not paged and i in way.streamed_out):", "if (paged and of_reader and i in way.streamed_out) or (not paged and i in way.streamed_in):", ("diagnosis",)),
-    Fault("the least RAM is sought above all of it", "top = min(options.ram_bytes, max(store_all_bytes(problem), problem.least_ram_bytes))", "top = max(options.ram_bytes, max(store_all_bytes(problem), problem.least_ram_bytes))", ("diagnosis",)),
-    Fault("a branch leaves a value out", "float(floor + 1), float(upper[column])", "float(floor + 2), float(upper[column])", ("branching", "engine")),
-    Fault("a tree ends at ten times the gap", "return cutoff - self._gap * abs(cutoff)", "return cutoff - 10 * self._gap * abs(cutoff)", ("branching", "engine")),
+    Fault(
+        "every plan: the deadline is half as long again",
+        "asked.deadline_s * (1 + RELATIVE_TOLERANCE)\n",
+        "asked.deadline_s * 1.5\n",
+        ("engine",),
+    ),
+    Fault(
+        "every plan: what is on storage is written again",
+        "elif i in now.stored and i not in there:",
+        "elif i in now.stored and i in there:",
+        ("engine",),
+    ),
+    Fault(
+        "the reserve isn't left to the runtime",
+        "return self._ram_bytes - self.problem.reserve_bytes",
+        "return self._ram_bytes",
+        ("engine", "backends"),
+    ),
+    Fault(
+        "a storage's last block is never used",
+        "return self.machine.blocks + self.problem.blocks(i) <= self._capacity",
+        "return self.machine.blocks + self.problem.blocks(i) < self._capacity",
+        ("engine", "formulations"),
+    ),
+    Fault(
+        "room for what lasts is counted without the least step",
+        "room = ram_bytes + problem.reserve_bytes - problem.least_ram_bytes",
+        "room = ram_bytes + problem.reserve_bytes",
+        ("engine", "formulations"),
+    ),
+    Fault(
+        "a certified bound is rounded up",
+        "return math.nextafter(rounded, -math.inf) if Fraction(rounded) > value else rounded",
+        "return math.nextafter(rounded, math.inf) if Fraction(rounded) > value else rounded",
+        ("diagnosis",),
+    ),
+    Fault(
+        "a certificate takes the streamed side for the other",
+        "if (paged and of_reader and i in way.streamed_in) or (not paged and i in way.streamed_out):",
+        "if (paged and of_reader and i in way.streamed_out) or (not paged and i in way.streamed_in):",
+        ("diagnosis",),
+    ),
+    Fault(
+        "the least RAM is sought above all of it",
+        "top = min(options.ram_bytes, max(store_all_bytes(problem), problem.least_ram_bytes))",
+        "top = max(options.ram_bytes, max(store_all_bytes(problem), problem.least_ram_bytes))",
+        ("diagnosis",),
+    ),
+    Fault(
+        "a branch leaves a value out",
+        "float(floor + 1), float(upper[column])",
+        "float(floor + 2), float(upper[column])",
+        ("branching", "engine"),
+    ),
+    Fault(
+        "a tree ends at ten times the gap",
+        "return cutoff - self._gap * abs(cutoff)",
+        "return cutoff - 10 * self._gap * abs(cutoff)",
+        ("branching", "engine"),
+    ),
     # formulations
-    Fault("a write counts a read's seconds", "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_out_s)", "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_in_s)", ("formulations",)),
-    Fault("poet: a sign of a paging row", "linear_coefs=[1, -1, -1], linear_vars=variables", "linear_coefs=[1, -1, 1], linear_vars=variables", ("formulations",)),
-    Fault("poet: a stage loses its last run", "operators[j].recomputable and t <= last_run[j]", "operators[j].recomputable and t < last_run[j]", ("formulations",)),
-    Fault("chains: what isn't run again streams from its producer", "if values.streamed and (producer < 0 or not again[producer]):", "if values.streamed and (producer < 0 or again[producer]):", ("formulations",)),
-    Fault("a stage's workspace takes no room", "return np.array(sums) + self.workspace_bytes", "return np.array(sums)", ("formulations",)),
-    Fault("what is left of a stage's room has the wrong sign", "(full - stage_bytes(space, k, y)).tolist()", "(full + stage_bytes(space, k, y)).tolist()", ("formulations", "engine")),
+    Fault(
+        "a write counts a read's seconds",
+        "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_out_s)",
+        "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_in_s)",
+        ("formulations",),
+    ),
+    Fault(
+        "poet: a sign of a paging row",
+        "linear_coefs=[1, -1, -1], linear_vars=variables",
+        "linear_coefs=[1, -1, 1], linear_vars=variables",
+        ("formulations",),
+    ),
+    Fault(
+        "poet: a stage loses its last run",
+        "operators[j].recomputable and t <= last_run[j]",
+        "operators[j].recomputable and t < last_run[j]",
+        ("formulations",),
+    ),
+    Fault(
+        "chains: what isn't run again streams from its producer",
+        "if values.streamed and (producer < 0 or not again[producer]):",
+        "if values.streamed and (producer < 0 or again[producer]):",
+        ("formulations",),
+    ),
+    Fault(
+        "a stage's workspace takes no room",
+        "return np.array(sums) + self.workspace_bytes",
+        "return np.array(sums)",
+        ("formulations",),
+    ),
+    Fault(
+        "what is left of a stage's room has the wrong sign",
+        "(full - stage_bytes(space, k, y)).tolist()",
+        "(full + stage_bytes(space, k, y)).tolist()",
+        ("formulations", "engine"),
+    ),
     # solvers
-    Fault("an equation is a bound from below", "row_upper=np.where(kinds >= 0, rhs, np.inf)", "row_upper=np.where(kinds > 0, rhs, np.inf)", ("backends", "formulations")),
-    Fault("an exported model's solution is checked on one side", "outside = (values < matrix.lower - TOLERANCE) | (values > matrix.upper + TOLERANCE)", "outside = values < matrix.lower - TOLERANCE", ("exchange",)),
+    Fault(
+        "an equation is a bound from below",
+        "row_upper=np.where(kinds >= 0, rhs, np.inf)",
+        "row_upper=np.where(kinds > 0, rhs, np.inf)",
+        ("backends", "formulations"),
+    ),
+    Fault(
+        "an exported model's solution is checked on one side",
+        "outside = (values < matrix.lower - TOLERANCE) | (values > matrix.upper + TOLERANCE)",
+        "outside = values < matrix.lower - TOLERANCE",
+        ("exchange",),
+    ),
     # runtimes and executors
-    Fault("the last whole batch is left out", "whole = start + count <= self.rows", "whole = start + count < self.rows", ("backends", "training")),
-    Fault("a file in the board's hands is cut at its start", "content += bytes(max(0, place - len(content)))", "content += bytes(max(0, len(content) - place))", ("backends", "runtimes")),
-    Fault("a part of the batch has two parts' rows", "a[k * size[n] : (k + 1) * size[n]]", "a[k * size[n] : (k + 2) * size[n]]", ("step", "test_micro_batches.py")),
-    Fault("single assignment without the runtime's reserve", "max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes", "max(live[0], *work, live[len(computes) + 1])", ("step", "test_largest_batch.py", "test_batches.py")),
-    Fault("a chunk of a held tensor starts nowhere", "shift = begin * cut.unit_bytes(self.tensors[held]) if cut is not None else 0", "shift = 0", ("step", "runtimes", "backends")),
-    Fault("LSTM's FLOPs per direction only", "(steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]", "(steps, batch), (_, gates, width), hidden, directions = inputs[0][:2], inputs[1], inputs[2][2], 1", ("operators",)),
-    Fault("FLOPs of a pool's gradient lack what it writes", "return each_input * x + each_output * n", "return each_input * x", ("operators",)),
-    Fault("a window's chunk without its lower rows", "(end * self.step + self.high) // self.per", "(end * self.step) // self.per", ("runtimes",)),
-    Fault("a made operand counts as given", "made = name in self.operator.outputs and name not in self.operator.inputs", "made = name in self.operator.outputs", ("runtimes",)),
-    Fault("a turned matrix's depth", "depth = a.shape[0] if turned_a else a.shape[1]", "depth = a.shape[1] if turned_a else a.shape[0]", ("runtimes",)),
-    Fault("C's Gather takes a row too much", "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])", "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis:])", ("runtimes",)),
-    Fault("C's Slice by the clamped end alone", "first = slice(starts[k], ends[k], step).indices(x.shape[axis])[0]", "first = slice(0, ends[k], step).indices(x.shape[axis])[0]", ("runtimes",)),
-    Fault("onnxruntime's buffer of padded images is forgotten", "return _round(_nbytes(inputs, 0)) + _round(4 * padded * math.prod(shape[2:]))", "return _round(_nbytes(inputs, 0))", ("runtimes", "backends")),
-    Fault("onnxruntime's buffer of a resize is halved", "return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))", "return _round({4: 8 * inner, 5: 12 * inner}.get(len(shape), 12 * sum(shape)))", ("runtimes", "backends")),
+    Fault(
+        "the last whole batch is left out",
+        "whole = start + count <= self.rows",
+        "whole = start + count < self.rows",
+        ("backends", "training"),
+    ),
+    Fault(
+        "a file in the board's hands is cut at its start",
+        "content += bytes(max(0, place - len(content)))",
+        "content += bytes(max(0, len(content) - place))",
+        ("backends", "runtimes"),
+    ),
+    Fault(
+        "a part of the batch has two parts' rows",
+        "a[k * size[n] : (k + 1) * size[n]]",
+        "a[k * size[n] : (k + 2) * size[n]]",
+        ("step", "test_micro_batches.py"),
+    ),
+    Fault(
+        "single assignment without the runtime's reserve",
+        "max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes",
+        "max(live[0], *work, live[len(computes) + 1])",
+        ("step", "test_largest_batch.py", "test_batches.py"),
+    ),
+    Fault(
+        "a chunk of a held tensor starts nowhere",
+        "shift = begin * cut.unit_bytes(self.tensors[held]) if cut is not None else 0",
+        "shift = 0",
+        ("step", "runtimes", "backends"),
+    ),
+    Fault(
+        "LSTM's FLOPs per direction only",
+        "(steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]",
+        "(steps, batch), (_, gates, width), hidden, directions = inputs[0][:2], inputs[1], inputs[2][2], 1",
+        ("operators",),
+    ),
+    Fault(
+        "FLOPs of a pool's gradient lack what it writes",
+        "return each_input * x + each_output * n",
+        "return each_input * x",
+        ("operators",),
+    ),
+    Fault(
+        "a window's chunk without its lower rows",
+        "(end * self.step + self.high) // self.per",
+        "(end * self.step) // self.per",
+        ("runtimes",),
+    ),
+    Fault(
+        "a made operand counts as given",
+        "made = name in self.operator.outputs and name not in self.operator.inputs",
+        "made = name in self.operator.outputs",
+        ("runtimes",),
+    ),
+    Fault(
+        "a turned matrix's depth",
+        'depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]',
+        'depth = a.shape[1] if call.integer("transA", 0) else a.shape[0]',
+        ("runtimes",),
+    ),
+    Fault(
+        "C's Gather takes a row too much",
+        "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])",
+        "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis:])",
+        ("runtimes",),
+    ),
+    Fault(
+        "C's Slice by the clamped end alone",
+        "first = slice(starts[k], ends[k], step).indices(x.shape[axis])[0]",
+        "first = slice(0, ends[k], step).indices(x.shape[axis])[0]",
+        ("runtimes",),
+    ),
+    Fault(
+        "onnxruntime's buffer of padded images is forgotten",
+        "return _round(_nbytes(inputs, 0)) + _round(4 * padded * math.prod(shape[2:]))",
+        "return _round(_nbytes(inputs, 0))",
+        ("runtimes", "backends"),
+    ),
+    Fault(
+        "onnxruntime's buffer of a resize is halved",
+        "return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))",
+        "return _round({4: 8 * inner, 5: 12 * inner}.get(len(shape), 12 * sum(shape)))",
+        ("runtimes", "backends"),
+    ),
     # gradients
-    Fault("a tap too many on the edge of a window", "max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)", "max((-(-n // s) - 1) * s + (k - 1) * d - n, 0)", ("autodiff",)),
-    Fault("GRU: the sign of the update gate's gradient", "k.mul(k.sub(layer.before, h), gating.slope(k, gates[0], z))", "k.mul(k.sub(h, layer.before), gating.slope(k, gates[0], z))", ("autodiff",)),
-    Fault("DFT: the scale of its gradient", "1 / length if inverse else float(length)", "float(length) if inverse else 1 / length", ("autodiff",)),
-    Fault("a tap's place without dilation", "stride, offset = self.strides[axis], tap * self.dilations[axis] - self.before[axis]", "stride, offset = self.strides[axis], tap - self.before[axis]", ("autodiff",)),
+    Fault(
+        "a tap too many on the edge of a window",
+        "max((-(-n // s) - 1) * s + (k - 1) * d + 1 - n, 0)",
+        "max((-(-n // s) - 1) * s + (k - 1) * d - n, 0)",
+        ("autodiff",),
+    ),
+    Fault(
+        "GRU: the sign of the update gate's gradient",
+        "k.mul(k.sub(layer.before, h), gating.slope(k, gates[0], z))",
+        "k.mul(k.sub(h, layer.before), gating.slope(k, gates[0], z))",
+        ("autodiff",),
+    ),
+    Fault(
+        "DFT: the scale of its gradient",
+        "1 / length if inverse else float(length)",
+        "float(length) if inverse else 1 / length",
+        ("autodiff",),
+    ),
+    Fault(
+        "a tap's place without dilation",
+        "stride, offset = self.strides[axis], tap * self.dilations[axis] - self.before[axis]",
+        "stride, offset = self.strides[axis], tap - self.before[axis]",
+        ("autodiff",),
+    ),
     # reading
-    Fault("a function's defaults replace what was given", "function.attribute_proto if default.name not in given)", "function.attribute_proto)", ("frontends",)),
-    Fault("a cycle is no cycle", "stuck = [nodes[index] for index in range(len(nodes)) if index not in done]", "stuck = [nodes[index] for index in range(len(nodes)) if index in done]", ("frontends",)),
+    Fault(
+        "a function's defaults replace what was given",
+        "function.attribute_proto if default.name not in given)",
+        "function.attribute_proto)",
+        ("frontends",),
+    ),
+    Fault(
+        "a cycle is no cycle",
+        "stuck = [nodes[index] for index in range(len(nodes)) if index not in done]",
+        "stuck = [nodes[index] for index in range(len(nodes)) if index in done]",
+        ("frontends",),
+    ),
     # optimizers, training
-    Fault("clipping's norm over all but the last axis", "made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0] + 1), keepdims=False)", "made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0]), keepdims=False)", ("optimizers", "autodiff")),
-    Fault("a loss that is no number is passed on", "if not math.isfinite(found.loss):", "if math.isinf(found.loss):", ("training",)),
-    Fault("checkpoints at the wrong steps", "if every is not None and position.step % every == 0 and not whole:", "if every is not None and position.step % every == 1 and not whole:", ("training",)),
+    Fault(
+        "clipping's norm over all but the last axis",
+        "made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0] + 1), keepdims=False)",
+        "made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0]), keepdims=False)",
+        ("optimizers", "autodiff"),
+    ),
+    Fault(
+        "a loss that is no number is passed on",
+        "if not math.isfinite(found.loss):",
+        "if math.isinf(found.loss):",
+        ("training",),
+    ),
+    Fault(
+        "checkpoints at the wrong steps",
+        "if every is not None and position.step % every == 0 and not whole:",
+        "if every is not None and position.step % every == 1 and not whole:",
+        ("training",),
+    ),
     # devices, comparison, sweeps
-    Fault("compute and memory bound the other way", "return sum(max(node.flops / self.flop_per_s, node.nbytes / self.memory_bytes_per_s) for node in work)", "return sum(min(node.flops / self.flop_per_s, node.nbytes / self.memory_bytes_per_s) for node in work)", ("devices",)),
-    Fault("sensitivity: latency counts in bandwidth", "in_s = ins * in_latency + (tensor.page_in_s - ins * in_latency) / factor", "in_s = tensor.page_in_s / factor", ("comparison",)),
-    Fault("H-Revolve writes at a read's price", "self.write = [sum(tensors[i].page_out_j for i in state) for state in chain.boundary]", "self.write = [sum(tensors[i].page_in_j for i in state) for state in chain.boundary]", ("baselines",)),
-    Fault("Chen's square root is its root again", "step = max(1, math.isqrt(len(candidates)))", "step = max(1, math.isqrt(math.isqrt(len(candidates))))", ("baselines",)),
-    Fault("Capuchin runs again what isn't done", "if producer in runs or producer >= stage:", "if producer in runs or producer > stage:", ("baselines",)),
-    Fault("a sweep goes through what is done", "missing = [point for point in points if point.index not in done]", "missing = list(points)", ("sweep",)),
-    Fault("a sweep's batch of zero", "or isinstance(batch, bool) or batch < 1):", "or isinstance(batch, bool) or batch < 0):", ("sweep",)),
+    Fault(
+        "compute and memory bound the other way",
+        "return sum(max(node.flops / self.flop_per_s, node.nbytes / self.memory_bytes_per_s) for node in work)",
+        "return sum(min(node.flops / self.flop_per_s, node.nbytes / self.memory_bytes_per_s) for node in work)",
+        ("devices",),
+    ),
+    Fault(
+        "sensitivity: latency counts in bandwidth",
+        "in_s = ins * in_latency + (tensor.page_in_s - ins * in_latency) / factor",
+        "in_s = tensor.page_in_s / factor",
+        ("comparison",),
+    ),
+    Fault(
+        "H-Revolve writes at a read's price",
+        "self.write = [sum(tensors[i].page_out_j for i in state) for state in chain.boundary]",
+        "self.write = [sum(tensors[i].page_in_j for i in state) for state in chain.boundary]",
+        ("baselines",),
+    ),
+    Fault(
+        "Chen's square root is its root again",
+        "step = max(1, math.isqrt(len(candidates)))",
+        "step = max(1, math.isqrt(math.isqrt(len(candidates))))",
+        ("baselines",),
+    ),
+    Fault(
+        "Capuchin runs again what isn't done",
+        "if producer in runs or producer >= stage:",
+        "if producer in runs or producer > stage:",
+        ("baselines",),
+    ),
+    Fault(
+        "a sweep goes through what is done",
+        "missing = [point for point in points if point.index not in done]",
+        "missing = list(points)",
+        ("sweep",),
+    ),
+    Fault(
+        "a sweep's batch of zero",
+        "or isinstance(batch, bool) or batch < 1):",
+        "or isinstance(batch, bool) or batch < 0):",
+        ("sweep",),
+    ),
     # reports, API, torch
-    Fault("a report's room is judged the other way", "if limit is None or total <= limit:", "if limit is None or total >= limit:", ("report", "test_api.py")),
-    Fault("the largest batch stops one early", "while (best.batch if best else 0) < beyond - 1:", "while (best.batch if best else 0) < beyond - 2:", ("test_largest_batch.py",)),
-    Fault("torch's check runs where it has no gradient", "if not terms or not plain.gradients:", "if not plain.gradients:", ("pytorch",)),
-)  # fmt: skip
+    Fault(
+        "a report's room is judged the other way",
+        "if limit is None or total <= limit:",
+        "if limit is None or total >= limit:",
+        ("report", "test_api.py"),
+    ),
+    Fault(
+        "the largest batch stops one early",
+        "while (best.batch if best else 0) < beyond - 1:",
+        "while (best.batch if best else 0) < beyond - 2:",
+        ("test_largest_batch.py",),
+    ),
+    Fault(
+        "torch's check runs where it has no gradient",
+        "if not terms or not plain.gradients:",
+        "if not plain.gradients:",
+        ("pytorch",),
+    ),
+)
 
 
 def main() -> None:
@@ -135,7 +446,7 @@ def main() -> None:
     if args.output:
         head = [
             "# Small faults, and which test says so\n",
-            f"`python -m benchmarks.faults`: {len(rows)} faults, {sum('survived' in row for row in rows)} of which survived.\n",
+            f"`python -m benchmarks.faults`: {len(rows)} faults, {sum('survived' in r for r in rows)} survived.\n",
             "| fault | caught by |\n|---|---|",
         ]
         put(args.output, "\n".join([*head, *rows, ""]))
@@ -163,28 +474,24 @@ def verdict(fault: Fault, path: Path, beside_only: bool) -> str:
         faulty = folder / path.relative_to(ROOT)
         faulty.write_text(faulty.read_text().replace(fault.line, fault.wrong))
         beside = [str(Path("tests", one)) for one in fault.beside if (folder / "tests" / one).exists()]
-        for tests in (beside, [] if not beside_only else None):
-            if tests is None or (tests == [] and beside_only):
-                continue
+        for tests in [beside] if beside_only else [beside, []]:
             command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
             try:
                 # The folder comes before the installed package, in what tests start as well.
                 done = subprocess.run(
-                    command, cwd=folder, env={**_environment(), "PYTHONPATH": str(folder)}, timeout=LONGEST_S,
-                    capture_output=True, text=True,
-                )  # fmt: skip
+                    command,
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": str(folder)},
+                    timeout=LONGEST_S,
+                    capture_output=True,
+                    text=True,
+                )
             except subprocess.TimeoutExpired:
                 return "a test that doesn't end"
             failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
             if failed:
                 return f"`{failed[1].split('[')[0]}`"
     return "**survived**"
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH",)}
 
 
 if __name__ == "__main__":
