@@ -449,7 +449,7 @@ def main() -> None:
             f"`python -m benchmarks.faults`: {len(rows)} faults, {sum('survived' in r for r in rows)} survived.\n",
             "| fault | caught by |\n|---|---|",
         ]
-        put("\n".join([*head, *rows, ""]), args.output)
+        put([*head, *rows], args.output)
 
 
 def place(fault: Fault) -> tuple[Path | None, int]:
