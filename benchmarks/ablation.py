@@ -20,43 +20,43 @@ from benchmarks.output import put
 
 
 def _tree() -> None:
-    from poetopt.engine.parallel_tree import ParallelTree
+    from poetopt.search.parallel_tree import ParallelTree
 
     ParallelTree.__enter__ = lambda self: self  # type: ignore[method-assign]
 
 
 def _dives() -> None:
-    from poetopt.branching.tree import Tree
+    from poetopt.search.branching.tree import Tree
 
     Tree.time_to_dive = lambda self: 0.0  # type: ignore[method-assign]
 
 
 def _aggregates() -> None:
-    _set("poetopt.engine.parallel_tree", "worth", lambda *_: [])
+    _set("poetopt.search.parallel_tree", "worth", lambda *_: [])
 
 
 def _windows() -> None:
-    _set("poetopt.engine.model_search", "rolling_windows", lambda *_: None)
+    _set("poetopt.search.model_search", "rolling_windows", lambda *_: None)
 
 
 def _core() -> None:
-    _set("poetopt.engine.model_search", "core_search", lambda *_: None)
+    _set("poetopt.search.model_search", "core_search", lambda *_: None)
 
 
 def _replays() -> None:
-    from poetopt.engine.replays import Replays
+    from poetopt.search.replays import Replays
 
     Replays.follow = lambda *_: False  # type: ignore[method-assign]
 
 
 def _labels() -> None:
-    from poetopt.engine.labels import LabelSetting
+    from poetopt.search.labels import LabelSetting
 
     LabelSetting.of = lambda *_: None  # type: ignore[method-assign]
 
 
 def _relaxation() -> None:
-    from poetopt.engine.relaxation import RelaxedRun
+    from poetopt.search.relaxation import RelaxedRun
 
     RelaxedRun.of = lambda *_: None  # type: ignore[method-assign]
 

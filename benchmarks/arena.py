@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 import poetopt as po
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import Options, Status
-from poetopt.frontends import zoo
-from poetopt.problem import Problem
+from poetopt import zoo
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.whole import solve_whole
+from poetopt.search.solution import Options, Status
 
 SHARES = (0.3, 0.5, 0.7)
 MOST = 1.02

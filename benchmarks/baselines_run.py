@@ -14,12 +14,12 @@ from pathlib import Path
 
 import poetopt as po
 from benchmarks.output import put
-from poetopt.baselines import METHODS
-from poetopt.baselines.acceptance import Settings
-from poetopt.comparison.budgets import in_bytes, parse_budgets
-from poetopt.errors import InfeasibleError, NoScheduleError
+from poetopt.compare.baselines import METHODS
+from poetopt.compare.baselines.acceptance import Settings
+from poetopt.compare.budgets import in_bytes, parse_budgets
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
-from poetopt.problem import Problem
+from poetopt.util.errors import InfeasibleError, NoScheduleError
 
 HEADING = (
     "| method | RAM | budget | arena + kernels | peak of ordinary training | gradients | bit-identical "

@@ -15,10 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import poetopt as po
-from poetopt.engine.solution import Objective, Solution
-from poetopt.errors import InfeasibleError, NoScheduleError
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import Problem
+from poetopt.search.solution import Objective, Solution
+from poetopt.util.errors import InfeasibleError, NoScheduleError
 
 NETWORK, DEVICE, SHARE = "resnet18-cifar", "a72", "40%"
 ASKED = (

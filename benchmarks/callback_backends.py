@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Capability, Floats, Point
+from poetopt.backends.solvers.solver import Capability, Floats, Point
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Row
 
@@ -98,8 +98,8 @@ def scip_backend(chosen: Formulation, told: dict[str, int], *, handler: bool = T
     from pyscipopt import Conshdlr, quicksum
     from pyscipopt.scip import PY_SCIP_RESULT as SCIP_RESULT
 
-    from poetopt.backends.highs import HighsSession
-    from poetopt.backends.scip import ScipBackend, ScipSession
+    from poetopt.backends.solvers.highs import HighsSession
+    from poetopt.backends.solvers.scip import ScipBackend, ScipSession
 
     class Handler(Conshdlr):  # type: ignore[misc, unused-ignore]
         def __init__(self, separation: Separation, variables: Sequence[Any]) -> None:
@@ -218,7 +218,7 @@ def gurobi_backend(chosen: Formulation, told: dict[str, int]) -> Any:
     import gurobipy as gp
     from gurobipy import GRB
 
-    from poetopt.backends.gurobi import GurobiBackend, GurobiSession
+    from poetopt.backends.solvers.gurobi import GurobiBackend, GurobiSession
 
     class Session(GurobiSession):
         separation: Separation

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import poetopt as po
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import Options, Solution, Status
 from poetopt.formulations.language import Formulation
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate
 from poetopt.plan.transfers import Overlap, overlap
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.whole import solve_whole
+from poetopt.search.solution import Options, Solution, Status
 
 NETWORK, SHARE = "resnet18-cifar", 0.4
 FACTORS = tuple(1 + k / 10 for k in range(11))

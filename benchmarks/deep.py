@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from onnx import ModelProto, TensorProto
 
-from poetopt.frontends.zoo.bert import layer
-from poetopt.frontends.zoo.network import Network
-from poetopt.frontends.zoo.resnet import block
-from poetopt.frontends.zoo.transformer import OPSET, Size, linear
+from poetopt.zoo.bert import layer
+from poetopt.zoo.network import Network
+from poetopt.zoo.resnet import block
+from poetopt.zoo.transformer import OPSET, Size, linear
 
 
 def build(name: str) -> ModelProto:

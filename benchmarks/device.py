@@ -29,12 +29,12 @@ from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import first_pages, laid_out
 from poetopt.backends.c.targets import target
-from poetopt.backends.ort.batch import random_batch
-from poetopt.errors import InfeasibleError
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.step.places import graph_of
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Plan
-from poetopt.problem import Home, Problem
 from poetopt.report.needs import needs
-from poetopt.step.places import graph_of
+from poetopt.util.errors import InfeasibleError
 
 RAM_BYTES, M0_BYTES = 256_000, 32_000
 HEADING = (

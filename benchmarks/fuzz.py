@@ -119,14 +119,14 @@ def _child(folder: Path, command: Sequence[str], stdout: int, stderr: int) -> No
 
 
 def _run(command: list[str]) -> int:
-    from poetopt.cli import invoke
-    from poetopt.console import guarded
+    from poetopt.cli.app import invoke
+    from poetopt.cli.console import guarded
 
     if command[0] != "sweep":
         return invoke(command)
 
     def points() -> int:
-        from poetopt.sweeps.points import read_sweep
+        from poetopt.api.sweeps.points import read_sweep
 
         read_sweep(command[1])
         return 0
@@ -136,7 +136,7 @@ def _run(command: list[str]) -> int:
 
 _MAKE = """
 import sys
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 for line in sys.stdin.read().splitlines():
     if invoke(line.split()):
         sys.exit(line + ": refused")
@@ -168,10 +168,10 @@ def _load_everything(folder: Path) -> None:
     import highspy  # noqa: F401
 
     import poetopt.api
-    import poetopt.backends.ort
-    import poetopt.engine.run
+    import poetopt.backends.onnxruntime
     import poetopt.formulations  # noqa: F401
-    from poetopt.cli import invoke
+    import poetopt.search.run
+    from poetopt.cli.app import invoke
 
     (folder / "sound.onnx").write_bytes(models()[0].SerializeToString())
     out = os.dup(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import poetopt as po
 from poetopt.api import store_all_peak_bytes
-from poetopt.errors import InfeasibleError, NoScheduleError
+from poetopt.util.errors import InfeasibleError, NoScheduleError
 
 HEADING = (
     "| network | RAM | operators | blocks | overhead | overhead, blocks | energy + | bound | plan B | plan B, blocks "

@@ -21,9 +21,9 @@ from typing import Any
 
 import poetopt as po
 from benchmarks.ablation import MECHANISMS
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import Options, Solution
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.whole import solve_whole
+from poetopt.search.solution import Options, Solution
 
 LIMIT_S = 180.0
 """Of a cell; the slowest takes 10 s of processor."""

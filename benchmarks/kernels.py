@@ -9,10 +9,10 @@ import argparse
 from pathlib import Path
 
 from benchmarks.output import put
-from poetopt.errors import PoetError
-from poetopt.runtimes.c.kernel import Kernel
-from poetopt.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.kernel import Kernel
+from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.testing.kernel import KernelCheck, check_kernel
+from poetopt.util.errors import PoetError
 
 COUNT = 300
 CHUNK = 50

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmarks.output import put
 from poetopt.graph import TOGETHER, Operator
-from poetopt.runtimes.c.kernel import UPDATE, Kernel
-from poetopt.runtimes.c.registry import kernels
-from poetopt.runtimes.c.tiles.variants import Ways
+from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
+from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.tiles.variants import Ways
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_cases import Case, cases_of
 from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial

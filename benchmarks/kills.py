@@ -140,7 +140,7 @@ _COMMANDS: dict[str, Callable[[Path], Command]] = {"solve": _solve, "steps": _st
 
 def start(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
     """A command line of the program, in `folder`, in a session of its own."""
-    program = [sys.executable, "-c", "from poetopt.cli import main; main()"]
+    program = [sys.executable, "-c", "from poetopt.cli.app import main; main()"]
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {
         **os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path),

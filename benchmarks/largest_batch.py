@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 import poetopt as po
-from poetopt.engine.solution import Progress
-from poetopt.units import show_bytes, show_seconds
+from poetopt.search.solution import Progress
+from poetopt.util.units import show_bytes, show_seconds
 
 NETWORKS = ("lenet", "resnet18-cifar", "vgg16-cifar", "bert-tiny", "mobilenetv2", "resnet50")
 HEADER = """| network | batch | one more needs | proven | found | all | CPU | seconds a sample at a batch | gap |

@@ -24,18 +24,18 @@ from pathlib import Path
 from unittest import mock
 
 import poetopt as po
-from poetopt.backends.ort import measure
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.measure import high_water_bytes, peak_beside_bytes
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.errors import InfeasibleError
+from poetopt.backends.onnxruntime import measure
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.measure import high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.memory import Block
+from poetopt.backends.step.places import graph_of
+from poetopt.backends.step.program import Program
+from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.storage import PageFile
 from poetopt.plan.layout import arena_bytes
-from poetopt.step.memory import Block
-from poetopt.step.places import graph_of
-from poetopt.step.program import Program
-from poetopt.step.region import Region, slots
-from poetopt.step.storage import PageFile
-from poetopt.units import show_bytes
+from poetopt.util.errors import InfeasibleError
+from poetopt.util.units import show_bytes
 
 HEADER = """| network | budget | arena | live | high-water | arena + it, of the budget | VmHWM | nothing given back |
 |---|---|---|---|---|---|---|---|"""
@@ -134,7 +134,7 @@ def main() -> None:
     if given.child is not None:
         child(given.child)
         return
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     lines = [HEADER]
     print(HEADER, flush=True)

@@ -54,7 +54,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             total_ram=cell.total,
             time_limit=cell.limit_s,
         ).to_dict()
-    except (po.errors.InfeasibleError, po.errors.NoScheduleError) as error:
+    except (po.util.errors.InfeasibleError, po.util.errors.NoScheduleError) as error:
         found = {**(error.report or {}), "none": str(error)}
     found["seconds"] = time.perf_counter() - begin
     return found

@@ -21,15 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import poetopt as po
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.measure import Clock
-from poetopt.backends.ort.reference import Fused, NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.stepping import ScheduledStep
-from poetopt.process import peak_bytes
-from poetopt.step.places import graph_of
-from poetopt.step.region import Region
-from poetopt.units import show_bytes, show_seconds
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.measure import Clock
+from poetopt.backends.onnxruntime.reference import Fused, NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.stepping import ScheduledStep
+from poetopt.backends.step.places import graph_of
+from poetopt.backends.step.region import Region
+from poetopt.util.memory import peak_bytes
+from poetopt.util.units import show_bytes, show_seconds
 
 NETWORKS = ("mobilenetv2:8", "resnet18-cifar:8", "bert-tiny:8", "resnet50:8")
 """Network and batch."""

@@ -15,19 +15,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import poetopt as po
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.executor import transfer_seconds
-from poetopt.backends.ort.measure import Clock, alternate, told
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.executor import transfer_seconds
+from poetopt.backends.onnxruntime.measure import Clock, alternate, told
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.memory import Block
+from poetopt.backends.step.program import Program
+from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.storage import PageFile
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.schedule import Schedule
-from poetopt.step.memory import Block
-from poetopt.step.program import Program
-from poetopt.step.region import Region, slots
-from poetopt.step.storage import PageFile
 
 RUNS = 9
 

@@ -22,10 +22,10 @@ import pyomo.environ as pyo
 from pyomo.repn import generate_standard_repn
 
 import poetopt as po
-from poetopt.backends.solver import backend
+from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Formulation
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.testing.problems import tight
 
 ROUNDS = 60

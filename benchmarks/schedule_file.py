@@ -21,7 +21,7 @@ import poetopt as po
 from poetopt.api.batches import known_schedule
 from poetopt.api.options import asked
 from poetopt.frontends.proto import save_model
-from poetopt.units import show_bytes
+from poetopt.util.units import show_bytes
 
 NETWORKS = ("resnet18-cifar", "mobilenetv2", "bert-tiny")
 WAYS = {

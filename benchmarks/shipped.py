@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from poetopt.units import parse_time
+from poetopt.util.units import parse_time
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARE, LIMIT = "60%", "20s"

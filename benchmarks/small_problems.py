@@ -14,9 +14,9 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from poetopt.backends.solver import backend
-from poetopt.errors import BackendUnavailableError, PoetError
-from poetopt.units import parse_time
+from poetopt.backends.solvers.solver import backend
+from poetopt.util.errors import BackendUnavailableError, PoetError
+from poetopt.util.units import parse_time
 from tests.small import false_word, judged, small_problem
 
 BACKENDS = ("highs", "gurobi", "cbc", "scip")

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.engine.solution import Options, Progress
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
+    from poetopt.search.solution import Options, Progress
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTANCES = ROOT.parent / "shared" / "instances"
@@ -137,8 +137,8 @@ def problem_of(cell: Cell) -> Problem:
 
 def options_of(cell: Cell, problem: Problem, limit_s: float) -> Options:
     """What is asked of the cell's solve; a `limit_s` of 0 is the cell's own."""
-    from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.plan.storeall import store_all_bytes
+    from poetopt.search.solution import DeadlineModel, Options
 
     return Options(
         ram_bytes=int(cell.ram * store_all_bytes(problem)) if cell.ram <= 1 else int(cell.ram),
@@ -159,7 +159,7 @@ def measure(cell: Cell, limit_s: float, without: Sequence[str] = ()) -> dict[str
 
     for name in without:
         MECHANISMS[name]()
-    from poetopt.diagnosis.solve import solve
+    from poetopt.search.diagnosis.solve import solve
 
     problem = problem_of(cell)
     if ":" in cell.problem:

@@ -46,15 +46,15 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.callback_backends import gurobi_backend, scip_backend
 from benchmarks.output import put
 from benchmarks.solve import ROOT, Cell, cells, options_of, problem_of
-from poetopt.errors import BackendUnavailableError
+from poetopt.util.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
-    from poetopt.backends.solver import Point
-    from poetopt.engine.budget import Budget
-    from poetopt.engine.solution import Options
+    from poetopt.backends.solvers.solver import Point
     from poetopt.formulations.rows import Row
+    from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
-    from poetopt.problem import Problem
+    from poetopt.search.budget import Budget
+    from poetopt.search.solution import Options
 
 WAYS = ("engine", "engine-1", "engine-scip", "scip", "scip-cuts")
 """Those that are compared unless others are asked for."""
@@ -104,9 +104,9 @@ def measure(cell: Cell, way: str, limit_s: float) -> dict[str, Any]:
 
 def solved(problem: Problem, options: Options, way: str) -> dict[str, Any]:
     """Overhead and bound of one way, the overhead judged by the simulator, and what callbacks did."""
-    from poetopt.diagnosis.solve import solve
     from poetopt.formulations import formulation
     from poetopt.plan.simulate import simulate
+    from poetopt.search.diagnosis.solve import solve
 
     chosen, told = formulation(options.formulation), dict.fromkeys(("nodes", "cuts", "lazy", "refused"), 0)
     if way in ("engine", "engine-1"):
@@ -133,13 +133,13 @@ def solved(problem: Problem, options: Options, way: str) -> dict[str, Any]:
 
 def alone(problem: Problem, options: Options, *, cuts: bool) -> tuple[Plan | None, float, int]:
     """One search of the scope's model: the best plan, what is proven, and what the solver's best point takes of RAM."""
-    from poetopt.engine.constructive import first_schedules
-    from poetopt.engine.cutting import cut
-    from poetopt.engine.model import model_of, session_of
-    from poetopt.engine.replays import Replays
-    from poetopt.engine.run import Run
     from poetopt.plan.assemble import plan_of
     from poetopt.plan.simulate import simulate
+    from poetopt.search.constructive import first_schedules
+    from poetopt.search.cutting import cut
+    from poetopt.search.model import model_of, session_of
+    from poetopt.search.replays import Replays
+    from poetopt.search.run import Run
 
     run = Run(problem, options, None)
     chosen, budget = run.chosen, run.budget

@@ -23,17 +23,17 @@ import torch
 
 import poetopt as po
 from benchmarks.torch_networks import NETWORKS
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.measure import alternate
-from poetopt.backends.ort.reference import Fused
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.measure import alternate
+from poetopt.backends.onnxruntime.reference import Fused
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.memory import Block
+from poetopt.backends.step.program import Program
+from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.storage import PageFile
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
-from poetopt.schedule import Schedule
-from poetopt.step.memory import Block
-from poetopt.step.program import Program
-from poetopt.step.region import Region, slots
-from poetopt.step.storage import PageFile
+from poetopt.plan.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = "| network | batch | nodes | torch ms | session | wanted | arena | arena of session | wanted | verdict |"

@@ -76,7 +76,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             gap=GAP,
         )
         found = report.to_dict()
-    except (po.errors.InfeasibleError, po.errors.NoScheduleError) as error:
+    except (po.util.errors.InfeasibleError, po.util.errors.NoScheduleError) as error:
         found = dict(error.report or {})
     used = resource.getrusage(resource.RUSAGE_SELF)
     return found | {"cpu_s": used.ru_utime + used.ru_stime, "wall_s": time.perf_counter() - begin}

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.output import put
-from poetopt.sweeps.points import read_sweep
-from poetopt.sweeps.store import POINT, RESULT
+from poetopt.api.sweeps.points import read_sweep
+from poetopt.api.sweeps.store import POINT, RESULT
 
 SWEEP = """\
 models = ["mlp", "vgg16-cifar"]
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def _start(sweep: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    program = [sys.executable, "-c", "from poetopt.cli import main; main()"]
+    program = [sys.executable, "-c", "from poetopt.cli.app import main; main()"]
     command = [*program, "sweep", str(sweep), "-o", str(out), *more]
     # The tracker of a killed process warns of what that left.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}

@@ -12,7 +12,7 @@ from typing import Any
 import torch.nn.functional as f
 from torch import Tensor
 
-from poetopt.frontends.zoo import bert, mobilenet, resnet, vgg
+from poetopt.zoo import bert, mobilenet, resnet, vgg
 
 Weights = Mapping[str, Tensor]
 

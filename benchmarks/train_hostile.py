@@ -36,10 +36,10 @@ from PIL import Image
 from benchmarks.damage import bytes_of
 from benchmarks.mutants import _json
 from benchmarks.output import put
-from poetopt.cli import invoke
-from poetopt.errors import PoetError
-from poetopt.telling import silent
+from poetopt.cli.app import invoke
 from poetopt.training.checkpoint import newest
+from poetopt.util.errors import PoetError
+from poetopt.util.progress import silent
 
 Rng = Any
 Arguments = list[str]
@@ -192,7 +192,7 @@ PREPARED: dict[object, Any] = {}
 
 
 def _called(_what: str, function: Callable[..., Any], *given: Any, told: Any = silent) -> Any:
-    """What `poetopt.apart.call` does, in this process, and once for each plan."""
+    """What `poetopt.util.subprocess_call.call` does, in this process, and once for each plan."""
     limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     if function.__name__ != "_prepare" or limited or not Path(given[0]).is_file():
         return function(*given, told=told)
@@ -211,7 +211,7 @@ def quietly(arguments: Arguments) -> tuple[int, str]:
     with (
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
-        patch("poetopt.apart.call", _called),
+        patch("poetopt.util.subprocess_call.call", _called),
     ):
         try:
             code = invoke(arguments)

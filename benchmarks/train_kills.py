@@ -28,8 +28,8 @@ import numpy as np
 
 from benchmarks.kills import GONE_S, _end, _group
 from benchmarks.output import put
-from poetopt.telling import silent
 from poetopt.training.checkpoint import newest
+from poetopt.util.progress import silent
 
 ROWS, BATCH, EPOCHS = 1600, 8, 4
 SOLVE = f"solve lenet --batch {BATCH} --device a72 --ram 99% --optimizer adam --time-limit 10s -o plan.json"
@@ -80,8 +80,8 @@ def prepare(folder: Path) -> None:
     for line in (SOLVE, SOLVE_ON):
         _end(folder, tuple(line.split()))
     import poetopt.api.trainer
-    import poetopt.backends.ort.prepared
-    import poetopt.commands.train
+    import poetopt.backends.onnxruntime.prepared
+    import poetopt.cli.train
     import poetopt.training.in_c
     import poetopt.training.loop  # noqa: F401 - imported before the forks
 
@@ -176,12 +176,14 @@ def fork(folder: Path, line: str) -> ForkProcess:
 
 
 def _run(folder: Path, line: str) -> None:
-    from poetopt.cli import invoke
+    from poetopt.cli.app import invoke
 
     os.setsid()
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with patch("poetopt.apart.call", lambda _what, function, *given, told=silent: function(*given, told=told)):
+    with patch(
+        "poetopt.util.subprocess_call.call", lambda _what, function, *given, told=silent: function(*given, told=told)
+    ):
         os._exit(invoke(line.split()))
 
 

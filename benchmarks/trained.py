@@ -23,9 +23,9 @@ import torch
 import poetopt as po
 from benchmarks.output import put
 from benchmarks.torch_networks import NETWORKS
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import TrainingGraph
 
 NEAR = 1e-5

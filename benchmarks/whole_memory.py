@@ -71,7 +71,7 @@ def measure(cell: Cell) -> dict[str, Any]:
             gap=cell.gap,
         )
         found = report.to_dict()
-    except (po.errors.InfeasibleError, po.errors.NoScheduleError) as error:
+    except (po.util.errors.InfeasibleError, po.util.errors.NoScheduleError) as error:
         found = dict(error.report or {})
     found["asked_total"], found["seconds"] = total, time.perf_counter() - begin
     return found

@@ -23,7 +23,7 @@ from poetopt.autodiff.registry import nondifferentiable, registered  # noqa: E40
 from poetopt.graph import Tensor  # noqa: E402
 from poetopt.ops.losses.vjp import ATTACHED  # noqa: E402
 from poetopt.ops.recurrent.steps import DEFAULTS  # noqa: E402
-from poetopt.runtimes.onnxruntime import runtime  # noqa: E402
+from poetopt.ops.runtimes.onnxruntime import runtime  # noqa: E402
 from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
 from tests.autodiff.random_specs import RANDOM, specs  # noqa: E402
 from tests.autodiff.specs import Spec, graph_of  # noqa: E402
@@ -39,7 +39,7 @@ Written by `docs/ops_table.py` from the registry; a test holds that it lists eve
   `tests/autodiff/table.py`: i0, i1, ... inputs, y0, y1, ... outputs, + what the forward operator writes in addition for them. Where
   there are two answers, it is the one that the backward pass of the graph reads anyway.
 - *Workspace*: the most that one operator's temporaries take, in multiples of the largest tensor that the forward operator reads or
-  writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/runtimes/onnxruntime/kernels.py`.
+  writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/ops/runtimes/onnxruntime/kernels.py`.
 - *Errors*: the worst, relative to the larger of the gradient's norm and one, in float64: against finite differences over
   the rows and {examples} random configurations (shapes, attributes, broadcasting), and against torch over the rows.
 

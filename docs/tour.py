@@ -24,7 +24,7 @@ def renewed(page: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
 
         def printed(match: re.Match[str]) -> str:
-            command = (sys.executable, "-c", "from poetopt.cli import main; main()", *match[1].split())
+            command = (sys.executable, "-c", "from poetopt.cli.app import main; main()", *match[1].split())
             ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
             text = (ended.stdout or ended.stderr).rstrip()
             return f"<!-- output: poetopt {match[1]} -->\n```\n$ poetopt {match[1]}\n{text}\n```"

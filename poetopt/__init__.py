@@ -15,10 +15,10 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.version import __version__
+from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
-    from poetopt import autodiff, backends, baselines, devices, formulations, frontends, plan, report, testing, torch
+    from poetopt import autodiff, backends, devices, formulations, frontends, plan, report, testing, torch, zoo
     from poetopt.api import (
         Model,
         Training,
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
     from poetopt.api.schedule_file import write_schedule
     from poetopt.api.sensitivity import sensitivity
     from poetopt.api.showing import show
+    from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
-    from poetopt.comparison.goals import front, lexicographic
-    from poetopt.comparison.interface import compare, pareto
+    from poetopt.compare import baselines
+    from poetopt.compare.goals import front, lexicographic
+    from poetopt.compare.interface import compare, pareto
     from poetopt.devices import Device
-    from poetopt.errors import PoetError
-    from poetopt.frontends import zoo
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
+    from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
-    from poetopt.problem import Problem
     from poetopt.report.report import Report
-    from poetopt.sweeps.run import sweep
+    from poetopt.util.errors import PoetError
 
 # onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -125,15 +125,15 @@ _FOLDERS = (
     "testing",
     "torch",
 )
-_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"zoo": "poetopt.frontends.zoo"}
+_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"zoo": "poetopt.zoo"}
 _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
     "Operator": "poetopt.graph",
     "Model": "poetopt.api",
     "Plan": "poetopt.plan.instructions",
-    "PoetError": "poetopt.errors",
-    "Problem": "poetopt.problem",
+    "PoetError": "poetopt.util.errors",
+    "Problem": "poetopt.graph.problem",
     "Report": "poetopt.report.report",
     "Tensor": "poetopt.graph",
     "Trainer": "poetopt.api.trainer",
@@ -142,10 +142,10 @@ _HOMES = {
     "TrainingGraph": "poetopt.graph",
     "add_cuts": "poetopt.api",
     "add_late_rows": "poetopt.api",
-    "compare": "poetopt.comparison.interface",
+    "compare": "poetopt.compare.interface",
     "export": "poetopt.api",
-    "front": "poetopt.comparison.goals",
-    "lexicographic": "poetopt.comparison.goals",
+    "front": "poetopt.compare.goals",
+    "lexicographic": "poetopt.compare.goals",
     "train": "poetopt.api",
     "store_all_peak_bytes": "poetopt.api",
     "solve": "poetopt.api",
@@ -161,11 +161,11 @@ _HOMES = {
     "import_solution": "poetopt.api",
     "inspect": "poetopt.api.inspection",
     "verify": "poetopt.api.verification",
-    "pareto": "poetopt.comparison.interface",
+    "pareto": "poetopt.compare.interface",
     "plan_of": "poetopt.api",
     "sensitivity": "poetopt.api.sensitivity",
     "show": "poetopt.api.showing",
-    "sweep": "poetopt.sweeps.run",
+    "sweep": "poetopt.api.sweeps.run",
     "write_schedule": "poetopt.api.schedule_file",
 }
 
@@ -183,12 +183,12 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        from poetopt import lacking
+        from poetopt.util import optional_deps as lacking
 
         lacks = lacking.told(error)
         if lacks is None:
             raise
-        from poetopt.errors import BackendUnavailableError
+        from poetopt.util.errors import BackendUnavailableError
 
         raise BackendUnavailableError(lacks) from error
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from poetopt import interrupts
+from poetopt.util import interrupts
 
 
 def main() -> None:
     """Entry point of the program."""
     interrupts.install()
     try:
-        from poetopt.cli import main as command
+        from poetopt.cli.app import main as command
 
         command()
     except KeyboardInterrupt:  # before the command line's own guard is there

@@ -12,9 +12,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.problem import Home, Problem
-from poetopt.schedule import Schedule
+from poetopt.plan.schedule import Schedule
 from tests.problems import random_budget, random_plan, random_problem, random_tight, store_all
 
 __all__ = [

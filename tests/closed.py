@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetopt.engine.solution import OPTIMAL_GAP, Solution, Status, graded
+from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded
 
 
 def closed(solution: Solution) -> bool:

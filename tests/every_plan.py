@@ -1,6 +1,6 @@
 """The least overhead of any plan at all, by its own reading of the contract: homes, wakings, DMA, deadlines, layouts.
 
-A uniform-cost search over single instructions. It shares nothing with the package but the nouns of `poetopt.problem`:
+A uniform-cost search over single instructions. It shares nothing with the package but the nouns of `poetopt.graph.problem`:
 neither formulations, nor the simulator, nor its clock. Frees come last: a buffer is given up as another needs its
 bytes, as waiting with it costs nothing; everything else may come at any moment.
 """
@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from poetopt.problem import Home, Problem
+from poetopt.graph.problem import Home, Problem
 
 MOST_STATES = 400_000
 """More than a search of one problem may visit."""

@@ -12,17 +12,17 @@ import itertools
 import pyomo.environ as pyo
 import pytest
 
-from poetopt.errors import PlanError
 from poetopt.formulations import decisions
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Terms
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
 from poetopt.testing.exhaustive import keeps_stage_rules, thrifty
+from poetopt.util.errors import PlanError
 
 TOLERANCE = 1e-9
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIZES = (0, 1, 1, 2, 2, 3, 4, 6)
 COSTS = (0.0, 1.0, 1.0, 2.0, 3.0, 5.0)

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.problem import Home, Problem, ProblemTensor
+from poetopt.graph.problem import Home, Problem, ProblemTensor
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Solution, Status
 from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.problems import random_problem
 

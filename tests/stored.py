@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from poetopt.graph.problem import Home, Problem, ProblemTensor, Transfers
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Home, Problem, ProblemTensor, Transfers
 from poetopt.testing.problems import PAGE_COSTS, SIZES, small_problem
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Home, Problem, ProblemOperator, Variant
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
-from poetopt.problem import Home, Problem, ProblemOperator, Variant
+from poetopt.util.errors import PlanError
 
 WORKSPACES = (0, 0, 1, 2)
 COSTS = (0.0, 0.5, 1.0, 2.0)

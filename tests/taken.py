@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
 from tests.problems import random_few, store_all
 
 

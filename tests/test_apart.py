@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt import apart
 from poetopt.api.apart import _prepare, prepared
-from poetopt.errors import ExecutionError, InfeasibleError
-from poetopt.telling import Told
+from poetopt.util import subprocess_call as apart
+from poetopt.util.errors import ExecutionError, InfeasibleError
+from poetopt.util.progress import Told
 
 
 def doubled(number: int, *, told: Told) -> tuple[int, int]:

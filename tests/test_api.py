@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt.engine.solution import Progress
-from poetopt.errors import DeviceError, InfeasibleError, OptionError, PlanError
-from poetopt.frontends import zoo
+from poetopt import zoo
+from poetopt.search.solution import Progress
+from poetopt.util.errors import DeviceError, InfeasibleError, OptionError, PlanError
 from tests.cli.support import chain, write_problem
 
 
@@ -123,7 +123,7 @@ def test_an_interrupt_with_nothing_in_hand_is_one(problem: po.Problem, monkeypat
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("poetopt.engine.search.first_schedules", interrupt)
+    monkeypatch.setattr("poetopt.search.search.first_schedules", interrupt)
     with pytest.raises(KeyboardInterrupt):
         po.solve(problem, ram=problem.least_ram_bytes)
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.arena import lower_bound, pack
-from poetopt.arena.ejection import fit, hurry, tighten
-from poetopt.arena.greedy import place
-from poetopt.arena.instance import Instance, _compared, _swept
-from poetopt.arena.repair import repair
-from poetopt.arena.stream import MOST_PAIRS, pairs, stream
+from poetopt.graph.arena import lower_bound, pack
+from poetopt.graph.arena.ejection import fit, hurry, tighten
+from poetopt.graph.arena.greedy import place
+from poetopt.graph.arena.instance import Instance, _compared, _swept
+from poetopt.graph.arena.repair import repair
+from poetopt.graph.arena.stream import MOST_PAIRS, pairs, stream
 from tests.seeds import examples
 
 Buffers = tuple[list[int], list[int], list[int]]

@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 import poetopt as po
-from poetopt.errors import InfeasibleError
+from poetopt.util.errors import InfeasibleError
 from tests.frontends.support import floats, model_of
 
 

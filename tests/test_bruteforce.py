@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import (
     StageRules,
     plan_optimum,

@@ -13,8 +13,8 @@ import pytest
 
 import poetopt as po
 from poetopt.autodiff import registry
-from poetopt.baselines import METHODS
-from poetopt.errors import BackendUnavailableError, NoScheduleError
+from poetopt.compare.baselines import METHODS
+from poetopt.util.errors import BackendUnavailableError, NoScheduleError
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 
@@ -65,7 +65,7 @@ def test_a_frontend(tmp_path: Path) -> None:
 
 
 def test_a_block() -> None:
-    from poetopt.backends.highs import backend
+    from poetopt.backends.solvers.highs import backend
 
     names = run("A block")
     problem = po.load("vgg16-cifar").differentiate().cost("m4")
@@ -94,7 +94,7 @@ def test_a_backend() -> None:
 
 
 def test_a_baseline() -> None:
-    from poetopt.baselines.acceptance import Settings
+    from poetopt.compare.baselines.acceptance import Settings
     from tests.bruteforce import plan_optimum
     from tests.problems import random_tight
 

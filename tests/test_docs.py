@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))

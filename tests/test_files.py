@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.errors import OutputError
-from poetopt.files import LEFT_S, check_folder, check_writable, replacing, write_atomically
+from poetopt.util.errors import OutputError
+from poetopt.util.files import LEFT_S, check_folder, check_writable, replacing, write_atomically
 
 
 def test_writes_and_replaces(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_only_old_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> Non
 def test_a_locked_leftover_goes_with_its_process(tmp_path: Path) -> None:
     """What a process that was killed while it wrote has left is gone at the next write there, however fresh."""
     code = (
-        "import sys, time\nfrom poetopt.files import replacing\n"
+        "import sys, time\nfrom poetopt.util.files import replacing\n"
         "with replacing(sys.argv[1]) as place:\n place.write_bytes(b'half')\n print(flush=True)\n time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "plan.json")]

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import poetopt as po
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 
 BOARD = """
 name = "board"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.engine.limits import impossible
-from poetopt.engine.solution import Options
-from poetopt.errors import InfeasibleError, ModelError, OptionError
+from poetopt.search.limits import impossible
+from poetopt.search.solution import Options
+from poetopt.util.errors import InfeasibleError, ModelError, OptionError
 from tests.cli.support import Runner, chain, runner, write_problem
 
 

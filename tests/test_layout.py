@@ -148,7 +148,9 @@ def test_what_the_root_hands_on_is_upstream_of_it() -> None:
 def test_who_solves_many_times_has_no_half_answers() -> None:
     """An interrupt ends `diagnosis.solve.solve` with the best so far, which is an answer to one question only."""
     many = ("baselines", "comparison", "testing", "report", "sweeps", "console", "commands")
-    callers = {path for path in modules() if {"poetopt.engine.search", "poetopt.diagnosis.solve"} & {*imports(path)}}
+    callers = {
+        path for path in modules() if {"poetopt.search.search", "poetopt.search.diagnosis.solve"} & {*imports(path)}
+    }
     assert callers
     assert not [path for path in callers if part_of(path) in many], "call diagnosis.whole.solve_whole"
 
@@ -219,7 +221,7 @@ def test_constraints_cover_what_make_installs() -> None:
         assert version >= tuple(int(digits) for digits in least.split(".")), requirement
 
 
-@pytest.mark.parametrize("module", ["poetopt", "poetopt.cli"])
+@pytest.mark.parametrize("module", ["poetopt", "poetopt.cli.app"])
 def test_heavy_libraries_wait_until_they_are_needed(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -230,8 +232,8 @@ def test_solving_leaves_out_what_only_pyomo_asks_of_scipy() -> None:
     """And what was left out is whole for whoever asks for it afterwards, Pyomo included."""
     code = """if True:
         import sys
-        from poetopt.diagnosis.solve import solve
-        from poetopt.backends.highs import backend
+        from poetopt.search.diagnosis.solve import solve
+        from poetopt.backends.solvers.highs import backend
         print([name for name in ("scipy.stats", "scipy.integrate", "scipy.spatial") if name in sys.modules])
         import scipy.stats
         from pyomo.common.dependencies import scipy as deferred

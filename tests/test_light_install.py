@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.lacking import INSTALL, PACKAGES
+from poetopt.util.optional_deps import INSTALL, PACKAGES
 from tests.test_layout import ROOT
 
 ABSENT = f"import sys; sys.modules.update(dict.fromkeys({PACKAGES!r})); "
@@ -47,7 +47,7 @@ SOLVES = [
 
 def test_a_board_executes_and_what_solves_says_how_to_get_it(plan: Path) -> None:
     code = ABSENT + (
-        "import io, contextlib\nfrom poetopt.cli import invoke\n"
+        "import io, contextlib\nfrom poetopt.cli.app import invoke\n"
         f"for command in {[*EXECUTES, *SOLVES]!r}:\n"
         "    out, err = io.StringIO(), io.StringIO()\n"
         "    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):\n"

@@ -15,16 +15,16 @@ import poetopt as po
 from poetopt.api.apart import prepared
 from poetopt.api.batches import known_schedule
 from poetopt.api.options import asked
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.stepping import ScheduledStep
-from poetopt.errors import InfeasibleError, ModelError, OptionError
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.stepping import ScheduledStep
+from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.plan import codec
 from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.report.needs import needs
-from poetopt.runtimes.onnxruntime import OnnxRuntime
+from poetopt.util.errors import InfeasibleError, ModelError, OptionError
 from tests.frontends.support import floats, model_of, text_model
 
 TOLERANCE = 2e-6

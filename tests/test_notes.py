@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 
-from poetopt import notes
-from poetopt.notes import About, Note
+from poetopt.util import notes
+from poetopt.util.notes import About, Note
 
 SAID = Note("the whole text, with advice", About.GRADIENTS, "the text")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.console import complain, say
-from poetopt.printable import LONGEST_LINE, LONGEST_WORD, shortened, shown, unshown
+from poetopt.cli.console import complain, say
+from poetopt.util.printable import LONGEST_LINE, LONGEST_WORD, shortened, shown, unshown
 
 
 @given(st.text())

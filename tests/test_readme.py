@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 
 PAGE = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 

@@ -9,10 +9,10 @@ import pytest
 
 import poetopt as po
 from poetopt.api.problems import problem_of
-from poetopt.engine.solution import Progress
-from poetopt.errors import OptionError, PlanError
 from poetopt.report.progress import listening
-from poetopt.telling import paced, silent, telling
+from poetopt.search.solution import Progress
+from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.progress import paced, silent, telling
 from tests.cli.support import chain, write_problem
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.errors import OptionError
-from poetopt.units import (
+from poetopt.util.errors import OptionError
+from poetopt.util.units import (
     Factor,
     Share,
     parse_deadline,

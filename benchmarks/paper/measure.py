@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import poetopt as po
-from poetopt.baselines.acceptance import Settings
-from poetopt.baselines.poet import solve
-from poetopt.comparison.budgets import in_bytes, parse_budgets
-from poetopt.comparison.compare import compare
-from poetopt.comparison.rows import COLUMNS, Row, row_of_solution
-from poetopt.files import replacing
-from poetopt.problem import Problem
+from poetopt.compare.baselines.acceptance import Settings
+from poetopt.compare.baselines.poet import solve
+from poetopt.compare.budgets import in_bytes, parse_budgets
+from poetopt.compare.compare import compare
+from poetopt.compare.rows import COLUMNS, Row, row_of_solution
+from poetopt.graph.problem import Problem
+from poetopt.util.files import replacing
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "paper"
 DEVICES = ("m0", "m4", "a72", "tx2")

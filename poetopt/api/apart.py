@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from poetopt import apart
 from poetopt.api.plans import budget_of, execute, load_plan, plan_in
-from poetopt.errors import ExecutionError, OtherRuntimeError, PoetError
-from poetopt.files import replacing
-from poetopt.inputs import is_special
-from poetopt.scratch import scratch_folder
-from poetopt.telling import Told, silent
+from poetopt.util import subprocess_call as apart
+from poetopt.util.errors import ExecutionError, OtherRuntimeError, PoetError
+from poetopt.util.files import replacing
+from poetopt.util.inputs import is_special
+from poetopt.util.progress import Told, silent
+from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.plan.codec import PlanFile
 
 Place = str | os.PathLike[str]
@@ -115,7 +115,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _loaded(folder: Path) -> Prepared:
-    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.onnxruntime.prepared import Prepared
 
     with _made_ready():
         return Prepared.load(folder)
@@ -160,9 +160,9 @@ def _prepare(
     *,
     told: Told,
 ) -> None:
-    from poetopt.backends.ort import load_batch, random_batch
-    from poetopt.backends.ort.prepared import Prepared
-    from poetopt.step.places import graph_of
+    from poetopt.backends.onnxruntime import load_batch, random_batch
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.backends.step.places import graph_of
 
     found = _read(plan, model, allow_symlinks)
     graph = graph_of(found.plan)
@@ -189,10 +189,10 @@ def _compare(
     *,
     told: Told,
 ) -> Compared:
-    from poetopt.backends.ort.prepared import Prepared
-    from poetopt.backends.ort.reference import digests
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.backends.onnxruntime.reference import digests
+    from poetopt.backends.step.places import graph_of
     from poetopt.report.execution import execution_document, execution_rows
-    from poetopt.step.places import graph_of
 
     loaded = _read(plan, model, allow_symlinks)
     found = plan_in(loaded)

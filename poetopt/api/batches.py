@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.models import differentiated, read
 from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of, stream_of
-from poetopt.errors import PoetError
 from poetopt.report.training_run import batch_of
+from poetopt.util.errors import PoetError
 
 if TYPE_CHECKING:
-    from poetopt.engine.incumbent import Candidate
-    from poetopt.engine.solution import Options
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
+    from poetopt.search.incumbent import Candidate
+    from poetopt.search.solution import Options
 
 MOST_OPERATORS = 2_000
 """Reading a larger network some times more takes longer than what is known at once is worth."""
@@ -82,13 +82,13 @@ def known_schedule(problem: Problem, options: Options, *, first: bool = False) -
     first
         Whether any will do, else the best that they find.
     """
-    from poetopt.clock import Work
-    from poetopt.engine.constructive import greedy_schedules
-    from poetopt.engine.incumbent import Incumbent
-    from poetopt.engine.limits import impossible
-    from poetopt.engine.tuning import WORK
     from poetopt.formulations import formulation
     from poetopt.plan.storeall import everything
+    from poetopt.search.constructive import greedy_schedules
+    from poetopt.search.incumbent import Incumbent
+    from poetopt.search.limits import impossible
+    from poetopt.search.tuning import WORK
+    from poetopt.util.work import Work
 
     chosen = formulation(options.formulation)
     if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):

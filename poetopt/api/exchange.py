@@ -8,16 +8,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from poetopt.api.options import asked
-from poetopt.units import Factor, Share
+from poetopt.util.units import Factor, Share
 
 if TYPE_CHECKING:
-    from poetopt.backends.solver import Backend
-    from poetopt.exchange.model_files import Exported
+    from poetopt.backends.solvers.solver import Backend
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
+    from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
-    from poetopt.problem import Problem
     from poetopt.report.report import Report
+    from poetopt.search.exchange.model_files import Exported
 
 
 def export(
@@ -52,7 +52,7 @@ def export(
     where even the relaxation has no solution, PlanError for an `also` that doesn't fit the model,
     BackendUnavailableError where the backend isn't installed.
     """
-    from poetopt.exchange.model_files import export as write
+    from poetopt.search.exchange.model_files import export as write
 
     options = asked(
         problem,
@@ -93,9 +93,9 @@ def import_solution(
     The options are those of the export. Raises PlanError for a file that is of another model, incomplete or
     fractional, and for a schedule that is refused.
     """
-    from poetopt.engine.solution import IMPORTED
-    from poetopt.exchange.model_files import import_solution as read
     from poetopt.report.report import Report
+    from poetopt.search.exchange.model_files import import_solution as read
+    from poetopt.search.solution import IMPORTED
 
     options = asked(
         problem,
@@ -129,7 +129,7 @@ def add_late_rows(model: Any) -> int:
     Raises PlanError for a model without a solution, or with one that isn't whole; FormulationError for a model that no
     formulation has built.
     """
-    from poetopt.exchange import solved
+    from poetopt.search.exchange import solved
 
     return solved.add_late_rows(model)
 
@@ -153,7 +153,7 @@ def add_cuts(model: Any) -> int:
     Raises PlanError for a model without a solution; FormulationError for a model that no formulation has built, or one
     whose budget may change.
     """
-    from poetopt.exchange import solved
+    from poetopt.search.exchange import solved
 
     return solved.add_cuts(model)
 
@@ -168,6 +168,6 @@ def plan_of(model: Any) -> Plan:
     budget (`add_late_rows` helps), the deadline or a block's rule; FormulationError for a model that no formulation
     has built.
     """
-    from poetopt.exchange import solved
+    from poetopt.search.exchange import solved
 
     return solved.plan_in(model)

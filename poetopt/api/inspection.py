@@ -11,15 +11,15 @@ from poetopt.api.training import SAME_BYTES, TrainingFile, running
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
 from poetopt.devices.homes import homes
-from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.summary import summary
-from poetopt.garbage import building
-from poetopt.notes import document
-from poetopt.operators.nodes import resident_breakdown
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.ops.nodes import resident_breakdown
+from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.report.inspection import Inspection
 from poetopt.report.needs import Needs, needs
-from poetopt.runtimes import runtime as runtime_of
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.garbage import building
+from poetopt.util.notes import document
 
 if TYPE_CHECKING:
     import onnx

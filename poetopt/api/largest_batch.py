@@ -13,14 +13,14 @@ from math import floor, inf, isfinite
 from typing import TYPE_CHECKING
 
 from poetopt.api.batches import known_schedule
-from poetopt.errors import ModelError
 from poetopt.report.largest_batch import STORE_ALL, AtBatch, LargestBatch, figures_at
-from poetopt.units import show_seconds
+from poetopt.util.errors import ModelError
+from poetopt.util.units import show_seconds
 
 if TYPE_CHECKING:
-    from poetopt.engine.solution import Options
-    from poetopt.problem import Problem
-    from poetopt.schedule import Schedule
+    from poetopt.graph.problem import Problem
+    from poetopt.plan.schedule import Schedule
+    from poetopt.search.solution import Options
 
 MAX = "max"
 """What `--batch` takes beside a number."""
@@ -164,9 +164,9 @@ class _Batches:
 
 def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     """What a search finds in a part of its time: a schedule, that there is none, or nothing."""
-    from poetopt.engine.search import search
-    from poetopt.engine.solution import Status
     from poetopt.plan.assemble import schedule_of
+    from poetopt.search.search import search
+    from poetopt.search.solution import Status
 
     found = search(problem, replace(options, gap=1.0, time_limit_s=SEARCH_SHARE * options.time_limit_s))
     if found.interrupted:
@@ -228,8 +228,8 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
     """What the least need leaves of RAM or deadline, the smaller share, and why it doesn't do where it is negative."""
-    from poetopt.engine.limits import binds, hardest_step, kind, placed_bytes
     from poetopt.formulations import formulation
+    from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
 
     rule = formulation(options.formulation).impossible(problem)
     if rule is not None:

@@ -14,9 +14,9 @@ from poetopt.api.problems import checked_device
 from poetopt.api.training import Training, TrainingFile
 from poetopt.devices import device as device_of
 from poetopt.devices.homes import PARAMETERS, STREAM
-from poetopt.errors import OptionError
-from poetopt.problem import Problem
-from poetopt.units import parse_size
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import OptionError
+from poetopt.util.units import parse_size
 
 if TYPE_CHECKING:
     from poetopt.devices import Device

@@ -9,10 +9,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
-from poetopt.errors import ModelError, OptionError
-from poetopt.garbage import building
-from poetopt.optimizers import CLIP
-from poetopt.runtimes import DEFAULT
+from poetopt.autodiff.optimizers import CLIP
+from poetopt.ops.runtimes import DEFAULT
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.garbage import building
 
 if TYPE_CHECKING:
     import onnx
@@ -49,7 +49,7 @@ class Model:
         """Attach a loss and derive the backward operators.
 
         An operator that works in place is one with the operator that writes what it writes over (see
-        `poetopt.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost` names a
+        `poetopt.autodiff.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost` names a
         device with another.
 
         loss
@@ -58,11 +58,11 @@ class Model:
         output
             The output that the loss is on, where several could have it.
         granularity
-            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.passes.blocks`).
+            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.autodiff.passes.blocks`).
         straight_through
             Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
         optimizer
-            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.optimizers`). With
+            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`). With
             `none`, the step ends with the gradients.
         fuse
             Whether an update is one operator with the gradient that it alone reads.
@@ -73,7 +73,7 @@ class Model:
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
         over
-            Whether gradients may be written over what they are computed of (`poetopt.passes.in_place`); older plans are
+            Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older plans are
             run without.
         lazy_tables
             Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
@@ -81,8 +81,8 @@ class Model:
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
-        from poetopt.passes.blocks import GRANULARITIES
-        from poetopt.passes.rows import by_rows as with_rows
+        from poetopt.autodiff.passes.blocks import GRANULARITIES
+        from poetopt.autodiff.passes.rows import by_rows as with_rows
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
@@ -137,15 +137,15 @@ class Model:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
         rows
-            Whether tables are by the rows of a batch (`poetopt.passes.rows`).
+            Whether tables are by the rows of a batch (`poetopt.autodiff.passes.rows`).
         row_bytes
             What a row of such a table is a multiple of; others stay whole.
 
         Other arguments and errors are those of `differentiate`.
         """
         from poetopt.autodiff import differentiate
-        from poetopt.optimizers import with_updates
-        from poetopt.passes.rows import by_rows, with_states
+        from poetopt.autodiff.optimizers import with_updates
+        from poetopt.autodiff.passes.rows import by_rows, with_states
 
         try:
             with building():

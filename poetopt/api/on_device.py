@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, plan_in, read_plan
-from poetopt.errors import OptionError
-from poetopt.telling import telling
+from poetopt.util.errors import OptionError
+from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
     import onnx
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
-    from poetopt.telling import Told
     from poetopt.training.export import BuiltIn
     from poetopt.training.in_c import DeviceFit
     from poetopt.training.source import Data
+    from poetopt.util.progress import Told
 
 WEIGHTS = ("flash", "storage")
 """Where the first values of parameters and constants are."""
@@ -89,7 +89,7 @@ def emit(
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
-    from poetopt.step.places import graph_of
+    from poetopt.backends.step.places import graph_of
 
     chosen = target_of(target)
     if schedule not in SCHEDULES:
@@ -134,7 +134,7 @@ def execute_on(
     there is no compiler or emulator, `ExecutionError` where the step fails, with the operator and the address.
     """
     from poetopt.backends.c.execute import execute_on as run
-    from poetopt.backends.ort.execution import save_arrays
+    from poetopt.backends.onnxruntime.execution import save_arrays
 
     found = read_plan(plan)
     execution = run(
@@ -176,7 +176,7 @@ def train_on(
     Raises OptionError for a step without an optimizer; else as `execute_on`.
     """
     from poetopt.backends.c.training import train_on as run
-    from poetopt.backends.ort.training import save_training
+    from poetopt.backends.onnxruntime.training import save_training
 
     found = read_plan(plan)
     ended = run(
@@ -227,7 +227,7 @@ def fit_on(
     Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
     `out` can't be written.
     """
-    from poetopt.step.places import graph_of
+    from poetopt.backends.step.places import graph_of
     from poetopt.training.export import check_out, export, original
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned

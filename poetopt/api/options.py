@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.closest import near
-from poetopt.errors import OptionError
-from poetopt.problem import check_problem
-from poetopt.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
+from poetopt.graph.problem import check_problem
+from poetopt.util.errors import OptionError
+from poetopt.util.suggest import near
+from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
-    from poetopt.backends.solver import Backend
-    from poetopt.engine.solution import Options
+    from poetopt.backends.solvers.solver import Backend
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
+    from poetopt.search.solution import Options
 
 MOST_THREADS = 512
 """A solver that is told to use a hundred thousand threads tries, and stops the machine."""
@@ -54,12 +54,12 @@ def asked(
     counted
         Whether the steps are there for more than what they divide.
     """
-    from poetopt import lacking
+    from poetopt.util import optional_deps as lacking
 
     lacking.check_solving()
-    from poetopt.engine.solution import DeadlineModel, Options
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
+    from poetopt.search.solution import DeadlineModel, Options
 
     check_problem(problem)
     if deadline_model not in tuple(DeadlineModel):

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.parts import divisors
 from poetopt.report.parts_tried import PartsTried
+from poetopt.util.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
     from poetopt.report.report import Report
 
 AUTO = "auto"

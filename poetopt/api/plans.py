@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.models import Model, differentiated, read
 from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
-from poetopt.errors import ModelError, OptionError, PlanError
-from poetopt.inputs import is_special
-from poetopt.telling import telling
+from poetopt.util.errors import ModelError, OptionError, PlanError
+from poetopt.util.inputs import is_special
+from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
-    from poetopt.backends.ort import Execution, TrainingRun
-    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.onnxruntime import Execution, TrainingRun
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.graph.problem import Problem
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.plan.simulate import Simulation
-    from poetopt.problem import Problem
     from poetopt.report.report import Report
-    from poetopt.telling import Told
+    from poetopt.util.progress import Told
 
 
 def simulate(
@@ -64,7 +64,7 @@ def load_plan(
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
     """Where a plan's model is: as given, as the plan says, or beside the plan; None where it isn't there."""
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     if given is not None:
         return os.fspath(given)
@@ -120,8 +120,8 @@ def execute(
     the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, or of the runtime c
     (`execute_on` is for those), ModelError for data that don't fit, ExecutionError where a kernel or the storage fails.
     """
-    from poetopt.backends.ort import execute as run
-    from poetopt.backends.ort import save_results
+    from poetopt.backends.onnxruntime import execute as run
+    from poetopt.backends.onnxruntime import save_results
 
     found = read_plan(plan)
     execution = run(
@@ -174,8 +174,8 @@ def train(
 
     Raises OptionError for numbers that make no sense; else as `execute`.
     """
-    from poetopt.backends.ort import train as run
-    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.onnxruntime import train as run
+    from poetopt.backends.onnxruntime.prepared import Prepared
 
     found = plan if isinstance(plan, Prepared) else read_plan(plan)
     return run(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from poetopt.api.models import Model, load
 from poetopt.api.training import Training, TrainingFile
-from poetopt.errors import OptionError
-from poetopt.problem import Problem, check_problem
+from poetopt.graph.problem import Problem, check_problem
+from poetopt.util.errors import OptionError
 
 if TYPE_CHECKING:
     import onnx

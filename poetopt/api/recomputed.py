@@ -9,15 +9,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from poetopt import notes
 from poetopt.api.plans import again, beside, model_place
 from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of, stream_of
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Problem, Transfers
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
-from poetopt.printable import shown
-from poetopt.problem import Problem, Transfers
 from poetopt.report.verification import Taken
+from poetopt.util import notes
+from poetopt.util.errors import PlanError
+from poetopt.util.printable import shown
 
 if TYPE_CHECKING:
     from poetopt.api.training import Training, TrainingFile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import plan_in, read_plan
-from poetopt.units import show_bytes
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
@@ -79,9 +79,9 @@ def write_schedule(
     is. Raises PlanError for a plan without a network behind it or with tables on storage, OutputError for a file that
     can't be written.
     """
+    from poetopt.backends.step.single_assignment import single_assignment
     from poetopt.frontends.proto import save_model
     from poetopt.plan.simulate import simulate
-    from poetopt.step.single_assignment import single_assignment
 
     found = plan_in(read_plan(plan))
     written = single_assignment(found)

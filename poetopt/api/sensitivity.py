@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from poetopt.telling import telling
-from poetopt.units import Factor, parse_deadline, parse_time
+from poetopt.util.progress import telling
+from poetopt.util.units import Factor, parse_deadline, parse_time
 
 if TYPE_CHECKING:
-    from poetopt.comparison.sensitivity import Sensitivity, Told
+    from poetopt.compare.sensitivity import Sensitivity, Told
     from poetopt.devices import Device
     from poetopt.devices.model import Storage
     from poetopt.devices.profile import Profile
@@ -43,7 +43,7 @@ def sensitivity(
 
     Raises OptionError for a report of what isn't least energy, PlanError for one without a plan.
     """
-    from poetopt.comparison.sensitivity import sensitivity as changes
+    from poetopt.compare.sensitivity import sensitivity as changes
 
     graph = report.problem.graph
     found = None if graph is None else _device_of(device or report.problem.device, profile)
@@ -73,7 +73,7 @@ def _device_of(
     from poetopt.devices import Device
     from poetopt.devices import device as device_of
     from poetopt.devices.profile import Profile, load_profile, measured_device
-    from poetopt.errors import DeviceError
+    from poetopt.util.errors import DeviceError
 
     try:
         found = device if isinstance(device, Device) else device_of(device)

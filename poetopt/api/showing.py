@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from poetopt.errors import PlanError
+from poetopt.util.errors import PlanError
 
 if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile

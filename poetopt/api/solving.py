@@ -17,23 +17,23 @@ from poetopt.api.options import asked, store_all_peak_bytes
 from poetopt.api.parts import AUTO, least_energy
 from poetopt.api.problems import SolveOptions, step_of
 from poetopt.api.training import Training, TrainingFile
-from poetopt.errors import InfeasibleError, NoScheduleError, OptionError
-from poetopt.files import write_atomically
 from poetopt.frontends.reading import LARGEST_SIZE
-from poetopt.problem import Problem
-from poetopt.units import Factor, Share, parse_battery, parse_energy, parse_ram, parse_time
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.files import write_atomically
+from poetopt.util.units import Factor, Share, parse_battery, parse_energy, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
-    from poetopt.backends.solver import Backend
+    from poetopt.backends.solvers.solver import Backend
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
-    from poetopt.engine.solution import Listener, Options, Solution
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
+    from poetopt.plan.schedule import Schedule
     from poetopt.report.largest_batch import LargestBatch
     from poetopt.report.report import Report
-    from poetopt.schedule import Schedule
+    from poetopt.search.solution import Listener, Options, Solution
 
 
 def solve(
@@ -143,20 +143,21 @@ def solve(
     runtime c can't run, BackendUnavailableError for a solver that isn't installed. An interrupt (Ctrl-C) gives
     the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
     """
-    from poetopt import interrupts, lacking
+    from poetopt.util import interrupts
+    from poetopt.util import optional_deps as lacking
 
     lacking.check_solving()
-    from poetopt.diagnosis.least_budget import least_budget, limited
-    from poetopt.diagnosis.solve import solve as search
-    from poetopt.engine.solution import Status
     from poetopt.formulations import formulation as formulation_of
+    from poetopt.ops.runtimes.c.steps import check_runs
     from poetopt.report.largest_batch import with_solved
     from poetopt.report.progress import listening
     from poetopt.report.report import Report
     from poetopt.report.training_run import training_run
     from poetopt.report.words import failure_words
-    from poetopt.runtimes.c.steps import check_runs
-    from poetopt.telling import telling
+    from poetopt.search.diagnosis.least_budget import least_budget, limited
+    from poetopt.search.diagnosis.solve import solve as search
+    from poetopt.search.solution import Status
+    from poetopt.util.progress import telling
 
     given, now = problem, time.monotonic()
     total = total_bytes(total_ram, ram)
@@ -311,7 +312,7 @@ def _of_largest(
 
     Raises OptionError where nothing bounds the batch, or it can't be changed any more.
     """
-    from poetopt.engine.solution import Progress
+    from poetopt.search.solution import Progress
 
     if isinstance(ram, str | Share) and isinstance(parse_ram(ram), Share):
         raise OptionError(f"--batch {MAX}: --ram {ram} grows with the batch; say a size, or --total-ram")
@@ -334,15 +335,15 @@ def _of_largest(
 
 def _without(solution: Solution) -> bool:
     """Whether more time would find no plan: another way of asking may."""
-    from poetopt.engine.solution import Status
+    from poetopt.search.solution import Status
 
     return (solution.status is Status.INFEASIBLE or solution.exhausted) and not solution.interrupted
 
 
 def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
     """The answer where no `--ram` was given and what lies beside the schedule fills the device, or `--total-ram`."""
-    from poetopt.engine.limits import kind
-    from poetopt.engine.solution import Solution, Status
+    from poetopt.search.limits import kind
+    from poetopt.search.solution import Solution, Status
 
     stack = f" and {problem.stack_bytes:,} of stack" if problem.stack_bytes else ""
     what = f"{problem.resident_bytes:,} resident bytes of parameters, gradients and constants{stack}"

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
-from poetopt.closing import Closing
-from poetopt.errors import OptionError, PlanError
-from poetopt.telling import telling
+from poetopt.util.closing import Closing
+from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.backends.ort.prepared import Prepared
+    from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
-    from poetopt.telling import Told
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
     from poetopt.training.learner import Optimizer
     from poetopt.training.result import Position, Trained
     from poetopt.training.source import Data
+    from poetopt.util.progress import Told
 
 
 class Trainer(Closing):
@@ -85,7 +85,7 @@ class Trainer(Closing):
         told: Told | None = None,
         progress: bool = False,
     ) -> None:
-        from poetopt.backends.ort.prepared import Prepared
+        from poetopt.backends.onnxruntime.prepared import Prepared
         from poetopt.training.learner import Learner
         from poetopt.training.source import parse_schedule
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from poetopt.devices.homes import STREAM
-from poetopt.errors import DeviceError, OptionError
-from poetopt.garbage import building
-from poetopt.printable import shown
-from poetopt.runtimes import DEFAULT, unknown
+from poetopt.ops.runtimes import DEFAULT, unknown
+from poetopt.util.errors import DeviceError, OptionError
+from poetopt.util.garbage import building
+from poetopt.util.printable import shown
 
 if TYPE_CHECKING:
     from poetopt.backends.c.profiling import EmulatedProfile
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from poetopt.devices.profile import Profile
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Graph, TrainingGraph
-    from poetopt.problem import Problem
-    from poetopt.telling import Told
+    from poetopt.graph.problem import Problem
+    from poetopt.util.progress import Told
 
 SAME_BYTES = "a72"
 """Bytes depend on the runtime alone: the device to take where only they matter."""
@@ -74,7 +74,7 @@ class Training:
 
     def with_optimizer(self, optimizer: str, *, fuse: bool = True) -> Training:
         """The step with the updates of an optimizer, where it has none yet. Raises OptionError where it has."""
-        from poetopt.optimizers import with_updates
+        from poetopt.autodiff.optimizers import with_updates
 
         if self.derived is None or self.graph.optimizer != "none":
             raise OptionError(f"--optimizer {optimizer}: the step is made already; give its model with that option")
@@ -83,8 +83,8 @@ class Training:
 
     def _to_page(self, runtime: str) -> Training:
         """The step for paged parameters: with updates, and tables by rows where the others stay as they are."""
-        from poetopt.passes.rows import OPTIMIZERS
-        from poetopt.runtimes import runtime as runtime_of
+        from poetopt.autodiff.passes.rows import OPTIMIZERS
+        from poetopt.ops.runtimes import runtime as runtime_of
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
@@ -172,7 +172,7 @@ class Training:
 
         Raises ExecutionError where a kernel or the storage fails.
         """
-        from poetopt.backends.ort.profiling import profile
+        from poetopt.backends.onnxruntime.profiling import profile
 
         return profile(self.graph, power_w=power_w, workdir=workdir)
 
@@ -192,7 +192,7 @@ class Training:
         BackendUnavailableError without compiler or emulator, ExecutionError where the step fails.
         """
         from poetopt.backends.c.profiling import profile_on
-        from poetopt.telling import telling
+        from poetopt.util.progress import telling
 
         problem = self.cost(SAME_BYTES, runtime="c")
         return profile_on(problem, on, clock_hz=clock_hz, seed=seed, told=told or telling(progress))
@@ -287,9 +287,9 @@ def stream_of(recipe: Mapping[str, object]) -> str:
 
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
     """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
-    from poetopt.passes.blocks import blocks
-    from poetopt.passes.in_place import in_place
-    from poetopt.runtimes import runtime
+    from poetopt.autodiff.passes.blocks import blocks
+    from poetopt.autodiff.passes.in_place import in_place
+    from poetopt.ops.runtimes import runtime
 
     takes = runtime(name)
     with building():

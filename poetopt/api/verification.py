@@ -6,20 +6,20 @@ import os
 from typing import TYPE_CHECKING
 
 from poetopt.api.recomputed import recomputed
-from poetopt.diagnosis.certificate import Certificate, certify
-from poetopt.engine.solution import DeadlineModel, Options
-from poetopt.errors import FormulationError, PlanError, TimeUpError
 from poetopt.formulations.scope import ALL, scope_option
 from poetopt.plan import codec
 from poetopt.plan.simulate import simulate
-from poetopt.printable import shown as printable
 from poetopt.report.verification import CERTIFIED, SCOPE, SLACK, Verification, compared, uncertified
-from poetopt.units import finite
+from poetopt.search.diagnosis.certificate import Certificate, certify
+from poetopt.search.solution import DeadlineModel, Options
+from poetopt.util.errors import FormulationError, PlanError, TimeUpError
+from poetopt.util.printable import shown as printable
+from poetopt.util.units import finite
 
 if TYPE_CHECKING:
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 
 def verify(

@@ -22,8 +22,8 @@ from poetopt.autodiff.normalizers import Tail, reduced_axes
 from poetopt.autodiff.probabilities import Values, values_of
 from poetopt.autodiff.registry import is_float
 from poetopt.autodiff.tails import tail_of
-from poetopt.errors import ModelError, OptionError
 from poetopt.graph import VIEW_OPS, Graph, Node, Role, Tensor
+from poetopt.util.errors import ModelError, OptionError
 
 ASK = "say which loss with --loss (mse takes any output), train the model's own with --loss none, or name another output with --output"  # noqa: E501
 

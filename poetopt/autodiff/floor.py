@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from poetopt.autodiff.alternatives import Choice
+from poetopt.autodiff.passes.in_place import takings, working_set_bytes
 from poetopt.graph import TrainingGraph
-from poetopt.passes.in_place import takings, working_set_bytes
-from poetopt.runtimes.onnxruntime import runtime
+from poetopt.ops.runtimes.onnxruntime import runtime
 
 CHOSEN = ("Conv.grad_input", "Conv.grad_weight", "ConvTranspose.grad_input", "ConvTranspose.grad_weight")
 """Kinds of operators that there are several constructions of, which differ in what they need."""

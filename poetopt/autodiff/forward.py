@@ -17,8 +17,8 @@ import numpy as np
 
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import downstream
-from poetopt.errors import ModelError
 from poetopt.graph import Graph, Node, Operator, Role, Tensor
+from poetopt.util.errors import ModelError
 
 Rewrite = Callable[[Operator, GraphBuilder, dict[str, str]], Iterator[Operator]]
 

@@ -29,9 +29,9 @@ from poetopt.autodiff.normalizers import Tail
 from poetopt.autodiff.probabilities import values_of
 from poetopt.autodiff.registry import downstream, is_float
 from poetopt.autodiff.tails import tail_of
-from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Graph, Operator, Role, Tensor
-from poetopt.notes import About, Note
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.notes import About, Note
 
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from poetopt.graph import Graph, Operator
-from poetopt.notes import About, Note, listed
+from poetopt.util.notes import About, Note, listed
 
 
 def note(graph: Graph, parameters: Collection[str]) -> list[str]:

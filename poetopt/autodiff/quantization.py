@@ -16,7 +16,7 @@ import numpy as np
 
 from poetopt.autodiff.registry import STRAIGHT, flows, principal
 from poetopt.graph import Graph, Operator
-from poetopt.notes import About, Note
+from poetopt.util.notes import About, Note
 
 _QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 """Ops that turn floats into integers to compute with."""

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from poetopt import plugins
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.ops import VJPS
+from poetopt.util import plugins
+from poetopt.util.errors import MissingVjpError, ModelError
 
 if TYPE_CHECKING:
     from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder

@@ -20,6 +20,7 @@ from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, f
 from poetopt.autodiff.floor import floor_bytes
 from poetopt.autodiff.forward import prepare
 from poetopt.autodiff.losses import Attached, attach
+from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.poles import has_pole
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import (
@@ -32,10 +33,9 @@ from poetopt.autodiff.registry import (
     principal,
     rule_of,
 )
-from poetopt.errors import MissingVjpError, ModelError, PoetError
 from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
-from poetopt.notes import Note, listed
-from poetopt.passes.blocks import low_memory_order
+from poetopt.util.errors import MissingVjpError, ModelError, PoetError
+from poetopt.util.notes import Note, listed
 
 
 def differentiate(

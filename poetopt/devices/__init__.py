@@ -3,7 +3,7 @@
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device, names
 from poetopt.devices.model import Device, Figure, Kind, Storage
-from poetopt.operators.flops import Work
-from poetopt.operators.nodes import resident_breakdown
+from poetopt.ops.flops import Work
+from poetopt.ops.nodes import resident_breakdown
 
 __all__ = ["Device", "Figure", "Kind", "Storage", "Work", "cost", "device", "names", "resident_breakdown"]

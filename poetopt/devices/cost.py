@@ -2,7 +2,7 @@
 
 Two things disappear. A view is its root's bytes, so its readers read the root. A tensor of the resident region
 (parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds to
-`resident_bytes` (`poetopt.operators.nodes`), as does what kernels keep from step to step. Where a tensor is updated,
+`resident_bytes` (`poetopt.ops.nodes`), as does what kernels keep from step to step. Where a tensor is updated,
 its readers name the operator that does.
 
 What an operator needs besides is the runtime's to say, and is split: its temporaries are its workspace in the arena;
@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 
+from poetopt.autodiff.passes.in_place import takings
 from poetopt.devices.feeding import fed_from_storage
 from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
-from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Operator, TrainingGraph, residence
-from poetopt.operators.flops import work
-from poetopt.operators.nodes import constants_of, streamable
-from poetopt.passes.in_place import takings
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
-from poetopt.runtimes import runtime as runtime_of
-from poetopt.runtimes.contract import Runtime, RuntimeVariant
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
+from poetopt.ops.flops import work
+from poetopt.ops.nodes import constants_of, streamable
+from poetopt.ops.runtimes import runtime as runtime_of
+from poetopt.ops.runtimes.contract import Runtime, RuntimeVariant
+from poetopt.util.errors import ModelError, OptionError
 
 
 def cost(
@@ -47,7 +47,7 @@ def cost(
     stream
         `auto`: operators may stream operands from and to storage, where the runtime has ways; or `never`.
     over
-        Whether operators may write over what they read (`poetopt.passes.in_place`).
+        Whether operators may write over what they read (`poetopt.autodiff.passes.in_place`).
 
     Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator, then
     those whose home is storage; operators in the graph's order without views. Times are seconds, energies joules, sizes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from poetopt.graph import TrainingGraph
-from poetopt.problem import Home, Problem
+from poetopt.graph.problem import Home, Problem
 
 
 def fed_from_storage(problem: Problem, graph: TrainingGraph) -> Problem:

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poetopt.devices.model import Device
-from poetopt.errors import DeviceError, OptionError
 from poetopt.graph import Role, TrainingGraph
-from poetopt.operators.nodes import resident_storages
+from poetopt.ops.nodes import resident_storages
+from poetopt.util.errors import DeviceError, OptionError
 
 PARAMETERS = ("resident", "paged")
 """What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""

@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from poetopt.closest import near
 from poetopt.devices.model import Device
 from poetopt.devices.overlay import overlaid
-from poetopt.errors import DeviceError
-from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
+from poetopt.util.errors import DeviceError
+from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
+from poetopt.util.suggest import near
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 """One TOML file a device; a file put there is a device."""

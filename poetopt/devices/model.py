@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from poetopt.operators.flops import Work
-from poetopt.printable import shown
-from poetopt.problem import Transfers
-from poetopt.runtimes import DEFAULT
+from poetopt.graph.problem import Transfers
+from poetopt.ops.flops import Work
+from poetopt.ops.runtimes import DEFAULT
+from poetopt.util.printable import shown
 
 
 class Kind(StrEnum):
@@ -105,7 +105,7 @@ class Device:
     dma
         Whether a transfer runs beside the CPU.
     runtime
-        What runs the operators: whose workspaces and reserve count. See `poetopt.runtimes`.
+        What runs the operators: whose workspaces and reserve count. See `poetopt.ops.runtimes`.
     aliases
         Other names that it is found by, where it is in the catalogue.
     """

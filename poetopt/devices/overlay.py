@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from poetopt.errors import DeviceError
+from poetopt.util.errors import DeviceError
 
 _AMOUNT = re.compile(r"\s*([0-9.eE+_-]+)\s*(\S+)\s*\Z")
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from poetopt.devices.homes import homes
 from poetopt.devices.model import Device
 from poetopt.graph import TrainingGraph
-from poetopt.problem import CLOSING, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import CLOSING, Problem, ProblemOperator, ProblemTensor, Transfers
 
 
 def of_all_parts(

@@ -1,6 +1,6 @@
 """Measured costs: a profile takes the place of a device's estimates wherever it has a figure.
 
-A profile is a TOML file. Operators are keyed by their signature (`poetopt.operators.signature`), so that one profile
+A profile is a TOML file. Operators are keyed by their signature (`poetopt.ops.signature`), so that one profile
 serves every model that has operators in common with it, and two profiles can be merged.
 """
 
@@ -16,11 +16,11 @@ from functools import cached_property
 
 from poetopt.devices.cost import storage_notes
 from poetopt.devices.model import Device, Storage
-from poetopt.errors import DeviceError
-from poetopt.inputs import TABLE_BYTES, parse_toml, read_text
-from poetopt.operators.signature import signature
-from poetopt.problem import Problem, ProblemOperator
-from poetopt.runtimes import runtime
+from poetopt.graph.problem import Problem, ProblemOperator
+from poetopt.ops.runtimes import runtime
+from poetopt.ops.signature import signature
+from poetopt.util.errors import DeviceError
+from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
 
 VERSION = 1
 SHOWN = 8

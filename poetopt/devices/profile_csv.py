@@ -13,10 +13,10 @@ from statistics import median
 
 from poetopt.devices.profile import BY_HAND, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
-from poetopt.errors import DeviceError
 from poetopt.graph import Graph
-from poetopt.inputs import TABLE_BYTES, read_text
-from poetopt.operators.signature import signatures
+from poetopt.ops.signature import signatures
+from poetopt.util.errors import DeviceError
+from poetopt.util.inputs import TABLE_BYTES, read_text
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
 PAGE_IN, PAGE_OUT = "page_in", "page_out"

@@ -15,8 +15,8 @@ from fractions import Fraction
 from numbers import Real
 
 from poetopt.devices.model import Device, Figure, Kind
-from poetopt.errors import DeviceError
-from poetopt.runtimes import unknown
+from poetopt.ops.runtimes import unknown
+from poetopt.util.errors import DeviceError
 
 DISAGREEMENT = 2.0
 """Energy by power x time and energy by FLOPs a joule may differ by this factor."""

@@ -19,8 +19,8 @@ from pydantic import (
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
 from poetopt.devices.sanity import contradictions, out_of_range
-from poetopt.printable import unshown
-from poetopt.runtimes import DEFAULT, unknown
+from poetopt.ops.runtimes import DEFAULT, unknown
+from poetopt.util.printable import unshown
 
 PREFIXES = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),

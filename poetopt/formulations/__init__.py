@@ -10,9 +10,9 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt import plugins
-from poetopt.closest import closest
-from poetopt.errors import FormulationError
+from poetopt.util import plugins
+from poetopt.util.errors import FormulationError
+from poetopt.util.suggest import closest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

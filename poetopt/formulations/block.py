@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from pyomo.core.base.var import VarData
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.goal import SUMS, Goal, Trial
 from poetopt.formulations.rows import Count, PointLike, Row, Terms
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import FormulationError
 
 PyomoBlock = Any
 """A pyo.Block under construction: its attributes are its components, which no type can list."""

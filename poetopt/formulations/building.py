@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits, Space, contributions
 from poetopt.formulations.callbacks import answer, fill, told_once
 from poetopt.formulations.figures import asked
@@ -18,8 +17,9 @@ from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.judgement import baselines_j
 from poetopt.formulations.rows import linear
 from poetopt.formulations.sets import declare
-from poetopt.garbage import building
-from poetopt.problem import Problem, check_problem
+from poetopt.graph.problem import Problem, check_problem
+from poetopt.util.errors import FormulationError
+from poetopt.util.garbage import building
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt import clock
-from poetopt.errors import FormulationError, PoetError
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.goal import Goal
 from poetopt.formulations.rows import Count, Row
 from poetopt.formulations.sets import SETS
-from poetopt.plugins import failure, origin, registered
+from poetopt.util import work as clock
+from poetopt.util.errors import FormulationError, PoetError
+from poetopt.util.plugins import failure, origin, registered
 
 ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
 """What `Formulation.abstract` sets on the model itself."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.callbacks import checked
 from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal
+from poetopt.util.errors import FormulationError
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation

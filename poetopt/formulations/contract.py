@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from poetopt.clock import Work
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
-from poetopt.schedule import FractionalSchedule, Schedule
+from poetopt.plan.schedule import FractionalSchedule, Schedule
+from poetopt.util.work import Work
 
 Values = list[tuple[Any, Floats]]
 """Variables, and the values of their entries."""

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.callbacks import told_once
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.sets import distinct
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
+from poetopt.util.errors import FormulationError
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation

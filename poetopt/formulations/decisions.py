@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.rows import Ints
+from poetopt.util.errors import FormulationError
 
 
 class Decision(NamedTuple):

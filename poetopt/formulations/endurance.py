@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Goal, Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear
-from poetopt.units import Factor, parse_energy, parse_size, show_bytes, show_joules
+from poetopt.util.errors import FormulationError, OptionError
+from poetopt.util.units import Factor, parse_energy, parse_size, show_bytes, show_joules
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 PPM = 1e6
 

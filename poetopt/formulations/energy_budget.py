@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear, terms
-from poetopt.units import Factor, parse_energy, show_joules, show_limit
+from poetopt.util.errors import FormulationError
+from poetopt.util.units import Factor, parse_energy, show_joules, show_limit
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 TOLERANCE = 1e-9
 """Joules may exceed the limit by this fraction: sums of floats depend on their order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from numbers import Real
 
-from poetopt.errors import FormulationError
+from poetopt.util.errors import FormulationError
 
 
 def is_figure(value: object, *, positive: bool = False) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block
 from poetopt.formulations.mathematics import symbols, title
+from poetopt.util.errors import FormulationError
 
 REFUSED = {
     "Objective": "a model has one: contribute joules as `energy_j = terms(...)`, or say with `goal` what is minimised",

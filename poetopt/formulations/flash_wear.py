@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear
-from poetopt.units import parse_size, show_bytes
+from poetopt.util.errors import FormulationError
+from poetopt.util.units import parse_size, show_bytes
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 
 def _build(block: PyomoBlock, *, written_bytes: int) -> None:

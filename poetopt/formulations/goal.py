@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Instruction, Plan
     from poetopt.plan.simulate import Simulation
-    from poetopt.problem import Problem
 
 
 class Trial(NamedTuple):

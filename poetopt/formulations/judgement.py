@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from poetopt.formulations.block import Block
 from poetopt.formulations.callbacks import answer
 from poetopt.formulations.goal import Trial
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan

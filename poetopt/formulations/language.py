@@ -46,7 +46,7 @@ from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.formulations.sets import IndexSet
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan

@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetopt import plugins
-from poetopt.closest import closest
-from poetopt.errors import FormulationError, OptionError, PoetError
+from poetopt.util import plugins
+from poetopt.util.errors import FormulationError, OptionError, PoetError
+from poetopt.util.suggest import closest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 ENTRY_POINTS = "poetopt.blocks"
 HOMES = {

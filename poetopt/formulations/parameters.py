@@ -27,7 +27,7 @@ import pyomo.environ as pyo
 from poetopt.formulations.block import contributions
 from poetopt.formulations.contract import Priced
 from poetopt.formulations.rows import Row
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 J, S, BYTE = pyo.units.J, pyo.units.s, pyo.units.byte
 PARAM: Mapping[str, Any] = {"within": pyo.NonNegativeReals, "mutable": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from poetopt.errors import FormulationError
+from poetopt.util.errors import FormulationError
 
 NEEDED = "needed"
 """Beside the depths: a stage recomputes what its own operator needs, where that beats paging."""

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import terms
-from poetopt.units import parse_watts, show_watts
+from poetopt.util.errors import FormulationError
+from poetopt.util.units import parse_watts, show_watts
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 
 def _build(block: PyomoBlock, *, power_w: float) -> None:

@@ -9,7 +9,7 @@ import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import PyomoRow
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 WIDEST = 1 << 10
 """Coefficients are at most about this: solvers' tolerances are absolute."""

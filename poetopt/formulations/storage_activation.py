@@ -37,7 +37,7 @@ from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.rows import Terms, linear, terms
 from poetopt.formulations.sets import distinct, in_order
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 
 def _build(block: PyomoBlock) -> None:

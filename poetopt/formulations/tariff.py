@@ -35,16 +35,16 @@ from typing import TYPE_CHECKING
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, baseline_before_j, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.rows import Terms, linear, most
-from poetopt.units import Factor, parse_energy, show_joules
+from poetopt.util.errors import FormulationError, OptionError
+from poetopt.util.units import Factor, parse_energy, show_joules
 
 if TYPE_CHECKING:
-    from poetopt.problem import Problem
+    from poetopt.graph.problem import Problem
 
 Steps = tuple[tuple[float, float], ...]
 """(joules from which on, how often a joule counts): the first from 0 on, ascending."""

@@ -21,13 +21,13 @@ import functools
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import SUMS, TIME, Goal, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.rows import Terms, linear, terms
-from poetopt.units import show_amount
+from poetopt.util.errors import FormulationError
+from poetopt.util.units import show_amount
 
 TOLERANCE = 1e-9
 """A value may exceed the bound by this fraction: sums of floats depend on their order."""

@@ -29,11 +29,11 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from poetopt import plugins
-from poetopt.closest import closest
-from poetopt.errors import ModelError, OptionError, PoetError
 from poetopt.frontends.reading import ReadOptions, read_options
-from poetopt.inputs import STREAM_BYTES, is_special, open_regular, read_bytes
+from poetopt.util import plugins
+from poetopt.util.errors import ModelError, OptionError, PoetError
+from poetopt.util.inputs import STREAM_BYTES, is_special, open_regular, read_bytes
+from poetopt.util.suggest import closest
 
 if TYPE_CHECKING:
     import onnx
@@ -149,7 +149,7 @@ def _begins_as_object(path: Path, content: bytes | None) -> bool:
 
 
 def _from_zoo(name: str, options: ReadOptions) -> Graph:
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     if name not in zoo.names():
         raise ModelError(
@@ -163,7 +163,7 @@ def _from_zoo(name: str, options: ReadOptions) -> Graph:
 
 
 def _zoo_names() -> str:
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     return f"give an .onnx file, a problem file (.json), or a network: {', '.join(zoo.names())}"
 

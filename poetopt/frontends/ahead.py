@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import onnx
 from onnx import NodeProto
 
-from poetopt.errors import ModelError
 from poetopt.frontends.batch import fix_inputs, rebatched
 from poetopt.frontends.budget import Budget
 from poetopt.frontends.draft import Type
@@ -22,6 +21,7 @@ from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.specialise import specialise
 from poetopt.frontends.structure import CONTROL_FLOW
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

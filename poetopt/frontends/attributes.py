@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from onnx import AttributeProto, NodeProto
 
-from poetopt.errors import ModelError
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import onnx
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, check_size
 from poetopt.frontends.reading import ReadOptions, size_options
 from poetopt.frontends.sizes import Dims, Shape, Sizes
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from poetopt.frontends.exporters import TRAINING, TRAINING_SHORT, UNFOLDED
 from poetopt.frontends.read import Document
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 _RULE = "pkg.onnxscript.rewriter.rule_name"
 _MERGES = "FuseBatchNormInto"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from onnx import NodeProto, helper
 
-from poetopt.units import show_bytes
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -16,11 +16,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper, version_converter
 
-from poetopt.errors import UnsupportedOpError
 from poetopt.frontends.proto import constant_tensor, copied
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
 from poetopt.frontends.structure import describe, first_line
 from poetopt.frontends.unique import unique
+from poetopt.util.errors import UnsupportedOpError
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26

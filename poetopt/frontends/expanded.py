@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.frontends.draft import Draft
 from poetopt.frontends.exporters import UNFOLDED
-from poetopt.notes import Note
+from poetopt.util.notes import Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from poetopt.errors import ModelError
-from poetopt.inputs import open_regular
+from poetopt.util.errors import ModelError
+from poetopt.util.inputs import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.notes import About, Note
+from poetopt.util.notes import About, Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import NodeProto
 
-from poetopt.errors import ModelError
 from poetopt.frontends.budget import most_elements, work
 from poetopt.frontends.draft import Draft, Type
 from poetopt.frontends.evaluate import RANDOM, evaluate
@@ -17,6 +16,7 @@ from poetopt.frontends.infer import infer
 from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
 from poetopt.frontends.read import check_size
 from poetopt.graph import DTYPE_BYTES
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -12,10 +12,10 @@ import onnx
 import onnx.inliner
 from onnx import FunctionProto, NodeProto
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.structure import describe, first_line
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 MOST_NODES = 50_000
 """No network that is trained has this many, and reading them takes ten seconds."""

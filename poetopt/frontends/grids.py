@@ -16,7 +16,7 @@ import numpy as np
 from poetopt.frontends.operands import FLOATS, biases
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.views import Views, reads
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

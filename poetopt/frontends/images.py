@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from poetopt.frontends.leftovers import named_by_exporter
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
-from poetopt.notes import About, Note
+from poetopt.util.notes import About, Note
 
 Values = NDArray[np.float64]
 

@@ -9,13 +9,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.deciding import is_setting, value_options
 from poetopt.frontends.draft import Draft, Type
 from poetopt.frontends.proto import attribute_int, dtype_name
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.structure import first_line
 from poetopt.graph import VIEW_OPS
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 _READ_BY_INFERENCE = 4096
 """Constants of at most this many elements are shown to shape inference."""

@@ -16,7 +16,7 @@ from onnx import NodeProto
 
 from poetopt.frontends.exporters import KEEPS_NAMES
 from poetopt.frontends.read import Document
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 _OUTPUT = re.compile(r"(^|/)[A-Z]\w*_output_\d+$")
 _CONSTANT = re.compile(r"(^|/)Constant(_\d+)?_output_\d+$")

@@ -7,10 +7,10 @@ import fnmatch
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from poetopt.errors import ModelError
 from poetopt.frontends.batchnorms import merged_by_name
 from poetopt.frontends.exporters import KEEPS_NAMES, TRAINING, UNFOLDED
-from poetopt.notes import listed
+from poetopt.util.errors import ModelError
+from poetopt.util.notes import listed
 
 _CLOSEST = 4
 

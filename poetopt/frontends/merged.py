@@ -20,7 +20,7 @@ from poetopt.frontends.operands import FEATURES, FLOATS, NOT_TRAINED, WEIGHTS
 from poetopt.frontends.origins import signature
 from poetopt.frontends.proto import attribute_int, copied
 from poetopt.frontends.read import Document, array_of
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 _PARAMETER = re.compile(r"^\s*(\S+): PARAMETER target='([^']*)'", re.MULTILINE)
 _HELD = re.compile(r"%(p_\w+)")

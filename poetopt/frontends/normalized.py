@@ -21,7 +21,7 @@ from poetopt.frontends.operands import FLOATS, filled
 from poetopt.frontends.proto import attribute_int
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.views import SAME_NUMBERS
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 _MOVES = SAME_NUMBERS | {"Pad", "Resize"}
 _WIDENS = frozenset({"Expand", "Tile", "Unsqueeze"})

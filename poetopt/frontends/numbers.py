@@ -15,7 +15,7 @@ import numpy as np
 from poetopt.frontends.leftovers import anonymous
 from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.read import Document, array_of
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 _OF_FORMULAS = (0.5, 1.0, 2.0, 3.0, 6.0, 1 / 6, math.sqrt(2), math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702)
 _SMALL = 1e-3

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import NodeProto, ValueInfoProto, helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.proto import elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.errors import ModelError
 from poetopt.frontends import batchnorms, expanded, finite, images, slices
 from poetopt.frontends.assemble import assemble, list_statistics
 from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
@@ -44,7 +43,8 @@ from poetopt.frontends.values import fix_values
 from poetopt.frontends.views import views
 from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
-from poetopt.notes import Note
+from poetopt.util.errors import ModelError
+from poetopt.util.notes import Note
 
 if TYPE_CHECKING:
     import onnx

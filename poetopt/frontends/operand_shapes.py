@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from onnx import NodeProto
 
-from poetopt.errors import ModelError
 from poetopt.frontends.attributes import Shape, Shapes
 from poetopt.frontends.proto import attribute_int
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

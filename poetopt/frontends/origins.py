@@ -19,7 +19,7 @@ from onnx import NodeProto
 from poetopt.frontends.batchnorms import merged_note
 from poetopt.frontends.exporters import TRAINING, TRAINING_SHORT, UNFOLDED
 from poetopt.frontends.read import Document
-from poetopt.notes import About, Note, listed
+from poetopt.util.notes import About, Note, listed
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"

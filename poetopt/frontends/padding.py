@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from onnx import AttributeProto, NodeProto, helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.read import Document
 from poetopt.frontends.structure import describe
+from poetopt.util.errors import ModelError
 
 WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.reading import ReadOptions
 from poetopt.graph import VIEW_OPS, Graph, Node, Operator
+from poetopt.util.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
     from poetopt.frontends.problem_file import ProblemFile

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from poetopt.errors import DeviceError, ModelError
-from poetopt.inputs import PLAN_BYTES, read_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.util.errors import DeviceError, ModelError
+from poetopt.util.inputs import PLAN_BYTES, read_bytes
 
 LARGEST = 1e300
 """Costs must stay below it: sums of them have to be finite."""

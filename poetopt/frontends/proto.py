@@ -18,9 +18,9 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError
-from poetopt.files import replacing, write_atomically
 from poetopt.graph import DTYPE_BYTES, Graph, Node, Operator, Tensor, TrainingGraph
+from poetopt.util.errors import ModelError
+from poetopt.util.files import replacing, write_atomically
 
 if TYPE_CHECKING:
     from enum import Enum

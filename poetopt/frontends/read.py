@@ -19,11 +19,11 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.external import opened, real_folder
 from poetopt.frontends.proto import dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
-from poetopt.inputs import MODEL_BYTES, read_bytes
+from poetopt.util.errors import ModelError
+from poetopt.util.inputs import MODEL_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from poetopt.errors import ModelError, OptionError
+from poetopt.util.errors import ModelError, OptionError
 
 LARGEST_SIZE = 2**31 - 1
 """Of a batch, and of any other dimension."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, helper
 
-from poetopt.errors import UnsupportedOpError
 from poetopt.frontends.draft import Draft, Rebatch
 from poetopt.frontends.operands import FIRST_STATES
 from poetopt.frontends.proto import copied
 from poetopt.frontends.resizes import agreed
 from poetopt.frontends.states import fitted
+from poetopt.util.errors import UnsupportedOpError
 
 _OPTIONAL_SCALES_SINCE = 13
 """From this opset on a Resize with sizes has no scales."""

@@ -31,7 +31,7 @@ from poetopt.frontends.operands import (
 from poetopt.frontends.places import written_out
 from poetopt.frontends.read import Document
 from poetopt.frontends.views import Views, reads, roots
-from poetopt.notes import Note, listed
+from poetopt.util.notes import Note, listed
 
 
 @dataclass(frozen=True)

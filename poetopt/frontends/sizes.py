@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from poetopt.errors import ModelError, OptionError
 from poetopt.frontends.reading import ReadOptions, shape_text
+from poetopt.util.errors import ModelError, OptionError
 
 _BATCH_NAME = re.compile(r"^_?(n|b|bs|batch|batch_?size|batch_?dim|.*batch.*)$", re.IGNORECASE)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.notes import Note
+from poetopt.util.notes import Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

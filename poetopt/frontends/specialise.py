@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from onnx import NodeProto
 
-from poetopt.errors import UnsupportedOpError
 from poetopt.frontends.attributes import check_attributes, check_window
 from poetopt.frontends.budget import Budget, readers, released
 from poetopt.frontends.draft import Draft, Rebatch, Type
@@ -19,6 +18,7 @@ from poetopt.frontends.fold import fold
 from poetopt.frontends.infer import check_view, infer
 from poetopt.frontends.operand_shapes import check_operands
 from poetopt.frontends.rewrites import rewritten
+from poetopt.util.errors import UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

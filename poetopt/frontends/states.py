@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import NodeProto, helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.operands import FIRST_STATES
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Sequence
 import onnx
 from onnx import NodeProto
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
 from poetopt.frontends.deciding import deciding
 from poetopt.frontends.proto import copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 SEQUENCE = frozenset({

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from poetopt.graph import Graph, Role, Tensor
-from poetopt.notes import document
+from poetopt.util.notes import document
 
 
 def summary(graph: Graph) -> dict[str, object]:

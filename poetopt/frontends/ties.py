@@ -31,7 +31,7 @@ from poetopt.frontends.operands import FLOATS
 from poetopt.frontends.proto import copied
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.unique import unique
-from poetopt.notes import Note
+from poetopt.util.notes import Note
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from poetopt.errors import OptionError
 from poetopt.frontends.batch import input_dims
 from poetopt.frontends.read import Document
 from poetopt.frontends.reading import ReadOptions, Sizes, Value, shape_text
 from poetopt.frontends.sizes import Dims, no_such_input
+from poetopt.util.errors import OptionError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.plan.schedule import Schedule
 
 
 def plan_of(problem: Problem, schedule: Schedule) -> Plan:

@@ -12,8 +12,8 @@ beside it, or it streams: then it is one of the run.
 
 from __future__ import annotations
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.effects import Effect
-from poetopt.problem import Problem
 
 
 class Clock:

@@ -36,10 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from poetopt.errors import PlanError, ProblemError
-from poetopt.files import write_atomically
-from poetopt.garbage import building
-from poetopt.inputs import PLAN_BYTES, read_text
+from poetopt.graph.problem import CLOSING, Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.damage import told
 from poetopt.plan.instructions import Action, Instruction, Plan
@@ -47,8 +44,11 @@ from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, number, table, whole_number
 from poetopt.plan.text import LARGEST, parsed
-from poetopt.problem import CLOSING, Problem, ProblemOperator, ProblemTensor
-from poetopt.version import __version__
+from poetopt.util.errors import PlanError, ProblemError
+from poetopt.util.files import write_atomically
+from poetopt.util.garbage import building
+from poetopt.util.inputs import PLAN_BYTES, read_text
+from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

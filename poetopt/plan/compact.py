@@ -24,10 +24,10 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Feature, Home, Problem, check_supported
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Feature, Home, Problem, check_supported
+from poetopt.util.errors import PlanError
 
 VERSION = 1
 FINGERPRINT_BYTES = 4

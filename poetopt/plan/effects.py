@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Variant
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Variant
+from poetopt.util.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, product
 
-from poetopt.errors import PlanError
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import Simulation, simulate
+from poetopt.util.errors import PlanError
 
 TRIALS = 4000
 """Plans tried, at most."""

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from poetopt.arena import pack
-from poetopt.errors import PlanError
+from poetopt.graph.arena import pack
+from poetopt.graph.problem import Home
 from poetopt.plan.closing import closing_lives, closing_plan
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Plan
-from poetopt.problem import Home
+from poetopt.util.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True)

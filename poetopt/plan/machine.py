@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.effects import Effect
-from poetopt.problem import Home, Problem
+from poetopt.util.errors import PlanError
 
 
 class Machine:

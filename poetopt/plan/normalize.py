@@ -16,9 +16,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
 
 NEVER = -2
 """No instruction; -1 is the moment before the first one."""

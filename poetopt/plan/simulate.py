@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Feature, Problem, check_supported
 from poetopt.plan.clock import Clock
 from poetopt.plan.closing import Closing, closing_of
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
-from poetopt.problem import Feature, Problem, check_supported
+from poetopt.util.errors import PlanError
 
 SUPPORTS = frozenset(Feature) - {Feature.PACKED}
 """Features of problems that the machine runs."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.problem import Problem
 
 START = -1
 """The moment before the first event."""

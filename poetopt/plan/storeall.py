@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Home, Problem
-from poetopt.schedule import Schedule
 
 
 def everything(problem: Problem) -> Schedule:

@@ -1,6 +1,6 @@
 """How a problem stands in a plan file: each field of its dataclasses under a key.
 
-Everything is read off the dataclasses of `poetopt.problem`: a field that is added to a tensor or an operator is
+Everything is read off the dataclasses of `poetopt.graph.problem`: a field that is added to a tensor or an operator is
 written and read again without a word here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a
 file is first read.
 """
@@ -17,8 +17,8 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from poetopt.graph import TrainingGraph
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.text import LARGEST, LARGEST_NUMBER
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

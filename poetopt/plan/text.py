@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NoReturn
 
-from poetopt.errors import PlanError
+from poetopt.util.errors import PlanError
 
 LARGEST = 2**53
 """No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""

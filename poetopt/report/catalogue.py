@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from poetopt.devices import Device, Figure
+from poetopt.ops.runtimes import DEFAULT
 from poetopt.report.layout import columns
-from poetopt.runtimes import DEFAULT
-from poetopt.units import show_bytes
+from poetopt.util.units import show_bytes
 
 
 def device_document(device: Device) -> dict[str, object]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from poetopt.autodiff.optimizers import CLIP
+from poetopt.autodiff.optimizers.clip import SQUARES
 from poetopt.graph import TOGETHER
-from poetopt.optimizers import CLIP
-from poetopt.optimizers.clip import SQUARES
+from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules
+from poetopt.util.units import show_bytes, show_joules
 
 
 @dataclass(frozen=True, slots=True)

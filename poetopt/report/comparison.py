@@ -7,10 +7,10 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from poetopt.comparison.compare import Comparison
-from poetopt.comparison.rows import COLUMNS, Row, proof_words
+from poetopt.compare.compare import Comparison
+from poetopt.compare.rows import COLUMNS, Row, proof_words
 from poetopt.formulations.scope import kind_words
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
 SAME = 1e-9

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from poetopt import notes
-from poetopt.backends.ort import Execution, TrainingRun
-from poetopt.backends.ort.executor import Alone
-from poetopt.backends.ort.measure import told
-from poetopt.backends.ort.profiling import machine
+from poetopt.backends.onnxruntime import Execution, TrainingRun
+from poetopt.backends.onnxruntime.executor import Alone
+from poetopt.backends.onnxruntime.measure import told
+from poetopt.backends.onnxruntime.profiling import machine
 from poetopt.devices.profile import costed_on
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.layout import table
-from poetopt.units import show_bytes, show_seconds
+from poetopt.util import notes
+from poetopt.util.units import show_bytes, show_seconds
 
 FAR = 0.15
 """From this share on, a step's seconds are not those that it was planned with."""

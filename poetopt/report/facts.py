@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from poetopt.engine.solution import share_open
 from poetopt.formulations.goal import ENERGY
 from poetopt.plan.transfers import overlap
-from poetopt.printable import shown
 from poetopt.report.objective import minimised
 from poetopt.report.proof import Claim
 from poetopt.report.view import View
 from poetopt.report.words import during_words
-from poetopt.units import finite, show_bytes, show_joules, show_seconds, show_share
+from poetopt.search.solution import share_open
+from poetopt.util.printable import shown
+from poetopt.util.units import finite, show_bytes, show_joules, show_seconds, show_share
 
 _SAME = 1e-9
 """Two sums of the same joules agree within this fraction."""

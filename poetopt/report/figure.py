@@ -9,12 +9,12 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from poetopt.errors import BackendUnavailableError
 from poetopt.plan.instructions import Action
 from poetopt.report.facts import proof, title
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.util.errors import BackendUnavailableError
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FORMATS = ("png", "svg")
 COLOURS = {

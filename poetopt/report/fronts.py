@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from poetopt.comparison.deadlines import DeadlineFront
-from poetopt.comparison.pareto import Front
-from poetopt.comparison.refine import Point
-from poetopt.comparison.rows import proof_words
-from poetopt.engine.solution import OPTIMAL_GAP
+from poetopt.compare.deadlines import DeadlineFront
+from poetopt.compare.pareto import Front
+from poetopt.compare.refine import Point
+from poetopt.compare.rows import proof_words
 from poetopt.formulations.scope import kind_words
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.report.comparison import columns, kinds_legend, share
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.search.solution import OPTIMAL_GAP
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
 MOST_DIGITS = 17

@@ -6,13 +6,13 @@ import html
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from poetopt.notes import Note
-from poetopt.printable import shown
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.report.clipping import clipping_rows, clips
 from poetopt.report.layout import table
 from poetopt.report.needs import Needs
-from poetopt.units import show_bytes, show_joules, show_seconds
+from poetopt.util.notes import Note
+from poetopt.util.printable import shown
+from poetopt.util.units import show_bytes, show_joules, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

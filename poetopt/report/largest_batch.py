@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from poetopt.engine.solution import Solution
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes as arena_of
 from poetopt.plan.simulate import Simulation
 from poetopt.report.memory import taken_bytes
-from poetopt.units import show_bytes, show_joules, show_seconds
+from poetopt.search.solution import Solution
+from poetopt.util.units import show_bytes, show_joules, show_seconds
 
 STORE_ALL = "store-all"
 """How a schedule is called that keeps everything."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from poetopt.graph.problem import Variant
 from poetopt.plan.instructions import Action
-from poetopt.problem import Variant
 from poetopt.report.view import View
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from poetopt import formulations
-from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations import options
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.report.layout import table
+from poetopt.util.errors import FormulationError, OptionError
 
 _EXAMPLE = Problem(
     "example",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from poetopt.graph import Role
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation
-from poetopt.problem import Problem
 from poetopt.report.clipping import clipping_fields
-from poetopt.units import show_bytes
+from poetopt.util.units import show_bytes
 
 OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
 

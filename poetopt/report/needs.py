@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from poetopt.clock import Work
-from poetopt.diagnosis.minimum_budget import least_ram
-from poetopt.engine.solution import Options
-from poetopt.engine.tuning import WORK
+from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
@@ -15,8 +12,11 @@ from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_share
+from poetopt.search.diagnosis.minimum_budget import least_ram
+from poetopt.search.solution import Options
+from poetopt.search.tuning import WORK
+from poetopt.util.units import show_bytes, show_share
+from poetopt.util.work import Work
 
 SHOWN_TENSORS = 6
 """How many of the largest tensors are named."""

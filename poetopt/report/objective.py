@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from poetopt.engine.solution import Objective, Solution
 from poetopt.formulations.goal import TIME
+from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
-from poetopt.printable import shown
-from poetopt.problem import Problem
-from poetopt.units import finite, show_amount, show_seconds
+from poetopt.search.solution import Objective, Solution
+from poetopt.util.printable import shown
+from poetopt.util.units import finite, show_amount, show_seconds
 
 
 def objective_words(objective: Objective) -> str:

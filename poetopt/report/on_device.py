@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from poetopt import notes
 from poetopt.backends.c.execution import TOLERANCE, DeviceExecution, DeviceTraining
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import table
 from poetopt.training.in_c import DeviceFit
-from poetopt.units import show_bytes, show_seconds
+from poetopt.util import notes
+from poetopt.util.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from poetopt.api.on_device import Emitted

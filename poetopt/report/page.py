@@ -13,11 +13,11 @@ import re
 from importlib.resources import files
 
 from poetopt.plan.instructions import Action
-from poetopt.printable import shown
 from poetopt.report.facts import facts, made_by, notes, number, proof, proof_exact, title
 from poetopt.report.ledger import paged, recomputed, streamed
 from poetopt.report.timeline import Kind, Lane, timeline
 from poetopt.report.view import View
+from poetopt.util.printable import shown
 
 _PARTS = ("base", "axis", "inspector", "matrix", "ram", "memory", "lanes", "energy", "tables", "main")
 """The scripts, in the order in which they need each other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poetopt.units import show_bytes, show_joules, show_seconds
+from poetopt.util.units import show_bytes, show_joules, show_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

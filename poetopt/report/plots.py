@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poetopt.comparison.compare import Comparison
-from poetopt.comparison.deadlines import DeadlineFront
-from poetopt.comparison.pareto import Front
-from poetopt.comparison.refine import Point
-from poetopt.errors import BackendUnavailableError, OptionError
-from poetopt.files import write_atomically
-from poetopt.problem import Problem
+from poetopt.compare.compare import Comparison
+from poetopt.compare.deadlines import DeadlineFront
+from poetopt.compare.pareto import Front
+from poetopt.compare.refine import Point
+from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
-from poetopt.units import show_bytes, show_seconds
+from poetopt.util.errors import BackendUnavailableError, OptionError
+from poetopt.util.files import write_atomically
+from poetopt.util.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

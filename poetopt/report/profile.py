@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from poetopt.backends.c.profiling import TAKEN, EmulatedProfile, Modelled, joined
 from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
-from poetopt.operators.signature import signatures
+from poetopt.ops.signature import signatures
 from poetopt.report.layout import columns, table
-from poetopt.units import show_bytes, show_seconds
+from poetopt.util.units import show_bytes, show_seconds
 
 DEAREST = 12
 """Operators that are named with their instructions."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from poetopt.engine.solution import Listener, Progress
 from poetopt.formulations.scope import kind_words
-from poetopt.telling import Told, silent
-from poetopt.units import show_amount, show_share
+from poetopt.search.solution import Listener, Progress
+from poetopt.util.progress import Told, silent
+from poetopt.util.units import show_amount, show_share
 
 PAUSE_S = 2.0
 """Between two lines of the same phase."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poetopt.engine.solution import OPTIMAL_GAP, RAM, Solution
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
-from poetopt.units import show_share
+from poetopt.search.solution import OPTIMAL_GAP, RAM, Solution
+from poetopt.util.units import show_share
 
 
 @dataclass(frozen=True, kw_only=True)

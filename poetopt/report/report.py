@@ -11,13 +11,9 @@ from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from poetopt import notes as told
-from poetopt.engine.solution import DeadlineModel, Solution, Status
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Overlap
-from poetopt.printable import shown
-from poetopt.problem import Problem
-from poetopt.process import peak_bytes
 from poetopt.report.clipping import clipping_rows
 from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
 from poetopt.report.layout import table
@@ -27,8 +23,12 @@ from poetopt.report.parts_tried import PartsTried, tried_fields, tried_rows
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.report.training_run import TrainingRun, run_fields, run_rows
 from poetopt.report.words import overlap_words, streamed_words
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
-from poetopt.version import __version__
+from poetopt.search.solution import DeadlineModel, Solution, Status
+from poetopt.util import notes as told
+from poetopt.util.memory import peak_bytes
+from poetopt.util.printable import shown
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.report.view import View
@@ -110,14 +110,14 @@ class Report:
 
         Raises OutputError where it can't be written, PlanError where there is no plan.
         """
-        from poetopt.files import write_atomically
+        from poetopt.util.files import write_atomically
 
         write_atomically(path, self.plan_text())
 
     def plan_text(self) -> str:
         """What `save` writes. Raises PlanError where there is no plan."""
-        from poetopt.errors import PlanError
         from poetopt.plan import codec
+        from poetopt.util.errors import PlanError
 
         if self.plan is None:
             raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
@@ -137,7 +137,7 @@ class Report:
         problem, solution, options = self.problem, self.solution, self.solution.options
         simulation, bound = solution.simulation, solution.overhead_bound_j
         baseline = problem.baseline_energy_j
-        from poetopt.passes.blocks import is_block
+        from poetopt.autodiff.passes.blocks import is_block
 
         return {
             "status": str(solution.status),
@@ -242,8 +242,8 @@ class Report:
 
     def to_html(self) -> str:
         """The page of `poetopt show`, which needs no other file. Raises PlanError where there is no plan."""
-        from poetopt.errors import PlanError
         from poetopt.report.page import page
+        from poetopt.util.errors import PlanError
 
         view = self.view()
         if view is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from math import isclose
 
-from poetopt.comparison.sensitivity import FACTORS, Change, Sensitivity
+from poetopt.compare.sensitivity import FACTORS, Change, Sensitivity
 from poetopt.report.plots import check_picture, save_figure
-from poetopt.units import show_joules, show_seconds, show_share
+from poetopt.util.units import show_joules, show_seconds, show_share
 
 STYLES = {
     "storage throughput": ("#1f6f8b", "s", "-", 11.0),

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from poetopt.closest import closest
-from poetopt.errors import OptionError, OutputError
-from poetopt.files import check_writable, write_atomically
 from poetopt.plan.codec import load
 from poetopt.report.view import View
-from poetopt.units import show_bytes
+from poetopt.util.errors import OptionError, OutputError
+from poetopt.util.files import check_writable, write_atomically
+from poetopt.util.suggest import closest
+from poetopt.util.units import show_bytes
 
 
 class Form(StrEnum):

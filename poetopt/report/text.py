@@ -12,7 +12,7 @@ from poetopt.report.layout import WIDTH, table
 from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, Slice, timeline
 from poetopt.report.view import View
-from poetopt.units import show_bytes, show_joules, show_seconds
+from poetopt.util.units import show_bytes, show_joules, show_seconds
 
 MARGIN = 10
 LEVELS = 10

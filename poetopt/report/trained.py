@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from poetopt import notes
 from poetopt.graph import TrainingGraph
 from poetopt.report.layout import table
 from poetopt.training.result import Position, Trained
-from poetopt.units import show_bytes, show_seconds
+from poetopt.util import notes
+from poetopt.util.units import show_bytes, show_seconds
 
 
 def trained_document(graph: TrainingGraph, ended: Trained, out: str) -> dict[str, object]:

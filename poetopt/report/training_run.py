@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from poetopt.engine.solution import DeadlineModel, Solution
-from poetopt.errors import OptionError
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
-from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.graph.problem import Problem
+from poetopt.search.solution import DeadlineModel, Solution
+from poetopt.util.errors import OptionError
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 IDLE = "static_power"
 """The block whose joules are drawn like the simulator's. A tariff's are a weight."""

@@ -9,10 +9,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from poetopt.backends.solver import names as backends
-from poetopt.comparison.rows import COLUMNS
-from poetopt.diagnosis.certificate import Certificate
-from poetopt.engine.solution import (
+from poetopt.backends.solvers.solver import names as backends
+from poetopt.compare.rows import COLUMNS
+from poetopt.formulations import NAMES
+from poetopt.formulations import names as formulations
+from poetopt.formulations.goal import ENERGY, TIME
+from poetopt.formulations.scope import ALL, scope_depth
+from poetopt.plan import codec
+from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.report.layout import table
+from poetopt.report.proof import kind_searched
+from poetopt.report.report import Report
+from poetopt.report.training_run import TrainingRun
+from poetopt.search.diagnosis.certificate import Certificate
+from poetopt.search.solution import (
     IMPORTED,
     RAM,
     DeadlineModel,
@@ -23,21 +34,10 @@ from poetopt.engine.solution import (
     graded,
     share_open,
 )
-from poetopt.errors import FormulationError
-from poetopt.formulations import NAMES
-from poetopt.formulations import names as formulations
-from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import ALL, scope_depth
-from poetopt.plan import codec
-from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
-from poetopt.plan.storeall import store_all_bytes
-from poetopt.printable import shortened
-from poetopt.printable import shown as printable
-from poetopt.report.layout import table
-from poetopt.report.proof import kind_searched
-from poetopt.report.report import Report
-from poetopt.report.training_run import TrainingRun
-from poetopt.units import finite, show_joules, show_seconds, show_share
+from poetopt.util.errors import FormulationError
+from poetopt.util.printable import shortened
+from poetopt.util.printable import shown as printable
+from poetopt.util.units import finite, show_joules, show_seconds, show_share
 
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.codec import PlanFile
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
-from poetopt.printable import shown
-from poetopt.problem import Problem
+from poetopt.util.printable import shown
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from poetopt.engine.limits import kind
-from poetopt.engine.solution import Solution, Status
+from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
 from poetopt.plan.transfers import Overlap
-from poetopt.problem import Problem
-from poetopt.units import show_bytes, show_limit, show_seconds
+from poetopt.search.limits import kind
+from poetopt.search.solution import Solution, Status
+from poetopt.util.units import show_bytes, show_limit, show_seconds
 
 
 def streamed_words(simulation: Simulation) -> str:

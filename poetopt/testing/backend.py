@@ -1,4 +1,4 @@
-"""`check_backend`: whether a solver keeps the contract of `poetopt.backends.solver`, on problems with known answers."""
+"""`check_backend`: whether a solver keeps the contract of `poetopt.backends.solvers.solver`, on problems with known answers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poetopt.backends.solver import Backend, Capability
-from poetopt.backends.solver import backend as backend_of
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import Options, Status
-from poetopt.errors import OptionError
+from poetopt.backends.solvers.solver import Backend, Capability
+from poetopt.backends.solvers.solver import backend as backend_of
+from poetopt.search.diagnosis.whole import solve_whole
+from poetopt.search.solution import Options, Status
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError, require
 from poetopt.testing.problems import tight
 from poetopt.testing.programs import Programs
 from poetopt.testing.stops import Stops
 from poetopt.testing.subject import ENOUGH_S, Subject, close
+from poetopt.util.errors import OptionError
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from types import ModuleType
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
 from poetopt.testing.block_cases import cases_of, given_case, space_of
 from poetopt.testing.block_optimum import TOLERANCE, check_optimum, check_price, held
 from poetopt.testing.block_words import check_build, check_words

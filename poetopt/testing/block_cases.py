@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.testing.contract import require
 from poetopt.testing.exhaustive import FEW_DECISIONS, MOST_DECISIONS, Tried, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
+from poetopt.util.errors import FormulationError
 
 SEVERAL = 2
 OTHERS = (

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from poetopt.backends.solver import Frozen, Search
-from poetopt.backends.solver import backend as backend_of
-from poetopt.diagnosis.whole import solve_whole
-from poetopt.engine.solution import OPTIMAL_GAP, Options, Solution, Status
+from poetopt.backends.solvers.solver import Frozen, Search
+from poetopt.backends.solvers.solver import backend as backend_of
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
+from poetopt.graph.problem import Problem
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.whole import solve_whole
+from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status
 from poetopt.testing.block_cases import scope_of
 from poetopt.testing.contract import require
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pyomo.environ as pyo
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Block
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.mathematics import mathematics, symbols
 from poetopt.formulations.rows import Terms
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.testing.block_cases import scope_of
 from poetopt.testing.contract import ContractError, require
+from poetopt.util.errors import FormulationError
 
 CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
 TOLERANCE = 1e-6

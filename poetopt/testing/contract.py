@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetopt.errors import PoetError
+from poetopt.util.errors import PoetError
 
 
 class ContractError(PoetError, AssertionError):

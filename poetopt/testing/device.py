@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from poetopt.devices import Device, device
 from poetopt.devices.sanity import LONGEST_S, MOST_WAKE_J, contradictions, unusable
-from poetopt.errors import DeviceError
-from poetopt.operators.flops import Work
+from poetopt.ops.flops import Work
 from poetopt.testing.contract import ContractError, require
+from poetopt.util.errors import DeviceError
 
 LEAST_POWER_W, MOST_POWER_W = 1e-4, 1e5
 """Between a sleeping microcontroller and a rack."""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
-from poetopt.errors import PlanError
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.util.errors import PlanError
 
 MOST_DECISIONS = 13
 """2 to the power of it is how many schedules are simulated for one problem."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from poetopt.errors import PoetError
-from poetopt.runtimes.c.kernel import Kernel
-from poetopt.runtimes.c.steps import Step, call_of
+from poetopt.ops.runtimes.c.kernel import Kernel
+from poetopt.ops.runtimes.c.steps import Step, call_of
 from poetopt.testing.contract import ContractError, require
 from poetopt.testing.kernel_cases import Case, cases_of
 from poetopt.testing.kernel_program import Ran, Trial, run
+from poetopt.util.errors import PoetError
 
 TOLERANCE = 2e-5
 """Of the largest element of an output, and of `LEAST` where all are smaller."""

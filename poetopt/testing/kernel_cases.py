@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.autodiff import differentiate
+from poetopt.autodiff.optimizers import with_updates
 from poetopt.frontends import load
 from poetopt.frontends.proto import model_proto, node_proto, value_info
 from poetopt.graph import OWN_DOMAIN, TOGETHER, Graph, Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.optimizers import with_updates
-from poetopt.runtimes.c.kernel import Kernel
-from poetopt.runtimes.c.steps import as_run, call_of
+from poetopt.ops.runtimes.c.kernel import Kernel
+from poetopt.ops.runtimes.c.steps import as_run, call_of
 
 if TYPE_CHECKING:
     import onnx

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.errors import BackendUnavailableError
 from poetopt.graph import TOGETHER
-from poetopt.runtimes.c.kernel import FLAGS, UPDATE, Arguments
-from poetopt.runtimes.c.steps import Step
+from poetopt.ops.runtimes.c.kernel import FLAGS, UPDATE, Arguments
+from poetopt.ops.runtimes.c.steps import Step
 from poetopt.testing.contract import ContractError
+from poetopt.util.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

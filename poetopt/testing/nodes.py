@@ -1,4 +1,4 @@
-"""Whether a session's nodes keep the contract of `poetopt.backends.nodes`: part of `check_backend`."""
+"""Whether a session's nodes keep the contract of `poetopt.backends.solvers.nodes`: part of `check_backend`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
-from poetopt.backends.nodes import Nodes, StoppedError, Vertex
-from poetopt.backends.solver import Session
+from poetopt.backends.solvers.nodes import Nodes, StoppedError, Vertex
+from poetopt.backends.solvers.solver import Session
 from poetopt.formulations.rows import Count, Row
 from poetopt.testing import milp
 

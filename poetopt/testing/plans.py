@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
-from poetopt.problem import Home, Problem
 
 
 def keeping_nothing(problem: Problem, ways: Sequence[int] = ()) -> Plan:

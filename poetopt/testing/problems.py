@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 
 SIZES = (1, 1, 2, 2, 3, 4, 6)
 COSTS = (0.5, 1.0, 1.0, 2.0, 3.0)

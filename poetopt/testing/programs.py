@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Capability, Frozen, Outcome, Point, Session
-from poetopt.diagnosis.exact import exact_bound
-from poetopt.errors import FormulationError, PoetError
+from poetopt.backends.solvers.solver import Capability, Frozen, Outcome, Point, Session
 from poetopt.formulations.rows import Row
+from poetopt.search.diagnosis.exact import exact_bound
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError
 from poetopt.testing.nodes import check_nodes
 from poetopt.testing.subject import ENOUGH_S, TOLERANCE, Subject, close
+from poetopt.util.errors import FormulationError, PoetError
 
 SCALES = (1.0, 250.0)
 PARTS = 100

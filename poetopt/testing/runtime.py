@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from poetopt.autodiff import differentiate
+from poetopt.autodiff.passes.blocks import blocks
+from poetopt.autodiff.passes.in_place import in_place
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.errors import DeviceError, ModelError, PoetError
 from poetopt.frontends import load
 from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.operators.nodes import is_inner_view
-from poetopt.passes.blocks import blocks
-from poetopt.passes.in_place import in_place
+from poetopt.ops.nodes import is_inner_view
+from poetopt.ops.runtimes import runtime as runtime_of
+from poetopt.ops.runtimes.contract import InnerLayout, Runtime
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
-from poetopt.runtimes import runtime as runtime_of
-from poetopt.runtimes.contract import InnerLayout, Runtime
 from poetopt.testing.contract import ContractError, require
+from poetopt.util.errors import DeviceError, ModelError, PoetError
 
 NETWORKS = ("mlp", "lenet", "bert-tiny")
 MOST_ALIGNMENT = 1 << 20
@@ -43,7 +43,7 @@ class RuntimeCheck:
 
 
 def check_runtime(given: str | Runtime) -> RuntimeCheck:
-    """Hold a runtime against its contract (`poetopt.runtimes.contract.Runtime`), on training steps of small networks.
+    """Hold a runtime against its contract (`poetopt.ops.runtimes.contract.Runtime`), on training steps of small networks.
 
     given
         Its name, or the object.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solver import Capability, Outcome, Point, Search, Session
+from poetopt.backends.solvers.solver import Capability, Outcome, Point, Search, Session
 from poetopt.testing import milp
 from poetopt.testing.contract import ContractError
 from poetopt.testing.subject import ENOUGH_S, Subject

@@ -20,11 +20,11 @@ import numpy as np
 from poetopt.backends.c.operators import WORKSPACE
 from poetopt.backends.c.streamed import Function
 from poetopt.graph import Operator, Tensor
-from poetopt.runtimes.c.kernel import FLAGS, Arguments
-from poetopt.runtimes.c.steps import Step, layout, steps
-from poetopt.runtimes.c.tiles import windows
-from poetopt.runtimes.c.tiles.variants import Streamed, Ways
-from poetopt.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.ops.runtimes.c.kernel import FLAGS, Arguments
+from poetopt.ops.runtimes.c.steps import Step, layout, steps
+from poetopt.ops.runtimes.c.tiles import windows
+from poetopt.ops.runtimes.c.tiles.variants import Streamed, Ways
+from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
 
@@ -99,7 +99,7 @@ def check_streamed(trials: Sequence[Trial], optimize: str = "-O1", *, sanitize: 
     """
     with tempfile.TemporaryDirectory(prefix="poetopt-") as name:
         folder = Path(name)
-        for header in files("poetopt.runtimes.c.include").iterdir():
+        for header in files("poetopt.ops.runtimes.c.include").iterdir():
             if header.name.endswith(".h"):
                 (folder / header.name).write_bytes(header.read_bytes())
         (folder / "trials.c").write_text(_program(trials), encoding="ascii")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from poetopt.backends.solver import Backend, Capability, Search, Session
+from poetopt.backends.solvers.solver import Backend, Capability, Search, Session
 from poetopt.testing.contract import require
 
 TOLERANCE = 1e-6

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import find_rule
-from poetopt.errors import PoetError
 from poetopt.graph import Graph, Node, Operator, Role, Tensor
 from poetopt.testing.contract import ContractError, require
+from poetopt.util.errors import PoetError
 
 Array = NDArray[Any]
 

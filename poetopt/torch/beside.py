@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.errors import MissingVjpError, ModelError
-from poetopt.notes import listed
-from poetopt.telling import paced, telling
 from poetopt.torch.tensors import Stored, stored_in
+from poetopt.util.errors import MissingVjpError, ModelError
+from poetopt.util.notes import listed
+from poetopt.util.progress import paced, telling
 
 if TYPE_CHECKING:
     import onnx
@@ -288,7 +288,7 @@ def _in_inference(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs on onnxruntime. Raises ModelError where it can't run the file."""
-    from poetopt.backends.ort.sessions import first_line, onnxruntime, runtime_errors, session_options
+    from poetopt.backends.onnxruntime.sessions import first_line, onnxruntime, runtime_errors, session_options
 
     try:
         session = onnxruntime().InferenceSession(

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from poetopt.errors import ExecutionError, PlanError
-from poetopt.notes import listed
 from poetopt.torch.counterparts import MOVES, matched
 from poetopt.torch.fates import Fate, Recomputation, recomputation
 from poetopt.torch.needed import check_module, needed
 from poetopt.torch.tensors import shape_word, stored_in
+from poetopt.util.errors import ExecutionError, PlanError
+from poetopt.util.notes import listed
 
 if TYPE_CHECKING:
     from poetopt.graph import Graph

@@ -17,12 +17,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from poetopt.errors import ModelError, OptionError
-from poetopt.files import write_atomically
-from poetopt.notes import listed
 from poetopt.torch.beside import check_beside
 from poetopt.torch.needed import check_module, needed
 from poetopt.torch.tensors import Stored, bits, difference, stored_in
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.files import write_atomically
+from poetopt.util.notes import listed
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from poetopt.errors import ModelError, OptionError, PlanError
-from poetopt.notes import listed
+from poetopt.util.errors import ModelError, OptionError, PlanError
+from poetopt.util.notes import listed
 
 if TYPE_CHECKING:
     from poetopt.graph import Graph, TrainingGraph

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.errors import ModelError, PlanError
 from poetopt.torch.exporting import UNUSED
 from poetopt.torch.needed import check_module, needed
 from poetopt.torch.tensors import COUNTER, Stored, difference, put, stored_in
+from poetopt.util.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
     import onnx
@@ -121,7 +121,7 @@ class _Given:
 def _given(trained: Any) -> _Given:
     """Raises ModelError for a file that can't be read, or what has no arrays."""
     from poetopt.api.trainer import Trainer
-    from poetopt.backends.ort.batch import load_batch
+    from poetopt.backends.onnxruntime.batch import load_batch
 
     if isinstance(trained, (str, os.PathLike)):
         path = os.fspath(trained)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from poetopt.errors import BackendUnavailableError, ModelError
+from poetopt.util.errors import BackendUnavailableError, ModelError
 
 INSTALL = "pip install 'poetopt[torch]'"
 

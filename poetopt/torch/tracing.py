@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
-from poetopt.errors import PlanError
 from poetopt.torch.counterparts import Call
+from poetopt.util.errors import PlanError
 
 EMPTY = frozenset({"arange", "empty", "empty_like", "full", "full_like", "ones", "ones_like", "zeros", "zeros_like"})
 """Functions that make something of nothing."""

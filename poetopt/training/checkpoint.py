@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from poetopt.backends.ort.archive import Archive, opened
-from poetopt.backends.ort.execution import save_arrays
-from poetopt.errors import ModelError, OutputError, PlanError
-from poetopt.files import lock_file
+from poetopt.backends.onnxruntime.archive import Archive, opened
+from poetopt.backends.onnxruntime.execution import save_arrays
 from poetopt.plan.damage import told
 from poetopt.plan.tables import number, whole_number
+from poetopt.util.errors import ModelError, OutputError, PlanError
+from poetopt.util.files import lock_file
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.ort.batch import check_batch
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.errors import ModelError
+from poetopt.backends.onnxruntime.batch import check_batch
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.parted import cut
 from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
-from poetopt.step.parted import cut
-from poetopt.telling import Told, silent
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
 from poetopt.training.source import Data, Source, batch_size, source_of
+from poetopt.util.errors import ModelError
+from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

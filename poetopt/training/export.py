@@ -16,20 +16,20 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from poetopt import apart
-from poetopt.errors import ModelError, OutputError
-from poetopt.files import check_writable, replacing
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
 from poetopt.training.initializers import Span, tensor_spans
-from poetopt.units import show_bytes
+from poetopt.util import subprocess_call as apart
+from poetopt.util.errors import ModelError, OutputError
+from poetopt.util.files import check_writable, replacing
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     import onnx
 
     from poetopt.graph import Array
-    from poetopt.telling import Told
     from poetopt.training.initializers import External
+    from poetopt.util.progress import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def original(
 
     Raises ModelError where nobody said which it is.
     """
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     if model is None or model == "":
         raise ModelError("the network was given in memory; say which, with Trainer(plan, model=...), to write it")
@@ -64,7 +64,7 @@ def original(
 
 
 def _write_original(network: BuiltIn, place: Path, *, told: Told) -> None:
-    from poetopt.frontends import zoo
+    from poetopt import zoo
 
     content = zoo.build(network.name, network.batch, network.tokens).SerializeToString()
     try:

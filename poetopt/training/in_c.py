@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.c.execution import DeviceTraining
 from poetopt.backends.c.training import check_trainable, numbers, train_batches_on
-from poetopt.backends.ort.execution import plain
-from poetopt.errors import OptionError
+from poetopt.backends.onnxruntime.execution import plain
+from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
-from poetopt.step.places import graph_of
-from poetopt.telling import Told, silent
 from poetopt.training.learner import check_hyperparameters
 from poetopt.training.source import Data, batch_size, parse_schedule, source_of
+from poetopt.util.errors import OptionError
+from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array, TrainingGraph

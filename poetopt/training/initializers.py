@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends import merged
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
+from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from poetopt.backends.ort import measure
-from poetopt.backends.ort.prepared import Prepared
-from poetopt.backends.ort.stepping import STEP, ScheduledStep
-from poetopt.errors import ExecutionError, OptionError, PlanError
+from poetopt.autodiff.optimizers import CLIP
+from poetopt.backends.onnxruntime import measure
+from poetopt.backends.onnxruntime.prepared import Prepared
+from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
+from poetopt.backends.step.descent import SLICE, Momentum
+from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
-from poetopt.optimizers import CLIP
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.process import resident_bytes
-from poetopt.step.descent import SLICE, Momentum
-from poetopt.step.places import graph_of
-from poetopt.telling import Told, paced, silent
 from poetopt.training import checkpoint
-from poetopt.units import show_bytes
-from poetopt.version import __version__
+from poetopt.util.errors import ExecutionError, OptionError, PlanError
+from poetopt.util.memory import resident_bytes
+from poetopt.util.progress import Told, paced, silent
+from poetopt.util.units import show_bytes
+from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

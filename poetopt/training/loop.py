@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from poetopt import interrupts
-from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
-from poetopt.process import peak_bytes
-from poetopt.telling import paced
 from poetopt.training import checkpoint
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.result import Position, Trained
 from poetopt.training.source import USED_UP, Schedule, Source, batch_size
-from poetopt.units import show_seconds
+from poetopt.util import interrupts
+from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
+from poetopt.util.memory import peak_bytes
+from poetopt.util.progress import paced
+from poetopt.util.units import show_seconds
 
 
 @dataclass(frozen=True)

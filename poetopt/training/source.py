@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from poetopt.errors import ModelError, OptionError
 from poetopt.graph import TrainingGraph
-from poetopt.telling import Told
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.progress import Told
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

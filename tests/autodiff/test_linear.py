@@ -18,14 +18,14 @@ from onnx import helper
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, registered, trial_rules
-from poetopt.errors import PoetError
 from poetopt.frontends.one_node import computed
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
-from poetopt.operators.flops import flops
+from poetopt.ops.flops import flops
 from poetopt.ops.losses.vjp import ATTACHED
-from poetopt.runtimes.onnxruntime import runtime
+from poetopt.ops.runtimes.onnxruntime import runtime
+from poetopt.util.errors import PoetError
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.table import ROWS
 from tests.frontends.support import model_of

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.behind import going_back
-from poetopt.errors import ModelError, OptionError
 from poetopt.graph import Graph, Role
+from poetopt.util.errors import ModelError, OptionError
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from poetopt.autodiff import differentiate
+from poetopt.autodiff.passes.in_place import working_set_bytes
 from poetopt.frontends import load
 from poetopt.graph import Graph, Operator, TrainingGraph
-from poetopt.passes.in_place import working_set_bytes
-from poetopt.runtimes.onnxruntime import runtime
+from poetopt.ops.runtimes.onnxruntime import runtime
 
 
 def working_set(step: TrainingGraph, operator: Operator) -> int:

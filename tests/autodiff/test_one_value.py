@@ -8,7 +8,7 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.notes import important
+from poetopt.util.notes import important
 from tests.autodiff.oracle import batch, run
 from tests.frontends.kinds import kind, node
 from tests.frontends.support import floats

@@ -11,8 +11,8 @@ import pytest
 from onnx.helper import make_node as node
 
 from poetopt.autodiff import differentiate
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.frontends import load
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto

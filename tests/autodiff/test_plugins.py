@@ -10,7 +10,7 @@ import pytest
 
 from poetopt.autodiff import registry
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, trial_rules
-from poetopt.errors import ModelError
+from poetopt.util.errors import ModelError
 
 MODULE = """
 from poetopt.autodiff.registry import register_vjp

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError
 from tests.autodiff.build import graph
 from tests.autodiff.test_tails import bce, check, nll
 

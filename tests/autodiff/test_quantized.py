@@ -12,9 +12,9 @@ from onnx.helper import make_node
 
 import poetopt as po
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import TrainingGraph
+from poetopt.util.errors import ModelError
 from tests.autodiff.oracle import Array, run
 from tests.frontends.support import floats, model_of
 

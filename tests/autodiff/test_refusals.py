@@ -9,9 +9,9 @@ import pytest
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
+from poetopt.util.errors import MissingVjpError, ModelError
 from tests.autodiff.build import Array, graph
 from tests.frontends.support import model_of
 

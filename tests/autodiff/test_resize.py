@@ -12,9 +12,9 @@ import pytest
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import MissingVjpError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.ops.pooling.vjp import weights
+from poetopt.util.errors import MissingVjpError
 from tests.autodiff.oracle import Array, run
 from tests.frontends.support import model_of
 from tests.seeds import turns

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import declare_nondifferentiable, differentiate, register_vjp, registry, unsupported
 from poetopt.autodiff.emit import GraphBuilder
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Role, TrainingGraph
+from poetopt.util.errors import MissingVjpError, ModelError
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
 

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import blocked_inputs, missing_inputs, registered
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Node, Operator, Role, TrainingGraph
 from poetopt.ops.losses.vjp import ATTACHED
+from poetopt.util.errors import MissingVjpError, ModelError
 from tests.autodiff.float64 import NEW_OPS
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, ints, weights_of

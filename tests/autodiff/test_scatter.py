@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import MissingVjpError
+from poetopt.util.errors import MissingVjpError
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.test_rules import gradients

@@ -10,7 +10,7 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.graph import TrainingGraph
-from poetopt.runtimes.onnxruntime import runtime
+from poetopt.ops.runtimes.onnxruntime import runtime
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
 from tests.later import later, uses_torch

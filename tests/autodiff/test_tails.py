@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph, Node, TrainingGraph
+from poetopt.util.errors import ModelError
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import run
 from tests.autodiff.test_rules import TOLERANCE, evaluator

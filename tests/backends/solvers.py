@@ -6,8 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from poetopt.backends.solver import BACKENDS, Backend, backend
-from poetopt.errors import BackendUnavailableError
+from poetopt.backends.solvers.solver import BACKENDS, Backend, backend
+from poetopt.util.errors import BackendUnavailableError
 
 
 def installed(name: str) -> Backend:
@@ -15,7 +15,7 @@ def installed(name: str) -> Backend:
     try:
         found = backend(name)
         if name == "cbc":
-            from poetopt.backends.cbc import executable
+            from poetopt.backends.solvers.cbc import executable
 
             executable()
     except BackendUnavailableError as error:

@@ -8,16 +8,17 @@ from functools import cache
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from poetopt import zoo
 from poetopt.autodiff import differentiate
 from poetopt.devices import cost, device
-from poetopt.frontends import load, zoo
-from poetopt.frontends.zoo.network import Network
+from poetopt.frontends import load
 from poetopt.graph import Graph
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.plan.schedule import Schedule
+from poetopt.zoo.network import Network
 
 
 def residual(batch: int = 2) -> ModelProto:

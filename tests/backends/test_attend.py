@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from poetopt.backends.attend import Attendant
+from poetopt.backends.solvers.attend import Attendant
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poetopt.backends.ort import check_batch, load_batch, random_batch
-from poetopt.errors import ModelError, OptionError
+from poetopt.backends.onnxruntime import check_batch, load_batch, random_batch
 from poetopt.frontends import load
 from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.util.errors import ModelError, OptionError
 from tests.backends.support import embedding, problem_of
 
 

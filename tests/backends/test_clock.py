@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.backends.ort.measure import BUSY, Clock, told
+from poetopt.backends.onnxruntime.measure import BUSY, Clock, told
 
 
 def counted(path: Path, waited_ns: int) -> str:

@@ -11,9 +11,9 @@ import pytest
 from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 
-from poetopt.backends.compilation import compile_model
-from poetopt.errors import PoetError
+from poetopt.backends.solvers.compilation import compile_model
 from poetopt.formulations import formulation
+from poetopt.util.errors import PoetError
 from tests.problems import random_tight
 
 

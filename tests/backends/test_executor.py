@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort import Execution, execute, measure, random_batch, save_results
-from poetopt.backends.ort.execution import compare
-from poetopt.backends.ort.executor import store_all_program
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.errors import ModelError, OptionError, OutputError, PlanError
+from poetopt.backends.onnxruntime import Execution, execute, measure, random_batch, save_results
+from poetopt.backends.onnxruntime.execution import compare
+from poetopt.backends.onnxruntime.executor import store_all_program
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.memory import Block
+from poetopt.backends.step.program import Program
+from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.storage import PageFile
 from poetopt.frontends import load
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.schedule import Schedule
-from poetopt.step.memory import Block
-from poetopt.step.program import Program
-from poetopt.step.region import Region, slots
-from poetopt.step.storage import PageFile
+from poetopt.util.errors import ModelError, OptionError, OutputError, PlanError
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
 from tests.seeds import turns

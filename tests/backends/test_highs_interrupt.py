@@ -5,7 +5,7 @@ from __future__ import annotations
 import highspy
 import numpy as np
 
-from poetopt.backends.highs_interrupt import Interrupt
+from poetopt.backends.solvers.highs_interrupt import Interrupt
 
 INTERRUPTED = highspy.HighsModelStatus.kInterrupt
 OPTIMAL = highspy.HighsModelStatus.kOptimal

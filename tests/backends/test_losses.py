@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import poetopt as po
-from poetopt.backends.ort import check_batch, random_batch
-from poetopt.cli import invoke
-from poetopt.errors import ModelError
+from poetopt.backends.onnxruntime import check_batch, random_batch
+from poetopt.cli.app import invoke
 from poetopt.graph import TrainingGraph
+from poetopt.util.errors import ModelError
 
 Array = NDArray[Any]
 TAILS: dict[str, list[tuple[str, list[str], list[str], dict[str, Any]]]] = {

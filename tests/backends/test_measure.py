@@ -9,9 +9,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from poetopt.backends.ort import measure
-from poetopt.backends.ort.execution import compare
-from poetopt.backends.ort.measure import (
+from poetopt.backends.onnxruntime import measure
+from poetopt.backends.onnxruntime.execution import compare
+from poetopt.backends.onnxruntime.measure import (
     alternate,
     beside_each_bytes,
     give_back,
@@ -19,7 +19,7 @@ from poetopt.backends.ort.measure import (
     high_water_bytes,
     peak_beside_bytes,
 )
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.sessions import Sessions
 from tests.backends.support import problem
 
 PAGE = 4096

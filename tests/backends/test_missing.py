@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.cbc import executable
-from poetopt.backends.solver import backend
-from poetopt.cli import invoke
-from poetopt.errors import BackendUnavailableError
+from poetopt.backends.solvers.cbc import executable
+from poetopt.backends.solvers.solver import backend
+from poetopt.cli.app import invoke
+from poetopt.util.errors import BackendUnavailableError
 from tests.backends.solvers import installed, needs_gurobi
 
 COMMAND = ("solve", "mlp", "--device", "a72", "--ram", "80%")
@@ -23,7 +23,7 @@ def test_gurobi_is_absent() -> None:
     """In a process of its own, where the module can't be imported."""
     code = (
         "import sys, pyomo.environ; sys.modules['gurobipy'] = None; "
-        "from poetopt.cli import invoke; sys.exit(invoke(sys.argv[1:]))"
+        "from poetopt.cli.app import invoke; sys.exit(invoke(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", code, *COMMAND, "--backend", "gurobi"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,7 +109,7 @@ def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
-    points = "[poetopt.backends]\ntheir-highs = poetopt.backends.highs:backend\ntheir-broken = no_such_module:backend\n"
+    points = "[poetopt.backends]\ntheir-highs = poetopt.backends.solvers.highs:backend\ntheir-broken = no_such_module:backend\n"
     (package / "entry_points.txt").write_text(points, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert backend("their-highs") is backend("highs")

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 from pyomo.environ import Var
 
-from poetopt.backends import highs, highs_nodes, highs_pool, highs_relaxation
-from poetopt.backends.highs_pool import RowPool
-from poetopt.backends.highs_rows import HighsRows
-from poetopt.backends.solver import Outcome, Session
-from poetopt.diagnosis.exact import exact_bound
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.model import model_of, session_of
-from poetopt.engine.solution import Options, Status
+from poetopt.backends.solvers import highs, highs_nodes, highs_pool, highs_relaxation
+from poetopt.backends.solvers.highs_pool import RowPool
+from poetopt.backends.solvers.highs_rows import HighsRows
+from poetopt.backends.solvers.solver import Outcome, Session
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import Row
-from poetopt.sparse import csr_matrix
+from poetopt.search.diagnosis.exact import exact_bound
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.model import model_of, session_of
+from poetopt.search.solution import Options, Status
 from poetopt.testing import milp
 from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
+from poetopt.util.sparse import csr_matrix
 
 NEAR = 1e-6
 

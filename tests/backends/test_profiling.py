@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort.profiling import Counter, profile, storage, typical_seconds
+from poetopt.backends.onnxruntime.profiling import Counter, profile, storage, typical_seconds
 from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile
-from poetopt.errors import OutputError
 from poetopt.graph import TrainingGraph
-from poetopt.operators.signature import signatures
+from poetopt.ops.signature import signatures
+from poetopt.util.errors import OutputError
 from tests.seeds import some
 
 

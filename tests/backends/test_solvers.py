@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.solver import BACKENDS, Capability, backend
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
-from poetopt.errors import FormulationError, OptionError
-from poetopt.problem import Problem
+from poetopt.backends.solvers.solver import BACKENDS, Capability, backend
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from poetopt.testing import check_backend
+from poetopt.util.errors import FormulationError, OptionError
 from tests.backends.solvers import every_backend, installed
 from tests.closed import closed
 from tests.problems import random_tight
@@ -78,7 +78,7 @@ def test_small_networks(network: str, ram: str, scope: str) -> None:
 def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path: Path) -> None:
     """A SIGINT while CBC, a program of its own, is searching: a plan that isn't called optimal unless it is proven."""
     installed("cbc")
-    code = "import sys; from poetopt.cli import invoke; sys.exit(invoke(sys.argv[1:]))"
+    code = "import sys; from poetopt.cli.app import invoke; sys.exit(invoke(sys.argv[1:]))"
     log = tmp_path / "cbc.log"
     command = "solve resnet18-cifar --device m4 --ram 30% --scope depth:8 --gap 0 --backend cbc --json -"
     with subprocess.Popen(
@@ -146,7 +146,7 @@ def test_an_option_with_a_nonsense_value(name: str, option: str) -> None:
 
 
 def test_bounds_are_certified_with_any_multipliers() -> None:
-    from poetopt.diagnosis.certificate import certify
+    from poetopt.search.diagnosis.certificate import certify
 
     problem = po.load("mlp").differentiate().cost("a72")
     asked = po.solve(problem, ram="80%", threads=1).solution.options
@@ -159,8 +159,8 @@ def test_bounds_are_certified_with_any_multipliers() -> None:
 
 
 def test_a_backend_without_multipliers_certifies_nothing() -> None:
-    from poetopt.backends.highs import HighsSession
-    from poetopt.diagnosis.certificate import certify
+    from poetopt.backends.solvers.highs import HighsSession
+    from poetopt.search.diagnosis.certificate import certify
 
     class Plain(HighsSession):
         capabilities = HighsSession.capabilities - {Capability.DUALS}

@@ -13,18 +13,18 @@ import pytest
 
 import poetopt as po
 from poetopt.autodiff import differentiate
-from poetopt.backends.ort import random_batch
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.stepping import ScheduledStep
-from poetopt.errors import ModelError, OptionError
+from poetopt.autodiff.optimizers import with_updates
+from poetopt.backends.onnxruntime import random_batch
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.stepping import ScheduledStep
+from poetopt.backends.step.region import WINDOW, Region, reseeded
 from poetopt.frontends import load
 from poetopt.graph import Graph, TrainingGraph
-from poetopt.optimizers import with_updates
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.step.region import WINDOW, Region, reseeded
+from poetopt.util.errors import ModelError, OptionError
 from tests.backends.support import NETWORKS, dropout, embedding
 from tests.problems import random_plan
 

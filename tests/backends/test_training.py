@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.backends.ort import execute, random_batch
-from poetopt.backends.ort.batch import Batches
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.training import save_training, train
-from poetopt.errors import ModelError, OptionError, PlanError
+from poetopt.backends.onnxruntime import execute, random_batch
+from poetopt.backends.onnxruntime.batch import Batches
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.training import save_training, train
+from poetopt.backends.step.descent import Momentum
+from poetopt.backends.step.region import Region
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.report.execution import execution_rows, training_text
-from poetopt.step.descent import Momentum
-from poetopt.step.region import Region
+from poetopt.util.errors import ModelError, OptionError, PlanError
 from tests.backends.support import NETWORKS, problem, store_all
 from tests.problems import random_plan
 from tests.seeds import turns

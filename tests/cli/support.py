@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import pytest
 
-from poetopt.cli import invoke
-from poetopt.telling import Told, silent
+from poetopt.cli.app import invoke
+from poetopt.util.progress import Told, silent
 
 REPORT_KEYS = {
     "status", "scope", "formulation", "backend", "operators", "tensors", "ram_budget_bytes", "store_all_peak_bytes",
@@ -53,7 +53,7 @@ Runner = Callable[..., Ended]
 
 
 def in_this_process(_what: str, function: Callable[..., object], *arguments: object, told: Told = silent) -> object:
-    """What `poetopt.apart.call` does, without the second that another process takes to begin."""
+    """What `poetopt.util.subprocess_call.call` does, without the second that another process takes to begin."""
     return function(*arguments, told=told)
 
 
@@ -62,7 +62,7 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Runner:
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()
-        with patch("poetopt.apart.call", in_this_process):
+        with patch("poetopt.util.subprocess_call.call", in_this_process):
             code = invoke([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Ended(code, captured.out, captured.err)

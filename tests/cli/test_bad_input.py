@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from poetopt.frontends import zoo
+from poetopt import zoo
 from tests.cli.support import Runner, chain, write_problem
 
 SOLVE = ("--device", "a72", "--ram", "50%")

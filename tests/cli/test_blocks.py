@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 from poetopt.formulations import options
 from tests.cli.support import Ended, chain, runner, write_problem
 

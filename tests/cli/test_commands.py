@@ -13,10 +13,10 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt.frontends import zoo
+from poetopt import zoo
 from tests.cli.support import REPORT_KEYS, Runner
 
-PROGRAM = (sys.executable, "-c", "from poetopt.cli import main; main()")
+PROGRAM = (sys.executable, "-c", "from poetopt.cli.app import main; main()")
 
 
 def test_solve_summary_and_json_say_the_same(run: Runner, problem: Path, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_full_stdout_is_an_error() -> None:
 
 
 def test_a_defect_is_one_message_too() -> None:
-    code = "import poetopt.cli as c, poetopt.console as k\nk.own_the_process()\nc.say(c.undefined)"
+    code = "import poetopt.cli.app as c, poetopt.cli.console as k\nk.own_the_process()\nc.say(c.undefined)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ended.returncode == 1
     assert ended.stderr.startswith("poetopt: a defect in poetopt: AttributeError")
@@ -222,7 +222,7 @@ def test_a_defect_is_one_message_too() -> None:
 
 def test_interrupt_outside_a_solve() -> None:
     code = (
-        "import os, signal, sys, poetopt.cli as c, poetopt.commands.catalogues as k\n"
+        "import os, signal, sys, poetopt.cli.app as c, poetopt.cli.catalogues as k\n"
         "k.check_outputs = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['poetopt', 'devices']\nc.main()"
     )

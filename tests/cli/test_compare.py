@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.baselines import names
+from poetopt.compare.baselines import names
 from tests.cli.support import Runner, chain, write_problem
 
 

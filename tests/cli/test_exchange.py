@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.support import Runner
-from tests.exchange.test_model_files import by_highs
+from tests.search.test_model_files import by_highs
 
 ASKED = ("mlp", "--device", "a72", "--ram", "80%")
 

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt.frontends import zoo
+from poetopt import zoo
 from tests.cli.support import Runner, chain, write_problem
 from tests.cli.test_commands import PROGRAM
 from tests.seeds import some
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
 WATCHED = """
 import os, signal, sys, threading, time
-from poetopt.cli import main
+from poetopt.cli.app import main
 inside, main_thread = set(sys.argv.pop(1).split("/")), threading.get_ident()
 sent = signal.Signals[sys.argv.pop(1)]
 def watch():
@@ -44,7 +44,7 @@ The second argument is the signal.
 
 CALLED = """
 import os, signal, sys
-from poetopt.cli import main
+from poetopt.cli.app import main
 *around, name = sys.argv.pop(1).split("/")
 sent = signal.Signals[sys.argv.pop(1)]
 def called(frame, event, argument):
@@ -68,7 +68,7 @@ What a solve imports is imported before, as that takes longest.
 
 TWICE = """
 import os, signal, sys, threading, time
-from poetopt.cli import main
+from poetopt.cli.app import main
 name, wait_s = sys.argv.pop(1).split("/")
 sent = signal.Signals[sys.argv.pop(1)]
 def send():
@@ -90,8 +90,8 @@ main()
 
 LOST = """
 import os, signal, sys
-from poetopt import interrupts
-from poetopt.cli import main
+from poetopt.util import interrupts
+from poetopt.cli.app import main
 name, sent = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
 def called(frame, event, argument):
     if event == "call" and frame.f_code.co_name == name:
@@ -211,9 +211,7 @@ def test_a_second_signal_ends_a_solve_without_its_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
 def test_a_signal_after_the_end_changes_nothing(sent: str) -> None:
-    program = (
-        f"import atexit, os, signal\nfrom poetopt.cli import main\natexit.register(os.kill, os.getpid(), signal.{sent})"
-    )
+    program = f"import atexit, os, signal\nfrom poetopt.cli.app import main\natexit.register(os.kill, os.getpid(), signal.{sent})"
     line = [sys.executable, "-c", f"{program}\nmain()", "devices"]
     ended = subprocess.run(line, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.errors import InfeasibleError, OptionError
-from tests.baselines.chains import chain
+from poetopt.util.errors import InfeasibleError, OptionError
 from tests.cli.support import Runner, runner
+from tests.compare.chains import chain
 
 SOLVE = "solve net.onnx --device a72"
 MISTAKES = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort.profiling import machine
+from poetopt.backends.onnxruntime.profiling import machine
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile
-from poetopt.operators.signature import signatures
+from poetopt.ops.signature import signatures
 from poetopt.report.execution import predicted_words
 from tests.cli.support import Runner
 

@@ -14,8 +14,8 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt.errors import PlanError
-from poetopt.frontends import zoo
+from poetopt import zoo
+from poetopt.util.errors import PlanError
 from tests.backends.c.support import needs_host
 from tests.cli.support import Runner
 
@@ -162,7 +162,7 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
 
 
 def test_training_has_nothing_beside_it_unless_that_is_asked_for(run: Runner, plan: Path) -> None:
-    with patch("poetopt.backends.ort.training.verify") as ordinary:
+    with patch("poetopt.backends.onnxruntime.training.verify") as ordinary:
         document = run("run", plan, "--steps", "3", "--lr", "0.05", "--json", "-").document
         assert not ordinary.called
     assert (document["bit_identical"], document["checked"], document["reference_losses"]) == (None, 0, [])

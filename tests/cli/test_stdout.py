@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.ort import random_batch
-from poetopt.backends.ort.execution import save_arrays
-from poetopt.frontends import zoo
+from poetopt import zoo
+from poetopt.backends.onnxruntime import random_batch
+from poetopt.backends.onnxruntime.execution import save_arrays
 from tests.cli.support import Runner, chain, write_problem
 from tests.seeds import turns
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 import poetopt as po
-from poetopt.frontends.zoo.network import Network
+from poetopt.zoo.network import Network
 from tests.backends.c.support import needs_emulator, needs_host
 from tests.cli.support import Runner
 

@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt.cli import invoke
-from poetopt.frontends import zoo
+from poetopt import zoo
+from poetopt.cli.app import invoke
 from poetopt.plan import codec
 from tests.cli.support import Runner, chain, write_problem
 from tests.seeds import turns

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.errors import OptionError
+from poetopt.util.errors import OptionError
 from tests.cli.support import Runner, chain, write_problem
 
 LENET = ("solve", "lenet", "--device", "a72", "--ram", "100%", "--batch", "8")

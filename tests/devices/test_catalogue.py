@@ -13,7 +13,7 @@ import pytest
 from poetopt.devices import Kind, device, names
 from poetopt.devices.loading import device_table
 from poetopt.devices.schema import STORAGE, UNITS
-from poetopt.errors import DeviceError
+from poetopt.util.errors import DeviceError
 
 GROUNDED = ("m0", "m4", "a72", "tx2")
 BEYOND = ("rpi5", "orin-nano", "esp32-s3", "stm32f767", "stm32h743", "rp2040", "rp2350", "phone-a76", "m4-c")

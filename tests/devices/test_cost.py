@@ -17,11 +17,11 @@ import poetopt as po
 from poetopt.devices import Device, Storage, device
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import CATALOGUE
-from poetopt.errors import DeviceError, ModelError
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.operators.flops import work
-from poetopt.operators.nodes import resident_breakdown
-from poetopt.runtimes.onnxruntime import PAGE, runtime
+from poetopt.ops.flops import work
+from poetopt.ops.nodes import resident_breakdown
+from poetopt.ops.runtimes.onnxruntime import PAGE, runtime
+from poetopt.util.errors import DeviceError, ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -24,9 +24,9 @@ from poetopt.devices.profile import (
     with_profile,
 )
 from poetopt.devices.profile_csv import fit, from_csv, quartile_spread, template
-from poetopt.errors import DeviceError
 from poetopt.graph import Node, Operator, TrainingGraph
-from poetopt.operators.signature import signature, signatures
+from poetopt.ops.signature import signature, signatures
+from poetopt.util.errors import DeviceError
 
 A72 = device("a72")
 

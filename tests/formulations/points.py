@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from poetopt.backends.solver import Floats
+from poetopt.backends.solvers.solver import Floats
 from poetopt.formulations.rows import Row
 
 Values = Sequence[tuple[Any, Floats]]

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import DeadlineModel, Options, Status
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import DeadlineModel, Options, Status
 from tests.formulations.algorithm1 import PaperGraph, algorithm_1
 from tests.seeds import some
 

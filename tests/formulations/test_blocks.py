@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.language import Block
 from poetopt.formulations.static_power import static_power
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Solution, Status
 from tests.bruteforce import plan_optimum
 from tests.closed import in_scope
 from tests.problems import random_tight

@@ -13,9 +13,9 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.errors import FormulationError
 from poetopt.formulations.language import Block, Count, Formulation, PointLike, PyomoBlock, Row, Terms
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import FormulationError
 
 RETENTION = po.formulations.formulation("retention")
 
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_told_by_name(case: str, problem: Problem, caplog: pyte
 
 @pytest.mark.parametrize("blocks", ["flash-wear=1MB", odd(), 5])
 def test_blocks_are_a_list(blocks: Any, problem: Problem) -> None:
-    with pytest.raises(po.errors.OptionError, match="blocks must be a list of blocks and texts"):
+    with pytest.raises(po.util.errors.OptionError, match="blocks must be a list of blocks and texts"):
         po.solve(problem, ram="70%", blocks=blocks)
 
 

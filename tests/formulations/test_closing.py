@@ -12,15 +12,15 @@ from functools import partial
 import pyomo.environ as pyo
 import pytest
 
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.search.search import search
+from poetopt.search.solution import Options
 from poetopt.testing.exhaustive import decisions, valid
 from poetopt.testing.problems import PAGE_COSTS, small_problem
 from tests.closed import closed

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.dominated import dominated
 from poetopt.formulations.retention.enumeration import retention_space
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
 from tests.problems import random_budget, random_problem

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from poetopt.errors import FormulationError, PlanError
-from poetopt.exchange.solved import add_late_rows, plan_in
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.endurance import endurance
@@ -23,7 +21,9 @@ from poetopt.formulations.language import data_of
 from poetopt.formulations.static_power import static_power
 from poetopt.formulations.tariff import tariff
 from poetopt.formulations.within import least, within
+from poetopt.search.exchange.solved import add_late_rows, plan_in
 from poetopt.testing.problems import tight
+from poetopt.util.errors import FormulationError, PlanError
 from tests.stored import tight_with_parameters
 
 NONE: tuple[object, ...] = (math.nan, math.inf, -math.inf, -1, -0.5, True, None, "3", "3J", [3], 3j)

@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.clock import Work
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.label_setting.search import RetentionLabels, label_search
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
+from poetopt.util.work import Work
 from tests.problems import random_budget, random_problem
 
 

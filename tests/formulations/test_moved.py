@@ -9,21 +9,21 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
-from poetopt.errors import FormulationError
 from poetopt.formulations import decisions, formulation
 from poetopt.formulations.block import Block, Limits, PyomoBlock
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Action
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from poetopt.testing import check_block
 from poetopt.testing.problems import tight
+from poetopt.util.errors import FormulationError
 from tests.closed import closed
 from tests.moved import cheaper, forward_outs, loss_by, two_tariffs
 from tests.problems import random_problem, random_tight

@@ -12,11 +12,11 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.backends.compilation import compile_model
-from poetopt.backends.names import column_names, row_names
-from poetopt.errors import FormulationError
+from poetopt.backends.solvers.compilation import compile_model
+from poetopt.backends.solvers.names import column_names, row_names
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import FormulationError
 from tests.problems import random_tight
 
 BOTH = [po.formulations.retention, po.formulations.poet]

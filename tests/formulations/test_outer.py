@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.outer import no_plan
-from poetopt.engine.run import Run
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.within import within
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.report.words import failure_words
+from poetopt.search.outer import no_plan
+from poetopt.search.run import Run
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Status
 from tests.bruteforce import plan_optimum, steady_optimum
 from tests.formulations.test_spaces import away_between_two_uses
 from tests.formulations.test_storage_activation import least_overhead_j, waking

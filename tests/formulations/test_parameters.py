@@ -13,12 +13,12 @@ from pyomo.core.base.units_container import UnitsError
 from pyomo.util.check_units import assert_units_consistent
 
 import poetopt as po
-from poetopt.backends.compilation import compile_model
-from poetopt.errors import FormulationError, ProblemError
+from poetopt.backends.solvers.compilation import compile_model
 from poetopt.formulations.language import data_of
-from poetopt.problem import Problem
-from tests.exchange.test_solved import settled
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import FormulationError, ProblemError
 from tests.problems import random_tight
+from tests.search.test_solved import settled
 
 BOTH = [po.formulations.retention, po.formulations.poet]
 

@@ -12,10 +12,10 @@ import random
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
+from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from tests.bruteforce import StageRules, plan_optimum, stage_optimum
 from tests.closed import closed
 from tests.problems import random_budget, random_problem, random_tight, store_all

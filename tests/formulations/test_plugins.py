@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.errors import FormulationError, OptionError
 from poetopt.formulations import formulation, options
+from poetopt.util.errors import FormulationError, OptionError
 from tests.cli.support import chain, runner, write_problem
 
 MODULE = '''

@@ -15,8 +15,8 @@ from poetopt.formulations.retention.memory import stage_bytes
 from poetopt.formulations.retention.pressure import Pressure
 from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint
 from tests.problems import random_problem
 

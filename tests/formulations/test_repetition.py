@@ -7,14 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from poetopt.diagnosis.certificate import rederive
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.repetition import Repetition
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of, schedule_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.certificate import rederive
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_plan
 

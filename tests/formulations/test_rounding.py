@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.backends.solver import backend
-from poetopt.diagnosis.certificate import rederive
-from poetopt.engine.budget import Budget
-from poetopt.engine.cutting import cut
-from poetopt.errors import InfeasibleError, PoetError
+from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.retention.rounding import roundings
 from poetopt.formulations.rows import Row
+from poetopt.search.budget import Budget
+from poetopt.search.cutting import cut
+from poetopt.search.diagnosis.certificate import rederive
+from poetopt.util.errors import InfeasibleError, PoetError
 from tests.problems import random_tight
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from poetopt.formulations import formulation
 from poetopt.plan.assemble import plan_of, schedule_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_plan, random_problem
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.scope_difference import scope_difference
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from tests.closed import closed
 from tests.problems import random_budget, random_problem, random_tight
 from tests.seeds import some

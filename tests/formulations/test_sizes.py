@@ -11,12 +11,12 @@ from itertools import pairwise
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.heuristics.greedy import greedy
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.solution import Options, Solution, Status
 from tests.backends.solvers import installed
 from tests.closed import in_scope
 from tests.problems import random_tight

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Status
 from poetopt.formulations import formulation as formulation_of
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Status
 from tests.bruteforce import plan_optimum, stage_optimum
 from tests.closed import closed
 

@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.baselines.acceptance import cheapest
-from poetopt.baselines.capuchin import schedule_paging_first
-from poetopt.diagnosis.infeasibility import explain
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Status
-from poetopt.errors import NoScheduleError, PlanError
-from poetopt.heuristics.greedy import greedy
+from poetopt.compare.baselines.acceptance import cheapest
+from poetopt.compare.baselines.capuchin import schedule_paging_first
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.infeasibility import explain
+from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Status
+from poetopt.util.errors import NoScheduleError, PlanError
 from tests.cheapest import least_cost
 from tests.problems import random_few
 from tests.seeds import some

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options
 from tests.cheapest import least_cost
 from tests.problems import random_few, random_plan, random_problem
 from tests.seeds import some

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import buffers, check_layout, lay_out
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Home, Problem
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
+from poetopt.util.errors import PlanError
 from tests.bruteforce import stage_optimum, steady_optimum
 from tests.closed import closed
 from tests.plan.three_steps import run_thrice

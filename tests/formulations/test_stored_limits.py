@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options, Solution, Status
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, Tried, best, decisions, valid
 from tests.closed import closed
 from tests.seeds import some

@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.diagnosis.certificate import rederive
-from poetopt.engine.limits import impossible, least_time_s
-from poetopt.engine.model import session_of
-from poetopt.engine.run_plain import run_plain
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.errors import PoetError
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
+from poetopt.graph.problem import Feature, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.problem import Feature, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
+from poetopt.search.diagnosis.certificate import rederive
+from poetopt.search.limits import impossible, least_time_s
+from poetopt.search.model import session_of
+from poetopt.search.run_plain import run_plain
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem
+from poetopt.util.errors import PoetError
 from tests.closed import closed
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.test_streamed import network

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.baselines import method
-from poetopt.diagnosis.minimum_budget import least_ram
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Status
-from poetopt.errors import PlanError, ProblemError
+from poetopt.compare.baselines import method
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
-from poetopt.schedule import Schedule
+from poetopt.search.diagnosis.minimum_budget import least_ram
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Status
+from poetopt.util.errors import PlanError, ProblemError
 from tests.bruteforce import plan_optimum, stage_optimum
 from tests.closed import closed
 from tests.plan.three_steps import run_thrice

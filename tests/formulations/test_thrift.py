@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options, Solution, Status
-from poetopt.errors import PlanError
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block, Limits, PyomoBlock
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import best, valid
 from poetopt.testing.problems import tight
+from poetopt.util.errors import PlanError
 from tests.bruteforce import stage_optimum
 from tests.closed import closed
 from tests.formulations.points import activity, by_item

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.transfers_bruteforce import least_makespan
 from tests.problems import random_plan, random_problem

@@ -12,10 +12,10 @@ import pytest
 from onnx import AttributeProto, helper, numpy_helper
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError, PoetError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
+from poetopt.util.errors import ModelError, PoetError
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
 from tests.frontends.support import floats, model_of

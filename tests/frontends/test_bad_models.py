@@ -12,8 +12,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from poetopt.errors import ModelError, PoetError, UnsupportedOpError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError, PoetError, UnsupportedOpError
 from tests.frontends.support import F32, floats, model_of, text_model
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import onnx
 import pytest
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends import branches
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
+from poetopt.util.errors import ModelError, UnsupportedOpError
 from tests.frontends.support import floats, run, text_model
 
 BRANCHES = """

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
-from poetopt.errors import ModelError
 from poetopt.frontends.budget import NODE_BYTES, PER_BYTE_READ, TOTAL_BYTES, Budget, work
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
+from poetopt.util.errors import ModelError
 from tests.frontends.support import floats, run, text_model
 
 LIMIT_BYTES = 4 * 10**9
@@ -144,7 +144,7 @@ REFUSED = {
 
 _CHILD = """
 import json, resource, sys
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))
 resource.setrlimit(resource.RLIMIT_CPU, ({cpu}, {cpu}))
 for path in sys.argv[1:]:

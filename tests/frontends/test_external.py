@@ -14,11 +14,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends import external
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.read import array_of, read_model
 from poetopt.frontends.reading import read_options
+from poetopt.util.errors import ModelError
 from tests.cli.support import runner
 from tests.frontends.support import floats, model_of, run
 

@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends import load
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError
 from tests.frontends.support import floats, model_of
 from tests.later import later, uses_torch
 

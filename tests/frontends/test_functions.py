@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError, UnsupportedOpError
 from tests.autodiff.oracle import run as run_graph
 from tests.frontends.support import floats, run
 

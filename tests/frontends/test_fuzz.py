@@ -12,9 +12,9 @@ import pytest
 from benchmarks.damage import OPTIONS, damaged, models
 from benchmarks.fuzz import DEFECT, Outcome, tried
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError
 from tests.seeds import seeds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def test_a_defect_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def broken(arguments: list[str]) -> int:
         raise KeyError(arguments[0])
 
-    monkeypatch.setattr("poetopt.cli.invoke", broken)
+    monkeypatch.setattr("poetopt.cli.app.invoke", broken)
     outcome = tried(tmp_path / "none.onnx")
     assert outcome.code == DEFECT
     assert "KeyError" in outcome.message

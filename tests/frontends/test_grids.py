@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.notes import important
+from poetopt.util.notes import important
 from tests.frontends.kinds import Array, Kind, kind, node
 from tests.frontends.support import floats
 

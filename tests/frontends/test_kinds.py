@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import copied, model_proto
-from poetopt.notes import important
+from poetopt.util.notes import important
 from tests.frontends.kinds import KINDS, PADDLE, SKLEARN, Kind, double, kind, node
 from tests.frontends.support import floats
 

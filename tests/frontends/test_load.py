@@ -14,12 +14,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from poetopt import frontends
-from poetopt.errors import ModelError, OptionError
-from poetopt.frontends import load, zoo
+from poetopt import frontends, zoo
+from poetopt.frontends import load
 from poetopt.frontends.proto import save_model
 from poetopt.frontends.summary import summary
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError, OptionError
 from tests.frontends.support import floats, model_of
 
 

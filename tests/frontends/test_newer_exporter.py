@@ -7,9 +7,9 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
+from poetopt.util.errors import ModelError, UnsupportedOpError
 from tests.frontends.support import floats, model_of, run, text_model
 
 SIGNATURE = """

@@ -10,10 +10,10 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Role
+from poetopt.util.errors import ModelError
 from tests.frontends.support import F32, floats, model_of, run, text_model
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 import poetopt as po
-from poetopt.errors import ModelError, PoetError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError, PoetError
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
 from tests.frontends.support import floats, model_of

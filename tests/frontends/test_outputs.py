@@ -7,8 +7,8 @@ import pytest
 from onnx import helper
 
 import poetopt as po
-from poetopt.errors import ModelError, UnsupportedOpError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError, UnsupportedOpError
 from tests.frontends.support import floats, model_of
 
 NON_ZERO = [helper.make_node("NonZero", ["y"], ["side"], "found")]

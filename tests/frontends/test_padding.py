@@ -10,8 +10,8 @@ import pytest
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError
 from tests.autodiff.oracle import Array, batch, run
 from tests.frontends.support import floats, model_of
 from tests.frontends.support import run as run_model

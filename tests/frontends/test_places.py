@@ -7,10 +7,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
-from poetopt.notes import important
+from poetopt.util.errors import ModelError
+from poetopt.util.notes import important
 from tests.frontends.kinds import Array, kind, node
 from tests.frontends.support import floats
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from poetopt.errors import ModelError, OutputError
 from poetopt.frontends import proto
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import DTYPE_BYTES, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.util.errors import ModelError, OutputError
 from tests.frontends.support import floats, model_of, run
 
 NODES = [

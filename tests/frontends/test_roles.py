@@ -10,8 +10,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError
 from tests.autodiff.oracle import run as run_graph
 from tests.frontends.support import floats, model_of, run
 

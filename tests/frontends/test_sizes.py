@@ -9,11 +9,11 @@ import onnx
 import pytest
 from onnx import helper
 
-from poetopt.errors import ModelError, OptionError, UnsupportedOpError
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.frontends.reading import from_recipe, read_options
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError, OptionError, UnsupportedOpError
 from tests.frontends.support import F32, I64, floats, model_of, run, text_model
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
-from poetopt.errors import ModelError
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.util.errors import ModelError
 from tests.autodiff.oracle import Array
 from tests.autodiff.oracle import run as executed
 from tests.frontends.support import floats, model_of

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.errors import ModelError
 from poetopt.frontends.exporters import KEEPS_NAMES, TRAINING, UNFOLDED
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.notes import important
+from poetopt.util.errors import ModelError
+from poetopt.util.notes import important
 from tests.frontends.kinds import kind, node
 from tests.frontends.support import floats
 from tests.frontends.test_torch_exports import export

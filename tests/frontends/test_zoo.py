@@ -9,13 +9,14 @@ import numpy as np
 import onnx
 import pytest
 
-from poetopt.backends.ort.batch import random_batch
-from poetopt.errors import ModelError
-from poetopt.frontends import load_model, zoo
+from poetopt import zoo
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.frontends import load_model
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.frontends.reading import read_options
 from poetopt.graph import Graph, Role
+from poetopt.util.errors import ModelError
 from tests.frontends.support import run
 from tests.seeds import some
 

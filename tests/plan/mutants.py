@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from poetopt.graph.problem import Home
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.problem import Home
 
 
 def _places(plan: Plan, action: Action, tensors: set[int]) -> list[int]:

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.errors import OutputError, PlanError
 from poetopt.plan.codec import (
     MOST_INSTRUCTIONS,
     PlanFile,
@@ -28,6 +27,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
+from poetopt.util.errors import OutputError, PlanError
 from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples
 

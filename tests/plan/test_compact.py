@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Problem
 from poetopt.plan.compact import FINGERPRINT_BYTES, decode_compact, encode_compact, fingerprint
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lay_out_within
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options
+from poetopt.util.errors import PlanError
 from tests.problems import random_plan, random_problem, store_all
 
 DECODER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plan_decoder.c"

@@ -16,14 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import poetopt as po
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.codec import from_json, load, save, to_json
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, table
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor
-from tests.problem.test_problem import plain, whole_memory
+from poetopt.util.errors import PlanError
+from tests.graph.test_problem import plain, whole_memory
 
 FIRST = sorted((Path(__file__).parent / "format1").glob("*.json"))
 """Written by the last version that wrote the first format: with page-ins, recomputes, DMA, waking, blocks on storage,

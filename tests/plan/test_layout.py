@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.errors import PlanError
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
+from poetopt.util.errors import PlanError
 from tests.problems import random_plan, random_problem, store_all
 
 seeds = st.integers(0, 2**32 - 1)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.errors import PlanError, ProblemError
+from poetopt.graph.problem import Form, Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.clock import Clock
 from poetopt.plan.effects import effects
@@ -19,10 +19,10 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers
 from poetopt.plan.machine import Machine
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Form, Home, Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.schedule import Schedule
+from poetopt.util.errors import PlanError, ProblemError
 from tests.plan.reference import reference
 from tests.plan.three_steps import BrokenError, run_thrice
 from tests.problems import random_plan, random_problem

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from tests.bruteforce import plan_optimum, random_tight
 from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples

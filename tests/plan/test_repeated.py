@@ -7,15 +7,15 @@ from collections import Counter
 from functools import cache
 
 import poetopt as po
-from poetopt.engine.search import search
-from poetopt.engine.solution import Options
-from poetopt.errors import PlanError
-from poetopt.heuristics.greedy import greedy
-from poetopt.heuristics.lasting import lasting_sets
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
+from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.heuristics.lasting import lasting_sets
+from poetopt.search.search import search
+from poetopt.search.solution import Options
+from poetopt.util.errors import PlanError
 from tests.plan.mutants import KINDS
 from tests.plan.three_steps import BrokenError, run_thrice
 from tests.seeds import seeds

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.util.errors import PlanError
 from tests.plan.reference import InvalidError, reference
 from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.compact import decode_compact, encode_compact
@@ -17,11 +17,11 @@ from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import check_layout, lay_out
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
-from poetopt.schedule import Schedule
 from poetopt.testing.problems import small_problem
+from poetopt.util.errors import PlanError
 from tests.plan.three_steps import BrokenError, run_thrice
 from tests.problems import random_problem
 from tests.seeds import seeds

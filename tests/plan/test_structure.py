@@ -14,14 +14,14 @@ from onnx import numpy_helper
 
 import poetopt as po
 from poetopt.api.verification import verify
-from poetopt.backends.ort import ScheduledStep, random_batch
-from poetopt.errors import PlanError
+from poetopt.backends.onnxruntime import ScheduledStep, random_batch
 from poetopt.frontends import load
 from poetopt.frontends.structural import structure_hash
 from poetopt.graph import Graph
 from poetopt.plan.codec import decode_compact, encode_compact
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.util.errors import PlanError
 from tests.backends.support import dropout, embedding, residual
 
 

@@ -8,11 +8,11 @@ from functools import cache
 import pytest
 
 import poetopt as po
-from poetopt.diagnosis.solve import solve
-from poetopt.engine.solution import Options
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import simulate
-from poetopt.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.solution import Options
 from tests.plan.reference import reference
 
 CELLS = (

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.errors import PlanError
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, overlap, plan_transfers
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.schedule import Schedule
 from poetopt.testing.problems import small_problem
+from poetopt.util.errors import PlanError
 from tests.bruteforce import plan_optimum, random_tight
 from tests.plan.reference import reference
 from tests.plan.three_steps import run_thrice

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from poetopt.graph.problem import Home, Problem, Variant
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import Home, Problem, Variant
 
 STEPS = 3
 

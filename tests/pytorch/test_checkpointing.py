@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.errors import PlanError
 from poetopt.graph import Graph, Operator
+from poetopt.util.errors import PlanError
 from tests.later import ALL_USE_TORCH, later
 from tests.pytorch.modules import image, labels, one_thread, residual
 

@@ -17,8 +17,8 @@ import pytest
 from onnx import numpy_helper
 
 import poetopt as po
-from poetopt.errors import BackendUnavailableError, ModelError, OptionError, PlanError
 from poetopt.training.evaluate import Forward
+from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError, PlanError
 from tests.autodiff.oracle import run as run_graph
 from tests.later import later, uses_torch
 from tests.pytorch.modules import image, labels, mixed, one_thread

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
-from poetopt.problem import Problem
 from poetopt.report.text import ASCII, text_form
 from poetopt.report.trace import trace_text
 from poetopt.report.view import View

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.report.page import frame, page
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view

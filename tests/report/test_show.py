@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from poetopt.errors import BackendUnavailableError, OptionError
 from poetopt.plan.codec import save
 from poetopt.report.show import SUFFIXES, Form, form_of, show
+from poetopt.util.errors import BackendUnavailableError, OptionError
 from tests.cli.support import Runner, runner
 from tests.report.views import random_view
 

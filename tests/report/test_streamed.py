@@ -10,6 +10,7 @@ import pytest
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.report.facts import facts
 from poetopt.report.ledger import recomputed, streamed
@@ -18,7 +19,6 @@ from poetopt.report.timeline import Lane, timeline
 from poetopt.report.trace import trace_text
 from poetopt.report.view import View
 from poetopt.report.words import streamed_words
-from poetopt.schedule import Schedule
 from tests.plan.test_streamed import STREAMED, network, steps
 
 

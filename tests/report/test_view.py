@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.plan.instructions import Action
-from poetopt.printable import shown
 from poetopt.report.facts import facts, notes, proof, proof_exact
 from poetopt.report.ledger import paged, recomputed
 from poetopt.report.timeline import Kind, Lane, timeline
+from poetopt.util.printable import shown
 from tests.report.views import HOSTILE, hostile_view, random_view
 
 seeds = st.integers(0, 2**32 - 1)

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.engine.solution import Objective, Options, Solution, Status
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
 from poetopt.plan.transfers import Overlap
-from poetopt.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.report.layout import table
 from poetopt.report.objective import Minimised, objective_words
 from poetopt.report.proof import Claim, exact_words, proof_words, scope_words
 from poetopt.report.words import failure_words, overlap_words
+from poetopt.search.solution import Objective, Options, Solution, Status
 
 PROBLEM = Problem(
     name="one",

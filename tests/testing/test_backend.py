@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from poetopt.backends.highs import HighsSession
-from poetopt.backends.solver import Capability, Outcome, Relaxation, Search
-from poetopt.errors import BackendUnavailableError
+from poetopt.backends.solvers.highs import HighsSession
+from poetopt.backends.solvers.solver import Capability, Outcome, Relaxation, Search
 from poetopt.formulations.rows import Row
 from poetopt.testing import ContractError, check_backend, stops
 from poetopt.testing.subject import ENOUGH_S
+from poetopt.util.errors import BackendUnavailableError
 
 
 class NoConstant(HighsSession):

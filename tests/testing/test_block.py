@@ -10,7 +10,6 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.errors import FormulationError
 from poetopt.formulations.endurance import endurance
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
@@ -20,9 +19,10 @@ from poetopt.formulations.rows import Terms
 from poetopt.formulations.static_power import static_power
 from poetopt.formulations.tariff import tariff
 from poetopt.formulations.within import within
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 from poetopt.testing import ContractError, check_block
 from poetopt.testing.problems import crowded, tight
+from poetopt.util.errors import FormulationError
 from tests.seeds import some
 
 

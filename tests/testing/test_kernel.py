@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from poetopt.errors import BackendUnavailableError
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.testing import ContractError, check_kernel
 from poetopt.testing.draws import DRAWS
 from poetopt.testing.kernel import check_kernels
 from poetopt.testing.kernel_cases import node_case
 from poetopt.testing.kernel_program import host_compiler
+from poetopt.util.errors import BackendUnavailableError
 
 
 def _compiler() -> str:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
-from poetopt.runtimes import names
-from poetopt.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
-from poetopt.runtimes.onnxruntime import OnnxRuntime
+from poetopt.ops.runtimes import names
+from poetopt.ops.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
+from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.testing import ContractError, check_runtime
 
 

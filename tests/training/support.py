@@ -10,11 +10,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, numpy_helper
 
 import poetopt as po
-from poetopt.frontends.zoo.network import Network
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.zoo.network import Network
 from tests.backends.support import NETWORKS
 
 Data = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.errors import OutputError, PlanError
 from poetopt.training.checkpoint import held, newest, save
+from poetopt.util.errors import OutputError, PlanError
 
 STATES: dict[str, Any] = {
     "a/b:c.weight": np.arange(2000, dtype=np.float32).reshape(40, 50),

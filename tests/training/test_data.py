@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.errors import BackendUnavailableError, ModelError, OptionError
-from poetopt.telling import silent
 from poetopt.training.data import open_data
 from poetopt.training.source import rows_in_order, source_of
+from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
+from poetopt.util.progress import silent
 from tests.training.support import Data, graph_of, plan_of, rows
 
 GRAPH = graph_of(plan_of("lenet"))

@@ -13,10 +13,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import poetopt as po
-from poetopt.errors import ModelError
-from poetopt.frontends.zoo.network import Network
 from poetopt.graph import Graph, Tensor
 from poetopt.training.export import BuiltIn, export
+from poetopt.util.errors import ModelError
+from poetopt.zoo.network import Network
 from tests.backends.support import residual
 
 Values = dict[str, Any]
@@ -103,7 +103,7 @@ def test_a_built_in_network_is_built_elsewhere_to_the_same_bytes(
     values = fresh(graph.tensors, names)
     export(model, names, values, tmp_path / "wanted.onnx", known=graph.tensors)
     with monkeypatch.context() as here:
-        here.setattr("poetopt.frontends.zoo.build", None)  # never in this process
+        here.setattr("poetopt.zoo.build", None)  # never in this process
         export(BuiltIn(name, 2), names, values, tmp_path / "trained.onnx", known=graph.tensors)
     assert (tmp_path / "trained.onnx").read_bytes() == (tmp_path / "wanted.onnx").read_bytes()
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import numpy_helper
 
-from poetopt.cli import invoke
+from poetopt.cli.app import invoke
 from tests.test_docs import ROOT, text, typed
 
 PAGE = ROOT / "docs" / "train.md"

@@ -18,12 +18,12 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 import poetopt as po
-from poetopt.backends.ort.reference import NodeByNode
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.errors import ExecutionError, ModelError, OptionError, PlanError
+from poetopt.backends.onnxruntime.reference import NodeByNode
+from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.training.source import rows_in_order
+from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError
 from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 

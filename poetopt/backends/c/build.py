@@ -11,7 +11,7 @@ from poetopt.backends.c.linking import Board, Sizes, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
-from poetopt.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
+from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 
 FLAGS = (*KERNEL_FLAGS, "-O2", "-fno-math-errno", "-fno-common", "-ffunction-sections", "-fdata-sections")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")

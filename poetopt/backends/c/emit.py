@@ -15,8 +15,8 @@ from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import Target
-from poetopt.errors import OutputError
-from poetopt.version import __version__
+from poetopt.util.errors import OutputError
+from poetopt.util.version import __version__
 
 FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
 _BARE = """\

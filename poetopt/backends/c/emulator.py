@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.linking import PAGE, Board, Image, image
 from poetopt.backends.c.tracing import Trace, Weigh, ones
-from poetopt.errors import BackendUnavailableError, ExecutionError
+from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 
 class Operation(IntEnum):

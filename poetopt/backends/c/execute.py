@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution
@@ -15,18 +16,17 @@ from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
 from poetopt.backends.c.targets import Target, compiler, target
-from poetopt.backends.ort.batch import Batch, check_batch, load_batch, random_batch
-from poetopt.backends.ort.execution import compare
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.onnxruntime.execution import compare
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
-from poetopt.passes.rows import whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
-from poetopt.scratch import scratch_folder
-from poetopt.step.places import graph_of
-from poetopt.telling import Told, silent
+from poetopt.util.progress import Told, silent
+from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.ort.execution import Checks, plain
+from poetopt.backends.onnxruntime.execution import Checks, plain
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

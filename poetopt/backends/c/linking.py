@@ -11,7 +11,7 @@ from typing import Any
 
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.text import filled
-from poetopt.errors import BackendUnavailableError
+from poetopt.util.errors import BackendUnavailableError
 
 _ALLOC, _WRITE, _EXECUTE = 2, 1, 4
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from poetopt.backends.step.parted import scheduled_names
+from poetopt.backends.step.places import Places
 from poetopt.devices.homes import in_flash
 from poetopt.graph import DTYPE_BYTES, Operator, TrainingGraph
-from poetopt.operators.nodes import constants_of, resident_storages
-from poetopt.problem import Problem
-from poetopt.runtimes.c.kernel import WORD_BYTES, Arguments, Call
-from poetopt.runtimes.c.steps import Step, layout, steps
-from poetopt.runtimes.contract import InnerLayout
-from poetopt.step.parted import scheduled_names
-from poetopt.step.places import Places
+from poetopt.graph.problem import Problem
+from poetopt.ops.nodes import constants_of, resident_storages
+from poetopt.ops.runtimes.c.kernel import WORD_BYTES, Arguments, Call
+from poetopt.ops.runtimes.c.steps import Step, layout, steps
+from poetopt.ops.runtimes.contract import InnerLayout
 
 LONGEST = 40
 

@@ -15,15 +15,15 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.c.tracing import CLASSES, LEVELS, UNIT, core, weigh
-from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.devices.profile import MODELLED, OperatorProfile, Profile
-from poetopt.operators.signature import signatures
+from poetopt.graph.problem import Problem
+from poetopt.ops.signature import signatures
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Problem
-from poetopt.scratch import scratch_folder
-from poetopt.telling import Told, silent
-from poetopt.units import show_seconds
+from poetopt.util.progress import Told, silent
+from poetopt.util.scratch import scratch_folder
+from poetopt.util.units import show_seconds
 
 TAKEN = "taken"
 """What branches that were taken are counted under."""

@@ -17,17 +17,17 @@ from poetopt.backends.c.operators import (
 )
 from poetopt.backends.c.storage import BLOCK_BYTES, Storage, Table, lay_out_storage, moved, tables_of
 from poetopt.backends.c.streamed import streamed_code
-from poetopt.errors import PlanError
+from poetopt.backends.step.parted import scheduled_names
+from poetopt.backends.step.places import Place, Places, check_belongs, input_offsets
 from poetopt.graph import Tensor, TrainingGraph
+from poetopt.ops.runtimes.c import runtime as c_runtime
+from poetopt.ops.runtimes.c.kernel import MOST_BYTES
+from poetopt.ops.runtimes.c.steps import layout
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.runtimes.c import runtime as c_runtime
-from poetopt.runtimes.c.kernel import MOST_BYTES
-from poetopt.runtimes.c.steps import layout
-from poetopt.step.parted import scheduled_names
-from poetopt.step.places import Place, Places, check_belongs, input_offsets
+from poetopt.util.errors import PlanError
 
 PREFIXES = PREFIX, "po_last"
 """What the names of operators' functions begin with: those of the plan, and of what follows a batch's last part."""

@@ -17,9 +17,9 @@ from poetopt.backends.c.linking import Board
 from poetopt.backends.c.program import DeviceProgram, Row
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.tracing import Weigh, ones
-from poetopt.errors import ExecutionError
-from poetopt.step.memory import numpy_dtype
-from poetopt.step.parted import cut
+from poetopt.backends.step.memory import numpy_dtype
+from poetopt.backends.step.parted import cut
+from poetopt.util.errors import ExecutionError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff.passes.rows import cut, put_back, whole
 from poetopt.backends.c.execution import TOLERANCE
-from poetopt.backends.ort.reference import node_by_node, reference_of
-from poetopt.backends.ort.sessions import Sessions
+from poetopt.backends.onnxruntime.reference import node_by_node, reference_of
+from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import Operator, Role, TrainingGraph
-from poetopt.passes.rows import cut, put_back, whole
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from poetopt.backends.c.operators import comment
-from poetopt.errors import PlanError
+from poetopt.backends.step.places import Places
 from poetopt.graph import Tensor, TrainingGraph
+from poetopt.graph.problem import Problem
+from poetopt.ops.runtimes.c import runtime
+from poetopt.ops.runtimes.c.tiles.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import Problem
-from poetopt.runtimes.c import runtime
-from poetopt.runtimes.c.tiles.windows import BLOCK_BYTES
-from poetopt.step.places import Places
+from poetopt.util.errors import PlanError
 
 __all__ = ["BLOCK_BYTES", "Storage", "lay_out_storage"]
 

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from poetopt.backends.c.operators import PREFIX, WORKSPACE, OperatorCode, Still, Writer, comment, identifier, shown
 from poetopt.backends.c.storage import list_of
+from poetopt.backends.step.places import Places
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
-from poetopt.operators.nodes import constants_of
-from poetopt.problem import Problem
-from poetopt.runtimes.c.kernel import INCLUDE, Arguments
-from poetopt.runtimes.c.steps import Step, as_run, steps
-from poetopt.runtimes.c.tiles import windows
-from poetopt.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Round, Slice, Sweep, Tiling
-from poetopt.runtimes.c.tiles.variants import Streamed
-from poetopt.step.places import Places
+from poetopt.graph.problem import Problem
+from poetopt.ops.nodes import constants_of
+from poetopt.ops.runtimes.c.kernel import INCLUDE, Arguments
+from poetopt.ops.runtimes.c.steps import Step, as_run, steps
+from poetopt.ops.runtimes.c.tiles import windows
+from poetopt.ops.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Round, Slice, Sweep, Tiling
+from poetopt.ops.runtimes.c.tiles.variants import Streamed
 
 HEADER = "po_stream.h"
 BEGUN = "begun"

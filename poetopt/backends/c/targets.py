@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from poetopt.closest import closest
-from poetopt.errors import BackendUnavailableError, ExecutionError, OptionError
+from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
+from poetopt.util.suggest import closest
 
 HOST = "host"
 """What `run --on` calls the machine that it runs on; it is compiled for the target `linux`."""

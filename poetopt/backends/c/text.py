@@ -9,12 +9,12 @@ from string import Template
 from poetopt.backends.c.operators import OperatorCode, comment, literal
 from poetopt.backends.c.program import DeviceProgram, Routine, Row
 from poetopt.backends.c.storage import BLOCK_BYTES, declared
+from poetopt.backends.step.places import Moment, input_offsets, moments
 from poetopt.graph import TrainingGraph
+from poetopt.graph.problem import ProblemTensor
+from poetopt.ops.runtimes.c.kernel import C_TYPES
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import ProblemTensor
-from poetopt.runtimes.c.kernel import C_TYPES
-from poetopt.step.places import Moment, input_offsets, moments
 
 
 def calls(routine: Routine) -> Iterator[str]:

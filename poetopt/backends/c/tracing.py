@@ -19,8 +19,8 @@ from poetopt.backends.c.linking import Image
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import LINUX, TARGETS, compiler
 from poetopt.backends.c.text import fixed
-from poetopt.errors import BackendUnavailableError, ExecutionError, OptionError
 from poetopt.plan.instructions import Action
+from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
 
 WIDE = 0b11101
 """A halfword whose five highest bits are at least these begins an instruction of two halfwords."""

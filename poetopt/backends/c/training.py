@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execute import unscheduled
@@ -18,19 +19,18 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
 from poetopt.backends.c.targets import compiler, target
-from poetopt.backends.ort.batch import Batch, batches_of
-from poetopt.backends.ort.execution import compare
-from poetopt.backends.ort.sessions import Sessions
-from poetopt.backends.ort.training import check_options, momentum_of
-from poetopt.errors import OptionError
+from poetopt.backends.onnxruntime.batch import Batch, batches_of
+from poetopt.backends.onnxruntime.execution import compare
+from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.training import check_options, momentum_of
+from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
-from poetopt.passes.rows import whole
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.scratch import scratch_folder
-from poetopt.step.places import graph_of
-from poetopt.telling import Told, silent
+from poetopt.util.errors import OptionError
+from poetopt.util.progress import Told, silent
+from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

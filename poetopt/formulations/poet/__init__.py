@@ -25,7 +25,7 @@ from poetopt.formulations.poet.space import PoetSpace, poet_space
 from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Ints, PointLike, Row
 from poetopt.formulations.storage_activation import storage_activation
-from poetopt.schedule import FractionalSchedule, Schedule
+from poetopt.plan.schedule import FractionalSchedule, Schedule
 
 
 def _schedule(model: Any, point: PointLike) -> Schedule:

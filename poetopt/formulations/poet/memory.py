@@ -31,10 +31,10 @@ from collections.abc import Mapping, Sequence
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt import clock
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.sets import in_order
+from poetopt.util import work as clock
 
 
 def _build(block: PyomoBlock) -> None:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.errors import FormulationError
 from poetopt.formulations.block import Limits
-from poetopt.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
+from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
+from poetopt.util.errors import FormulationError
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 """Features of problems that the formulation plans for: its operators run plain, as Algorithm 1's do."""

@@ -40,9 +40,9 @@ from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
 from poetopt.formulations.storage_activation import storage_activation
-from poetopt.problem import Problem
-from poetopt.problem.closing import closing_with, ways_within
-from poetopt.schedule import FractionalSchedule, Schedule
+from poetopt.graph.problem import Problem
+from poetopt.graph.problem.closing import closing_with, ways_within
+from poetopt.plan.schedule import FractionalSchedule, Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """The depths that `auto` goes through."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 
 def dominated(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from poetopt.formulations.retention.dominated import dominated, replaced
 from poetopt.formulations.retention.space import Flags, RetentionSpace
 from poetopt.formulations.retention.streams import Streams, streamed_runs
 from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
-from poetopt.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
+from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 """Features of problems that the formulation has decisions for."""

@@ -31,7 +31,7 @@ import numpy as np
 
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Row
-from poetopt.schedule import Schedule
+from poetopt.plan.schedule import Schedule
 
 
 def no_good(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:

@@ -53,8 +53,8 @@ from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, PointLike, Row
 from poetopt.formulations.scope import ALL
 from poetopt.formulations.storage_activation import storage_activation
-from poetopt.problem import Problem
-from poetopt.problem.arena import run_bytes
+from poetopt.graph.problem import Problem
+from poetopt.graph.problem.arena import run_bytes
 
 
 def outer_space(

@@ -11,7 +11,7 @@ from poetopt.formulations.block import PyomoBlock
 from poetopt.formulations.retention.overlap_windows import Windows
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
-from poetopt.sparse import coo_matrix
+from poetopt.util.sparse import coo_matrix
 
 ACTIVE = 1e-6
 """A transfer below this value is not looked at."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Ints
-from poetopt.sparse import coo_matrix, csr_matrix
+from poetopt.util.sparse import coo_matrix, csr_matrix
 
 
 @dataclass(frozen=True)

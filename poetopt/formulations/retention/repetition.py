@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from poetopt.formulations.retention.chain import Chain
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 LEAST_SHARE = 0.25
 """Operators must recur in at least this share, or the direction counts as without blocks."""

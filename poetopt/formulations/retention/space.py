@@ -14,8 +14,8 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.sets import distinct
-from poetopt.problem import Problem, Variant
-from poetopt.problem.arena import extra_slots, run_bytes, slots
+from poetopt.graph.problem import Problem, Variant
+from poetopt.graph.problem.arena import extra_slots, run_bytes, slots
 
 Flags = NDArray[np.bool_]
 

@@ -17,9 +17,9 @@ from poetopt.ops.convolution.c_rows import (
     written_to,
 )
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
-from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.tiling import INNER, PART, Chunk, Tiling, Ways
-from poetopt.runtimes.c.write import block, called, read, refuse_types, written
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.tiling import INNER, PART, Chunk, Tiling, Ways
+from poetopt.ops.runtimes.c.write import block, called, read, refuse_types, written
 
 # Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
 X, W, Y = "bgcq", "goct", "bgop"

@@ -11,9 +11,9 @@ from math import prod
 
 from poetopt.graph import Tensor
 from poetopt.ops.elementwise.updates import declared
-from poetopt.runtimes.c.kernel import Arguments, Call
-from poetopt.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, Loop, Rows, Slice, Tiling
-from poetopt.runtimes.c.write import block, called, loops
+from poetopt.ops.runtimes.c.kernel import Arguments, Call
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.write import block, called, loops
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from functools import partial
 from poetopt.autodiff.alternatives import FLOPS_PER_NS, Candidate, chosen, steps_ns
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import ModelError
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
-from poetopt.runtimes.onnxruntime.kernels import CONV_SLICE
+from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
+from poetopt.util.errors import ModelError
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 

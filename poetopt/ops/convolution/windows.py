@@ -11,8 +11,8 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
+from poetopt.util.errors import MissingVjpError, ModelError
 
 
 @dataclass(frozen=True)

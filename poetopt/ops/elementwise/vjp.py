@@ -6,9 +6,9 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import ModelError
 from poetopt.graph import Tensor
 from poetopt.ops.pieces import masked, positive, sign
+from poetopt.util.errors import ModelError
 
 
 @register_vjp("Add", since=7)

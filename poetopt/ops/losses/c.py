@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import Code, along, arguments_of, by_row
-from poetopt.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
-from poetopt.runtimes.c.write import block, c_number, called, read, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import Code, along, arguments_of, by_row
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.write import block, c_number, called, read, refuse_types
 
 Sizes = tuple[int, int, int]
 """What is before the axis, its length, and how many positions are behind it."""

@@ -9,10 +9,10 @@ import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.ops.movement.chunks import apart, cut_out, padded, together, transposed
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import Code, aligned, along, leading
-from poetopt.runtimes.c.tiles.tiling import Tiling
-from poetopt.runtimes.c.write import (
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import Code, aligned, along, leading
+from poetopt.ops.runtimes.c.tiles.tiling import Tiling
+from poetopt.ops.runtimes.c.write import (
     Strides,
     block,
     broadcast_strides,

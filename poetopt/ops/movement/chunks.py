@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.runtimes.c.kernel import C_TYPES, Call
-from poetopt.runtimes.c.tiles.axes import leading
-from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Part, Rows, Slice, Tiling
-from poetopt.runtimes.c.write import block, strides_of
+from poetopt.ops.runtimes.c.kernel import C_TYPES, Call
+from poetopt.ops.runtimes.c.tiles.axes import leading
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Part, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.write import block, strides_of
 
 
 def together(call: Call, axis: int) -> tuple[Tiling, ...]:

@@ -8,8 +8,8 @@ from functools import reduce
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
-from poetopt.errors import ModelError
 from poetopt.graph import Role, Tensor
+from poetopt.util.errors import ModelError
 
 
 def _view(op: Primal, cotangents: Cotangents) -> Gradients:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import Code, along, by_row, flat
-from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
-from poetopt.runtimes.c.write import called, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import Code, along, by_row, flat
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
+from poetopt.ops.runtimes.c.write import called, refuse_types
 
 HEADER = "po_norm.h"
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
-from poetopt.runtimes.c.write import block, filled, index, known_types, loops, nest, read, strides_of, written
+from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
+from poetopt.ops.runtimes.c.write import block, filled, index, known_types, loops, nest, read, strides_of, written
 
 
 def gathered(call: Call) -> tuple[Tiling, ...]:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
+from poetopt.util.errors import MissingVjpError, ModelError
 
 _A = -0.75
 _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {

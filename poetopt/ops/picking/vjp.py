@@ -11,9 +11,9 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 from poetopt.ops.pieces import chunk, masked
+from poetopt.util.errors import MissingVjpError
 
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""

@@ -9,10 +9,10 @@ from math import isclose, prod
 import numpy as np
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import Code, along
-from poetopt.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
-from poetopt.runtimes.c.write import block, c_float, called, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import Code, along
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.write import block, c_float, called, refuse_types
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.operators.flops import labels
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
-from poetopt.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import aligned, along, leading
-from poetopt.runtimes.c.tiles.tiling import (
+from poetopt.ops.flops import labels
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import aligned, along, leading
+from poetopt.ops.runtimes.c.tiles.tiling import (
     ELEMENT_BYTES,
     FROM,
     INNER,
@@ -25,7 +25,7 @@ from poetopt.runtimes.c.tiles.tiling import (
     Tiling,
     Ways,
 )
-from poetopt.runtimes.c.write import (
+from poetopt.ops.runtimes.c.write import (
     Strides,
     block,
     broadcast_strides,

@@ -9,10 +9,10 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
-from poetopt.operators.flops import labels
+from poetopt.ops.flops import labels
 from poetopt.ops.pieces import affine
+from poetopt.util.errors import MissingVjpError
 
 
 @register_vjp("Gemm", since=7)

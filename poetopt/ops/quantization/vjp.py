@@ -10,9 +10,9 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import STRAIGHT, Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
-from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 from poetopt.ops.pieces import masked
+from poetopt.util.errors import MissingVjpError
 
 for _op in ("DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"):
     declare_nondifferentiable(_op)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.tiling import (
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.tiling import (
     ELEMENT_BYTES,
     FROM,
     INNER,
@@ -25,7 +25,7 @@ from poetopt.runtimes.c.tiles.tiling import (
     Tiling,
     no_code,
 )
-from poetopt.runtimes.c.write import block, called, refuse_types
+from poetopt.ops.runtimes.c.write import block, called, refuse_types
 
 TURNED = {"forward": 0, "reverse": 1, "bidirectional": 2}
 """A bit for each direction that goes backwards."""

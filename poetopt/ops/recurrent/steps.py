@@ -31,9 +31,9 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal
-from poetopt.errors import MissingVjpError
 from poetopt.graph import Tensor
 from poetopt.ops.pieces import affine, column_sum, masked, positive
+from poetopt.util.errors import MissingVjpError
 
 DEFAULTS: dict[str, tuple[float | None, float | None]] = {
     "Sigmoid": (None, None), "Tanh": (None, None), "Relu": (None, None), "HardSigmoid": (0.2, 0.5),

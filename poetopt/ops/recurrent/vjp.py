@@ -25,9 +25,9 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.errors import MissingVjpError, ModelError
 from poetopt.graph import Tensor
 from poetopt.ops.recurrent.steps import Cell, Found, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
+from poetopt.util.errors import MissingVjpError, ModelError
 
 _MOST_STEPS = 4096
 """About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""

@@ -8,10 +8,10 @@ from math import prod
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.runtimes.c.tiles.axes import Code, along, leading
-from poetopt.runtimes.c.tiles.tiling import Tiling
-from poetopt.runtimes.c.write import block, c_float, index, loops, merged, read, strides_of, written
+from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.tiles.axes import Code, along, leading
+from poetopt.ops.runtimes.c.tiles.tiling import Tiling
+from poetopt.ops.runtimes.c.write import block, c_float, index, loops, merged, read, strides_of, written
 
 HEADER = "po_math.h"
 

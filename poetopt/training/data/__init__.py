@@ -17,9 +17,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from poetopt.errors import ModelError
 from poetopt.graph import TrainingGraph
 from poetopt.training.data.arrays import DataSet, of_arrays
+from poetopt.util.errors import ModelError
 
 __all__ = ["DataSet", "open_data"]
 

@@ -12,11 +12,11 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from poetopt.backends.ort.batch import check_names, check_values, misfit
-from poetopt.errors import ModelError, OutputError
-from poetopt.files import write_all
+from poetopt.backends.onnxruntime.batch import check_names, check_values, misfit
 from poetopt.graph import TrainingGraph
-from poetopt.telling import Told, paced, silent
+from poetopt.util.errors import ModelError, OutputError
+from poetopt.util.files import write_all
+from poetopt.util.progress import Told, paced, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -309,7 +309,7 @@ def told_of(shown: str) -> Callable[[Callable[[], object]], None]:
 
 def check_type(graph: TrainingGraph, name: str, dtype: np.dtype[Any]) -> None:
     """Raise ModelError for a type that can't be an input's, whatever the values are."""
-    from poetopt.step.memory import numpy_dtype
+    from poetopt.backends.step.memory import numpy_dtype
 
     tensor = graph.tensors[name]
     wanted = numpy_dtype(tensor.dtype)

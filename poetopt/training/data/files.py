@@ -15,13 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.ort.archive import Archive, opened
-from poetopt.errors import BackendUnavailableError, ModelError
-from poetopt.files import write_all
+from poetopt.backends.onnxruntime.archive import Archive, opened
+from poetopt.backends.step.memory import numpy_dtype
 from poetopt.graph import TrainingGraph
-from poetopt.inputs import open_regular
-from poetopt.step.memory import numpy_dtype
-from poetopt.telling import Told, silent
 from poetopt.training.data.arrays import (
     Column,
     Columns,
@@ -33,6 +29,10 @@ from poetopt.training.data.arrays import (
     unpacked,
     which_are_rows,
 )
+from poetopt.util.errors import BackendUnavailableError, ModelError
+from poetopt.util.files import write_all
+from poetopt.util.inputs import open_regular
+from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -367,7 +367,7 @@ def _numbers(
 
 
 def _append(file: IO[bytes], data: bytes, path: Path) -> None:
-    from poetopt.errors import OutputError
+    from poetopt.util.errors import OutputError
 
     try:
         write_all(file, data)

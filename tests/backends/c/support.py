@@ -16,13 +16,13 @@ from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
-from poetopt.backends.ort.batch import Batch, random_batch
-from poetopt.frontends.zoo.network import Network
+from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.graph import TrainingGraph
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Problem
+from poetopt.zoo.network import Network
 
 HOST, M4 = TARGETS["linux"], TARGETS["cortex-m4"]
 

@@ -14,15 +14,15 @@ from onnx import TensorProto
 import poetopt as po
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.training import train_on
-from poetopt.frontends.zoo.network import Network
 from poetopt.graph import OWN_DOMAIN
+from poetopt.ops.runtimes.c import registry
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.runtimes.c import registry
-from poetopt.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.testing.draws.pieces import network as drawn_network
 from poetopt.testing.draws.pieces import normal, onnx_node
+from poetopt.zoo.network import Network
 from tests.backends.c.support import needs_host, network
 
 BATCH, TOKENS, WIDE = 3, 6, 12

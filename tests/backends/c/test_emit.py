@@ -18,14 +18,14 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.operators import comment, identifier, literal
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.targets import compiler
-from poetopt.cli import invoke
-from poetopt.errors import OutputError, PlanError, UnsupportedOpError
+from poetopt.cli.app import invoke
 from poetopt.frontends.proto import model_proto
-from poetopt.frontends.zoo.network import Network
+from poetopt.ops.runtimes.c import registry
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.runtimes.c import registry
+from poetopt.util.errors import OutputError, PlanError, UnsupportedOpError
+from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, graph, needs_host, network, paged, tiny, unscheduled
 
 

@@ -20,14 +20,14 @@ from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, fed_with, run, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.c.training import train_on
-from poetopt.backends.ort.batch import Batch, random_batch
-from poetopt.cli import invoke
+from poetopt.backends.onnxruntime.batch import Batch, random_batch
+from poetopt.cli.app import invoke
+from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.codec import save
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Problem
 from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
 from tests.test_micro_batches import network, normalized, tight
 

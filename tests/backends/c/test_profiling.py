@@ -6,9 +6,9 @@ import pytest
 
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.tracing import CLASSES, core, timed
-from poetopt.errors import OptionError
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.util.errors import OptionError
 from tests.backends.c.support import needs_emulator, network
 
 

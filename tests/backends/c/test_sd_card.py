@@ -16,7 +16,7 @@ from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.c.training import numbers
-from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.onnxruntime.batch import random_batch
 from tests.backends.c.support import HOST, needs_host, paged_parameters
 
 QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")

@@ -15,7 +15,7 @@ from poetopt.backends.c.operators import OperatorCode, shared
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.targets import Target
-from poetopt.backends.ort.batch import random_batch
+from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from tests.backends.c.support import HOST, M4, dropping, needs_emulator, needs_host, same

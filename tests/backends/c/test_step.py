@@ -18,13 +18,13 @@ from poetopt.backends.c.linking import board
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.sensitivity import distance
-from poetopt.backends.ort.batch import Batch, random_batch
+from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.devices.homes import homes
-from poetopt.errors import ExecutionError, PlanError
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Problem
+from poetopt.util.errors import ExecutionError, PlanError
 from tests.backends.c.support import (
     HOST,
     M4,

@@ -14,17 +14,17 @@ from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.training import train_on
-from poetopt.backends.ort.batch import random_batch
-from poetopt.errors import PlanError
-from poetopt.frontends.zoo.network import Network
+from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.graph import TrainingGraph
+from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.problem import Home, Problem
 from poetopt.report.on_device import device_text, device_training_text
 from poetopt.testing.plans import keeping_nothing as nothing_kept
-from poetopt.units import show_bytes
+from poetopt.util.errors import PlanError
+from poetopt.util.units import show_bytes
+from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
 
 

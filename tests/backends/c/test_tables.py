@@ -15,12 +15,12 @@ from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.training import train_on
-from poetopt.backends.ort.batch import Batch
+from poetopt.backends.onnxruntime.batch import Batch
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Plan
-from poetopt.problem import Problem
+from tests.autodiff.test_rows import CLASSES, LENGTH, WORDS, model
 from tests.backends.c.support import HOST, needs_emulator, needs_host
 from tests.backends.c.test_streamed import keeping_nothing
-from tests.passes.test_rows import CLASSES, LENGTH, WORDS, model
 
 
 def step(stream: str, optimizer: str = "sgd") -> Problem:

@@ -14,12 +14,12 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import RanSteps, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.c.training import numbers, train_on
-from poetopt.backends.ort.batch import random_batch
-from poetopt.backends.ort.training import train
-from poetopt.errors import OptionError
+from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.training import train
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.util.errors import OptionError
 from tests.backends.c.support import (
     HOST,
     dropping,

@@ -10,7 +10,7 @@ from poetopt_wakeups.single import backend
 from poetopt_wakeups.wakeups import calm, wakeups
 
 import poetopt as po
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
 
 
 def test_the_block_keeps_its_contract() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.clock import Work
 from poetopt.formulations.retention.label_setting.extensions import Extensions, Key
 from poetopt.formulations.rows import Floats, Ints
+from poetopt.util.work import Work
 
 BLOCK, KEPT_BLOCK = 128, 8192
 """Labels that are compared at once."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.clock import Work
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats
+from poetopt.util.work import Work
 
 Bits = NDArray[np.uint8]
 Key = tuple[int, int]

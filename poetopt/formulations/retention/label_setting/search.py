@@ -32,15 +32,15 @@ import math
 
 import numpy as np
 
-from poetopt import interrupts
-from poetopt.clock import Work
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.label_setting.dominance import undominated
 from poetopt.formulations.retention.label_setting.extensions import WIDEST, Extensions, Key, Step
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.graph.problem import Problem
+from poetopt.plan.schedule import Schedule
+from poetopt.util import interrupts
+from poetopt.util.work import Work
 
 FEW, GROWN = 50, 1.05
 """More labels than FEW are compared only where they are GROWN times those of the stage before."""

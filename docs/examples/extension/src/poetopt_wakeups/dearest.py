@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from poetopt.baselines import Baseline, Features
-from poetopt.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.baselines.forward import forward_operators
-from poetopt.baselines.keeping import checkpointed
+from poetopt.compare.baselines import Baseline, Features
+from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.compare.baselines.forward import forward_operators
+from poetopt.compare.baselines.keeping import checkpointed
+from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
-from poetopt.problem import Problem
-from poetopt.schedule import Schedule
+from poetopt.plan.schedule import Schedule
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:

@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from poetopt.errors import ModelError
 from poetopt.frontends import load
 from poetopt.graph import Graph
+from poetopt.util.errors import ModelError
 
 
 def read(path: Path, *, batch: int | None, train: str | Sequence[str] | None) -> Graph:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from poetopt.backends.highs import HighsSession
-from poetopt.backends.solver import NO_OPTIONS, Capability, Session
+from poetopt.backends.solvers.highs import HighsSession
+from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Session
 
 
 class OneThread(HighsSession):

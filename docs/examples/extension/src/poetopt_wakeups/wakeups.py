@@ -16,12 +16,12 @@ import functools
 
 import pyomo.environ as pyo
 
-from poetopt.errors import OptionError
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Block, PyomoBlock, Space, Terms, linear
 from poetopt.formulations.options import BlockOption
 from poetopt.formulations.retention import retention
-from poetopt.problem import Problem
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import OptionError
 
 
 def _build(block: PyomoBlock, *, transfers: int) -> None:

@@ -1,0 +1,231 @@
+"""An optimizer's update operators behind the gradients of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from poetopt.autodiff.emit import GraphBuilder, finish
+from poetopt.autodiff.losses import HALF
+from poetopt.autodiff.optimizers import CLIP, NAMES
+from poetopt.autodiff.optimizers.clip import DEFAULT, scale_of, squares_of
+from poetopt.autodiff.optimizers.fuse import fused
+from poetopt.autodiff.optimizers.rules import OPTIMIZERS, Optimizer, Scalars
+from poetopt.autodiff.optimizers.statistics import updated_in_place
+from poetopt.autodiff.passes.blocks import low_memory_order
+from poetopt.graph import Operator, Role, Tensor, TrainingGraph
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.suggest import closest
+
+COPY = "Identity.copy"
+"""The kind of what copies a gradient, so that it has bytes of its own as a result of the step."""
+
+
+def with_updates(
+    graph: TrainingGraph, optimizer: str, *, fuse: bool = True, keep_gradients: bool = False, clip: bool = False
+) -> TrainingGraph:
+    """`graph`, as autodiff left it, with operators that update its parameters and running statistics in place.
+
+    optimizer
+        One of `NAMES`; with `none`, the graph is returned as it is.
+    fuse
+        Whether an update is one operator with the gradient that it alone reads, so that no whole gradient outlives that
+        operator. Otherwise gradients are tensors like those of activations.
+    keep_gradients
+        Whether gradients stay results of the step, as they are before they are clipped. Then nothing is fused.
+    clip
+        Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
+        hyperparameter (`poetopt.autodiff.optimizers.clip`). Then nothing is fused, as each update waits for all gradients.
+
+    The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
+    half precision in float32 with states of half precision.
+
+    Raises OptionError for an unknown optimizer, or to clip without one, ModelError where the model has a tensor of such
+    a name.
+    """
+    if optimizer not in NAMES:
+        raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
+    if clip and optimizer == "none":
+        raise OptionError(
+            "--clip-norm: the step ends with gradients, and has no update to clip them for; name one with --optimizer, "
+            "or clip what such a step leaves, with train --clip-norm"
+        )
+    if graph.parts > 1:
+        from poetopt.autodiff.optimizers.sums import with_sums
+
+        return with_sums(graph, optimizer, fuse=fuse, clip=clip)
+    if optimizer == "none":
+        return graph
+    made = Attachment(graph, optimizer, keep_gradients=keep_gradients, clip=clip)
+    return made.graph(fuse=fuse and not keep_gradients and not clip)
+
+
+class Attachment:
+    """The graph that grows."""
+
+    def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool, clip: bool) -> None:
+        self.source = graph
+        self.optimizer = optimizer
+        self.keep_gradients = keep_gradients
+        self.clip = clip
+        self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
+        self.states: list[str] = []
+        self.scales: Mapping[str, Tensor] = {}
+        self.gradients = dict(graph.gradients)
+
+    @property
+    def rule(self) -> Optimizer:
+        """What the optimizer computes."""
+        return OPTIMIZERS[self.optimizer]
+
+    def graph(self, *, fuse: bool) -> TrainingGraph:
+        """See `with_updates`."""
+        builder, graph = self.builder, self.source
+        statistics = {old: self.carried(graph.tensors[old], made) for old, made in graph.states.items()}
+        operators = list(updated_in_place(graph, statistics))
+        if not self.keep_gradients:
+            operators = self.transient(operators)
+        given = self.hyperparameters()
+        scalars, first = self.scalars(given)
+        squares, scale = self.clipping(given, scalars)
+        updates = {name: self.update(name, scalars) for name in graph.trained}
+        after: dict[str, list[Operator]] = {}
+        for name, operator in (squares or updates).items():
+            after.setdefault(self.gradients[name], []).append(operator)
+        operators = behind(operators, [first], after)
+        if scale is not None:
+            operators += [scale, *updates.values()]
+        outputs = {graph.states[old]: new for old, new in statistics.items()}
+        used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+        used.update(graph.values, graph.inputs, given.values())
+        made = replace(
+            graph,
+            tensors={name: tensor for name, tensor in builder.tensors.items() if name in used},
+            values={name: value for name, value in builder.values.items() if name in used},
+            operators=tuple(operators),
+            outputs=tuple(outputs.get(name, name) for name in graph.outputs),
+            gradients=self.gradients if self.keep_gradients else {},
+            states=statistics,
+            optimizer=self.optimizer,
+            optimizer_states=tuple(self.states),
+            hyperparameters=given,
+        )
+        made = fused(made, self.gradients) if fuse else made
+        return replace(made, operators=low_memory_order(made.operators, made.tensors))
+
+    def carried(self, old: Tensor, made: str) -> str:
+        """The name of what follows `old`, whose bytes and role it takes over: so far it is called `made`."""
+        name = f"{old.name}.new"
+        if name != made and self.builder.unique(name) != name:
+            raise ModelError(f"{self.source.name}: a tensor is named {name!r} already; rename it in the model")
+        del self.builder.tensors[made]
+        return self.builder.tensor(name, old.shape, old.dtype, old.role).name
+
+    def transient(self, operators: list[Operator]) -> list[Operator]:
+        """Gradients as tensors that nobody wants after the step: no copies of them, none added to in place."""
+        kept: list[Operator] = []
+        once: set[str] = set()
+        of = {gradient: name for name, gradient in self.gradients.items()}
+        for operator in operators:
+            if operator.kind == COPY and operator.outputs[0] in of:
+                self.gradients[of[operator.outputs[0]]] = operator.inputs[0]
+                continue
+            if operator.over:
+                once.update((operator.name, operator.over))
+            kept.append(replace(operator, over=""))
+        tensors = self.builder.tensors
+        for name, tensor in tensors.items():
+            if tensor.role is Role.PARAMETER_GRADIENT:
+                tensors[name] = replace(tensor, role=Role.GRADIENT)
+        return [replace(o, recomputable=True) if once.intersection((o.name, *o.outputs)) else o for o in kept]
+
+    def hyperparameters(self) -> Mapping[str, str]:
+        """A scalar for each hyperparameter, with its default as its value."""
+        found: dict[str, str] = {}
+        for name, default in {**self.rule.hyperparameters, **({CLIP: DEFAULT} if self.clip else {})}.items():
+            dtype = "int64" if name == "step" else "float64"
+            found[name] = self.builder.unique(name)
+            self.builder.tensor(found[name], (), dtype, Role.HYPERPARAMETER)
+            value = np.array(default, dtype)
+            value.flags.writeable = False
+            self.builder.values[found[name]] = value
+        return found
+
+    def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
+        """What updates read of the hyperparameters, for each type that they compute in, and the operator for it."""
+        builder = self.builder
+        kind = f"{self.optimizer}.scalars"
+        draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)
+        found = self.rule.scalars(draft, {name: builder.tensors[tensor] for name, tensor in given.items()})
+        scalars = {dtype: {name: draft.cast(value, dtype) for name, value in found.items()} for dtype in self._types()}
+        inner = {name for node in draft.nodes for name in node.outputs}
+        written = dict.fromkeys(t.name for by in scalars.values() for t in by.values() if t.name in inner)
+        return scalars, finish(draft, tuple(written), {})
+
+    def _types(self) -> tuple[str, ...]:
+        """The types that updates compute in."""
+        return tuple(dict.fromkeys(_computing(self.builder.tensors[name]) for name in self.source.trained))
+
+    def clipping(
+        self, given: Mapping[str, str], scalars: Mapping[str, Scalars]
+    ) -> tuple[Mapping[str, Operator], Operator | None]:
+        """For each parameter, what adds up its gradient's squares; and what makes the scale of those, for updates.
+
+        Nothing where the step doesn't clip.
+        """
+        if not self.clip:
+            return {}, None
+        builder = self.builder
+        squares = {n: squares_of(builder, n, builder.tensors[self.gradients[n]]) for n in self.source.trained}
+        sums = [builder.tensors[operator.outputs[0]] for operator in squares.values()]
+        self.scales, scale = scale_of(builder, sums, builder.tensors[given[CLIP]], tuple(scalars))
+        return squares, scale
+
+    def update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
+        """The operator that writes parameter `name` and its states anew."""
+        builder = self.builder
+        p, g = builder.tensors[name], builder.tensors[self.gradients[name]]
+        dtype = _computing(p)
+        states = [self._state(p, what) for what in self.rule.states]
+        draft = builder.operator(f"{name}.update", f"{self.optimizer}.update", recomputable=False)
+        read = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
+        scale = [self.scales[dtype]] if self.clip else []
+        slope = draft.mul(read[1], scale[0]) if scale else read[1]
+        made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], slope, read[2:], scalars[dtype])]
+        if p.dtype == dtype:
+            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values(), *scale], made)
+        pairs = [(old.name, self.carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
+        rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
+        return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))
+
+    def _state(self, parameter: Tensor, what: str) -> Tensor:
+        """A new state of `parameter`, zero before the first step."""
+        builder = self.builder
+        name = builder.unique(f"{parameter.name}.{what}")
+        value = np.zeros(parameter.shape, parameter.dtype)
+        value.flags.writeable = False
+        builder.values[name] = value
+        self.states.append(name)
+        return builder.tensor(name, parameter.shape, parameter.dtype, Role.OPTIMIZER_STATE)
+
+
+def _computing(tensor: Tensor) -> str:
+    """The type that an update of `tensor` computes in."""
+    return "float32" if tensor.dtype in HALF else tensor.dtype
+
+
+def behind(operators: list[Operator], first: list[Operator], updates: Mapping[str, list[Operator]]) -> list[Operator]:
+    """`operators` with `first` before all backward ones, and each update behind what its gradient comes of."""
+    waiting = dict(updates)
+    written = {name for operator in operators for name in operator.outputs}
+    early = [o for gradient in list(waiting) if gradient not in written for o in waiting.pop(gradient)]
+    found: list[Operator] = []
+    start = next(k for k, operator in enumerate(operators) if operator.backward)
+    for k, operator in enumerate(operators):
+        if k == start:
+            found += [*first, *early]
+        found.append(operator)
+        found += [update for name in operator.outputs for update in waiting.pop(name, ())]
+    return found

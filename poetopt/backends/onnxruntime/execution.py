@@ -1,0 +1,232 @@
+"""What an execution showed: whether two runs agree, bit by bit, and what it took."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.util.files import replacing
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+class Checks:
+    """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
+
+    bit_identical
+        Whether all results are bit for bit those of ordinary training; None where none was compared.
+    budget_bytes
+        What the plan had to keep to.
+    measured_peak_bytes
+        What it took; None where the platform can't measure it.
+    """
+
+    bit_identical: bool | None
+    budget_bytes: int
+    measured_peak_bytes: int | None
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run passed all checks."""
+        return self.bit_identical is not False and self.within_budget
+
+
+def plain(value: object) -> object:
+    """A field of such a dataclass as JSON has it; a number that it has no word for is null."""
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What two runs have in common.
+
+    different
+        Names of the tensors that differ in at least one bit, in the order asked for.
+    max_abs_diff
+        The largest difference of two numbers; infinite where one of them is, or is no number, and the other isn't.
+    """
+
+    different: tuple[str, ...]
+    max_abs_diff: float
+
+    @property
+    def identical(self) -> bool:
+        """Whether all bits agree."""
+        return not self.different
+
+    def joined(self, other: Comparison) -> Comparison:
+        """What holds of both comparisons."""
+        names = dict.fromkeys((*self.different, *other.different))
+        return Comparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
+
+
+def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> Comparison:
+    """Compare the tensors `names` of two runs by their bytes, so that a NaN equals the same NaN."""
+    different: list[str] = []
+    largest = 0.0
+    for name in names:
+        a, b = mine[name], theirs[name]
+        if a.shape == b.shape and a.dtype == b.dtype and np.array_equal(_bytes(a), _bytes(b)):
+            continue
+        different.append(name)
+        largest = max(largest, _difference(a, b))
+    return Comparison(tuple(different), largest)
+
+
+def _bytes(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _difference(a: Array, b: Array) -> float:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    left, right = a.astype(np.float64), b.astype(np.float64)
+    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(same, 0.0, np.abs(left - right))
+    return float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution(Checks):
+    """A scheduled step beside ordinary training on the same batch.
+
+    bit_identical
+        Whether loss, gradients and statistics of the scheduled step are bit for bit those of the unscheduled one.
+    different
+        Names of those that are not.
+    gradients, statistics, updated
+        How many parameter gradients, BatchNormalization statistics, and parameters and optimizer's states that the step
+        updates, were compared.
+    max_abs_diff
+        The largest difference of two numbers.
+    budget_bytes
+        What the plan had to keep to.
+    arena_bytes
+        The one buffer that holds every tensor of the step but the resident ones.
+    kernel_workspace_bytes
+        The most that kernels held at once outside the arena, measured; None where the platform can't.
+    measured_peak_bytes
+        The sum of both; None likewise.
+    high_water_bytes
+        The arena, and the most that a process has resident beside it in a step: what is live at once, and what the
+        allocator holds of what kernels freed. The operating system counts it, page by page; None likewise.
+    store_all_peak_bytes
+        What the same order takes when nothing is recomputed or paged.
+    step_s, store_all_step_s, fused_step_s
+        Median seconds of the scheduled step, of the unscheduled one in an arena of its own, and of the graph as one
+        session.
+    waited_share
+        The share of the time of measuring for which others had the processors; it is not in those seconds.
+    bytes_paged
+        Bytes of whole tensors moved to and from storage in one step.
+    bytes_streamed
+        Bytes that operators stream from there and to it, slice by slice.
+    transfer_s
+        Median seconds that all of this takes in a step, checksums included.
+    fused_bit_identical
+        Whether the graph as one session gives the same bits.
+    loss
+        Its value.
+    threads, sessions, versions
+        Threads of each session, how many distinct ones there were, and the libraries that took part.
+    results
+        The loss and each `<parameter>.grad`, or each `<parameter>.new` where the step updates parameters, as the
+        scheduled step computed them. The loss is called `loss`, or as in the training graph (`loss.2`) where the model
+        has a tensor of that name.
+    batch
+        What it was computed from.
+    """
+
+    bit_identical: bool
+    different: tuple[str, ...]
+    gradients: int
+    statistics: int
+    updated: int
+    max_abs_diff: float
+    budget_bytes: int
+    arena_bytes: int
+    kernel_workspace_bytes: int | None
+    measured_peak_bytes: int | None
+    high_water_bytes: int | None
+    store_all_peak_bytes: int
+    step_s: float
+    store_all_step_s: float
+    fused_step_s: float
+    waited_share: float
+    bytes_paged: int
+    bytes_streamed: int
+    transfer_s: float
+    fused_bit_identical: bool
+    loss: float
+    threads: int
+    sessions: int
+    versions: Mapping[str, str]
+    results: Mapping[str, Array] = field(repr=False, compare=False)
+    batch: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if not self.bit_identical:
+            count = 1 + self.gradients + self.statistics + self.updated
+            shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
+            return (
+                f"the scheduled step and ordinary training differ in {len(self.different)} of {count} tensors "
+                f"({shown}), by up to {self.max_abs_diff:.3g}; "
+                "please report it with the plan file"
+            )
+        if not self.within_budget:
+            return (
+                f"the step was measured to take {self.measured_peak_bytes:,} B ({self.arena_bytes:,} B arena, "
+                f"{self.kernel_workspace_bytes:,} B allocated by kernels beside it), more than the budget of "
+                f"{self.budget_bytes:,} B; solve with a larger --ram"
+            )
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --json`: plain values only; a number that JSON has no word for is null."""
+        names = [
+            name for name in self.__dataclass_fields__ if name not in ("results", "batch", "different", "versions")
+        ]
+        document: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
+        return {**document, "different": list(self.different), "versions": dict(self.versions)}
+
+
+def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:
+    """Write batch, loss and gradients as an `.npz` file, whole or not at all.
+
+    Raises `OutputError` where that can't be done.
+    """
+    save_arrays({**execution.batch, **execution.results}, path)
+
+
+def save_arrays(arrays: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
+    """Write arrays by name as an `.npz` file, whole or not at all. Raises `OutputError` where that can't be done."""
+    # numpy.savez would take some names for its own arguments ("file").
+    with replacing(path) as place, zipfile.ZipFile(place, "w", allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                found = np.asanyarray(array)
+                if not found.flags.c_contiguous or found.dtype.hasobject:
+                    np.lib.format.write_array(entry, found, allow_pickle=False)
+                    continue
+                # not by write_array, which copies up to 16 MiB at a time
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(found))
+                entry.write(found.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,303 @@
+"""Measuring this machine: operators and transfers where they run in a step, energy where the system counts it.
+
+Each operator is timed within whole training steps in an arena, as the executor runs them, so that what it reads is
+where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample; what
+whole steps take beyond the sum of those samples' medians is spread over them. Waiting for a processor that others have
+is in no figure.
+Energy is RAPL's counter over the steps less idling, where the system lets it be read; it is too coarse for single
+operators, which get their time x that power.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from poetopt.backends.onnxruntime.batch import Batch, random_batch
+from poetopt.backends.onnxruntime.measure import Clock, beside_each_bytes, told
+from poetopt.backends.onnxruntime.sessions import Sessions, onnxruntime
+from poetopt.backends.step.memory import Block
+from poetopt.backends.step.program import Program
+from poetopt.backends.step.region import Region
+from poetopt.backends.step.storage import PageFile
+from poetopt.devices.cost import cost
+from poetopt.devices.loading import device
+from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
+from poetopt.devices.profile_csv import fit, quartile_spread
+from poetopt.graph import TrainingGraph
+from poetopt.ops.signature import signatures
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.schedule import Schedule
+
+POWERCAP = Path("/sys/class/powercap")
+IDLE_S = 0.5
+
+
+class Counter:
+    """The processor packages' energy counters (RAPL), where the system lets them be read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.files = files
+        self.ranges = [int((file.parent / "max_energy_range_uj").read_text()) for file in files]
+        self._last = [int(file.read_text()) for file in files]
+        self._sum = 0.0
+
+    @classmethod
+    def open(cls, root: Path = POWERCAP) -> Counter | None:
+        """The counters of all packages, or None."""
+        files = [folder / "energy_uj" for folder in sorted(root.glob("intel-rapl:*")) if folder.name.count(":") == 1]
+        with suppress(OSError, ValueError):
+            return cls(files) if files else None
+        return None
+
+    def joules(self) -> float:
+        """Joules since the counter was opened; to be read at least once an hour, as counters start anew."""
+        now = [int(file.read_text()) for file in self.files]
+        for after, before, limit in zip(now, self._last, self.ranges, strict=True):
+            self._sum += (after - before if after >= before else after - before + limit) * 1e-6
+        self._last = now
+        return self._sum
+
+    def idle_w(self) -> float:
+        """Watts while this process sleeps."""
+        before, start = self.joules(), time.perf_counter()
+        time.sleep(IDLE_S)
+        return (self.joules() - before) / (time.perf_counter() - start)
+
+
+SIZES = (4096, 65536, 524288, 2097152, 8388608)
+"""Sizes of the transfers that the storage is measured with."""
+
+
+def storage(
+    workdir: str | os.PathLike[str] | None = None,
+    *,
+    rounds: int = 9,
+    clock: Clock | None = None,
+    between: Callable[[], object] | None = None,
+) -> StorageProfile:
+    """Latency and rate of transfers to and from a file: by least squares of relative errors over several sizes.
+
+    workdir
+        The folder whose storage is measured; by default the system's temporary one.
+    rounds
+        Transfers of each size that are timed each way, at least.
+    between
+        What to do before each transfer, untimed.
+
+    Raises ExecutionError where the storage fails.
+    """
+    if clock is None:
+        with Clock() as own:
+            return storage(workdir, rounds=rounds, clock=own, between=between)
+    taken: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
+    with PageFile({str(nbytes): nbytes for nbytes in SIZES}, None if workdir is None else Path(workdir)) as pages:
+        for nbytes in SIZES:
+            source, target = np.random.default_rng(0).integers(0, 256, (2, nbytes), np.uint8)
+            found: dict[str, list[float]] = {"out": [], "in": []}
+            for _ in range(rounds + 1):
+                for way, move, buffer in (("out", pages.write, source), ("in", pages.read, target)):
+                    if between is not None:
+                        between()
+                    if way == "out":
+                        source += 1  # a plan writes a tensor out right after it was computed
+                    found[way].append(clock.time(partial(move, str(nbytes), buffer)))
+            for way, times in found.items():
+                taken[way].append((nbytes, median(times[1:])))  # at first the file's blocks are new
+    out_s, out_rate = fit(taken["out"])
+    in_s, in_rate = fit(taken["in"])
+    return StorageProfile(
+        page_in_latency_s=in_s, page_in_bytes_per_s=in_rate, page_out_latency_s=out_s, page_out_bytes_per_s=out_rate
+    )
+
+
+def machine() -> str:
+    """Processor, system and architecture in words."""
+    return f"{_processor()}, {platform.system()} {platform.machine()}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model") and value.strip():
+                return value.strip()
+    return platform.processor() or "unknown processor"
+
+
+SAME_BYTES = "a72"
+"""Bytes don't depend on the device, and of the problem only bytes are used here."""
+APART, APART_S = 0.05, 0.003
+"""How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most APART_S
+seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with what transfers of three networks' plans took in a step."""
+TICK_S = 1e-9
+"""What an operator takes at least: a clock that saw nothing pass can't tell less."""
+
+Listener = Callable[[str], None]
+
+
+def profile(
+    graph: TrainingGraph,
+    *,
+    power_w: float | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    seconds: float = 20.0,
+    steps: int = 9,
+    seed: int = 0,
+) -> Profile:
+    """Measure this machine with one model's training step.
+
+    graph
+        The training graph; each of its distinct operators is measured.
+    power_w
+        Watts of computing, where the system doesn't tell. Without both, the device's power counts when solving.
+    workdir
+        The folder whose storage is measured; by default the system's temporary one.
+    seconds, steps
+        Steps are timed until there are this many, or this many seconds are over; at least two.
+
+    Takes the memory of the whole step, and one thread. Raises ExecutionError where a kernel or the storage fails.
+    """
+    keys = signatures(graph)
+    with Clock() as clock:
+        times, spaces, watts, transfers = _measured(graph, workdir, seconds, steps, seed, clock)
+        counts = clock.counts
+    samples: dict[str, list[float]] = {}
+    workspace: dict[str, int] = {}
+    for name, found in times.items():
+        samples.setdefault(keys[name], []).extend(found)
+        if (extra := spaces.get(name)) is not None:
+            workspace[keys[name]] = max(extra, workspace.get(keys[name], 0))
+    seconds_of = typical_seconds(times, keys)
+    operators = {
+        key: OperatorProfile(
+            time_s=max(seconds_of[key], TICK_S),
+            spread_s=quartile_spread(found),
+            runs=len(found),
+            workspace_bytes=workspace.get(key),
+        )
+        for key, found in samples.items()
+    }
+    return Profile(
+        about=_about(watts, power_w, clock.share, counts),
+        power_w=power_w if watts is None else watts,
+        operators=operators,
+        storage=transfers,
+    )
+
+
+def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str]) -> Mapping[str, float]:
+    """Seconds of each signature: medians, scaled so that all operators together take what the median step took.
+
+    times
+        Seconds of each operator, by name, in each of the steps.
+    keys
+        The signature of each.
+
+    An interruption hits few of the runs of any one operator, so medians don't see it, and some operator of every
+    step: without the scale, a step would be predicted too short wherever anything else runs.
+    """
+    samples: dict[str, list[float]] = {}
+    for name, found in times.items():
+        samples.setdefault(keys[name], []).extend(found)
+    medians = {key: median(found) for key, found in samples.items()}
+    together = sum(medians[keys[name]] for name in times)
+    whole = median(map(sum, zip(*times.values(), strict=True)))
+    return {key: value * whole / together for key, value in medians.items()} if together > 0 else medians
+
+
+def _measured(
+    graph: TrainingGraph, workdir: str | os.PathLike[str] | None, seconds: float, steps: int, seed: int, clock: Clock
+) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None, StorageProfile]:
+    """Seconds of each operator in each step, bytes that its kernels allocate, watts where known, and transfers."""
+    problem = cost(graph, device(SAME_BYTES))
+    plan = lay_out(plan_of(problem, Schedule()))
+    batch = random_batch(graph, seed)
+    with PageFile({}) as pages:
+        program = Program(plan, graph, Block(arena_bytes(plan)), Region.of(graph), Sessions(graph), pages)
+        owners = [problem.operators[plan.instructions[call.number].target].name for call in program.calls]
+        names = [operator.name for operator in problem.operators]
+        times: dict[str, list[float]] = {name: [] for name in names}
+        program.run_checked(batch)
+        counter = Counter.open()
+        idle_w = counter.idle_w() if counter else 0.0
+        joules = busy_s = 0.0
+        start = time.perf_counter()
+        for turn in range(max(steps, 2)):
+            program.load(batch)
+            acts = program.acts
+            before, begin = counter.joules() if counter else 0.0, time.perf_counter()
+            found = _walk(acts, clock)
+            busy_s += time.perf_counter() - begin
+            joules += counter.joules() - before if counter else 0.0
+            sums = dict.fromkeys(names, 0.0)
+            for owner, taken in zip(owners, found, strict=True):
+                sums[owner] += taken
+            for name, taken in sums.items():
+                times[name].append(taken)
+            if turn > 0 and time.perf_counter() - start > seconds:
+                break
+        program.load(batch)
+        each = beside_each_bytes(program.acts, lambda: program.load(batch))
+        apart_s = min(busy_s / len(times[names[0]]) * APART, APART_S)
+        transfers = storage(workdir, clock=clock, between=partial(_work, _without_end(program, batch), apart_s))
+    spaces: dict[str, int] = {}
+    for owner, extra in zip(owners, each or (), strict=False):
+        spaces[owner] = max(extra, spaces.get(owner, 0))
+    watts = joules / busy_s - idle_w if counter and busy_s else None
+    return times, spaces, watts if watts is not None and watts > 0 else None, transfers
+
+
+def _without_end(program: Program, batch: Batch) -> Iterator[object]:
+    """Steps after steps, act by act."""
+    while True:
+        program.load(batch)
+        for act in program.acts:
+            yield act()
+
+
+def _work(acts: Iterator[object], seconds: float) -> None:
+    """Go on with `acts` until `seconds` are over."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        next(acts)
+
+
+def _walk(acts: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
+    """Seconds of each act of a step."""
+    now, waited = time.perf_counter, clock.waited
+    start = waited()
+    taken: list[tuple[float, float]] = []
+    for act in acts:
+        begin = now()
+        act()
+        # what the clock takes itself is between the acts
+        taken.append((now() - begin, waited()))
+    waits = [after - before for before, after in pairwise((start, *(after for _, after in taken)))]
+    return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(taken, waits, strict=True)]
+
+
+def _about(watts: float | None, power_w: float | None, waited_share: float, counts: bool) -> Mapping[str, str]:
+    if watts is not None:
+        energy = "package power by RAPL over the steps, less idling"
+    elif power_w is not None:
+        energy = "no energy counter can be read here: seconds x a power given by hand"
+    else:
+        energy = "no energy counter can be read here: seconds x the device's power"
+    return {
+        "machine": machine(),
+        "runtime": f"onnxruntime {onnxruntime().__version__}, 1 thread",
+        "energy": energy,
+        "load": told(waited_share) or (NO_WAITING[0] if counts else "waiting for processors isn't counted here"),
+        "transfers": "through the page cache: written without a sync, as poetopt run does",
+    }

@@ -1,0 +1,407 @@
+"""Ordinary training of the same graph, which the scheduled step is compared with.
+
+Two ways, and neither knows of plans, arenas or offsets: node by node in the graph's order, each node's outputs in
+memory that onnxruntime allocates and that goes when nobody holds it; and the whole graph as one session.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from poetopt.autodiff.passes.rows import taken
+from poetopt.backends.onnxruntime.batch import Batch
+from poetopt.backends.onnxruntime.measure import Clock
+from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
+from poetopt.backends.onnxruntime.sessions import (
+    Sessions,
+    explained,
+    first_line,
+    is_random,
+    onnxruntime,
+    runtime_errors,
+    session_options,
+)
+from poetopt.backends.step.descent import Momentum
+from poetopt.backends.step.memory import numpy_dtype, writable_copy
+from poetopt.backends.step.parted import cut, mean_loss
+from poetopt.backends.step.region import WINDOW, reseeded
+from poetopt.graph import VIEW_OPS, Node, TrainingGraph
+from poetopt.util.errors import ExecutionError
+from poetopt.util.progress import Told, paced, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from poetopt.graph import Array
+
+
+Results = Mapping[str, "Array"]
+
+
+@dataclass(slots=True)
+class _Step:
+    """One node: how to run it, and which values go after it. Without a session it is a view of its first input."""
+
+    node: Node
+    session: Any
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    dropped: tuple[str, ...]
+
+
+class NodeByNode:
+    """The training graph run one node after another; every value is a numpy array of its own.
+
+    given
+        Parameters and constants, by name; each is asked for when a node reads it.
+    kept
+        The tensors to return.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], kept: Sequence[str]
+    ) -> None:
+        self.graph = graph
+        self.sessions = sessions
+        self.given = given
+        self.kept = tuple(kept)
+        nodes = [node for operator in graph.operators for node in operator.nodes]
+        last = {name: k for k, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
+        staying = {*given, *kept}
+        dropped: dict[int, list[str]] = {}
+        for name, k in last.items():
+            if name not in staying:
+                dropped.setdefault(k, []).append(name)
+        self._steps = [self._step(node, tuple(dropped.get(k, ()))) for k, node in enumerate(nodes)]
+
+    def _step(self, node: Node, dropped: tuple[str, ...]) -> _Step:
+        if node.op_type in VIEW_OPS and not node.domain:
+            return _Step(node, None, (("", node.inputs[0]),), (("", node.outputs[0]),), dropped)
+        made = self.sessions.get(node)
+        return _Step(node, made.session, made.inputs, made.outputs, dropped)
+
+    def redraw(self, steps: int = 0) -> None:
+        """Let random nodes draw as they do in the step behind so many (`poetopt.backends.step.region`)."""
+        window, drawn = divmod(steps, WINDOW)
+        for step in self._steps:
+            if step.session is None or not is_random(step.node):
+                continue
+            step.session = self.sessions.get(reseeded(step.node, window)).session
+            tensors = ((key, self.graph.tensors[name]) for key, name in step.inputs)
+            feeds = {key: np.zeros(tensor.shape, numpy_dtype(tensor.dtype)) for key, tensor in tensors}
+            for _ in range(drawn):
+                step.session.run([key for key, _ in step.outputs], feeds)
+
+    def run(self, batch: Batch) -> Results:
+        """One step; the tensors to keep, by name. Raises `ExecutionError` where a kernel fails."""
+        values: ChainMap[str, Array] = ChainMap(dict(batch), self.given)  # type: ignore[arg-type]
+        tensors = self.graph.tensors
+        for step in self._steps:
+            if step.session is None:
+                name = step.outputs[0][1]
+                values[name] = values[step.inputs[0][1]].reshape(tensors[name].shape)
+            else:
+                try:
+                    made = step.session.run(
+                        [key for key, _ in step.outputs], {key: values[name] for key, name in step.inputs}
+                    )
+                except runtime_errors() as error:
+                    raise ExecutionError(
+                        f"node {step.node.name!r} ({step.node.op_type}) failed: {first_line(error)}"
+                    ) from error
+                for (_, name), value in zip(step.outputs, made, strict=True):
+                    values[name] = np.asarray(value)
+            for name in step.dropped:
+                del values[name]
+        return {name: values[name] for name in self.kept}
+
+
+class Fused:
+    """The training graph as one session, with what it computes for the given outputs.
+
+    Parameters and constants are inputs of the session, as they are of the sessions of single nodes: they change with
+    every step of a training, so a runtime can't prepare anything from their values.
+
+    Raises `ExecutionError` where onnxruntime can't load it.
+    """
+
+    def __init__(
+        self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], outputs: Sequence[str]
+    ) -> None:
+        self.graph = graph
+        self.outputs = list(outputs)
+        self.threads = sessions.threads
+        from poetopt.frontends.proto import model_proto, value_info
+
+        fed = {name: array for name, array in given.items() if not sessions.embeds(name)}
+        model = model_proto(replace(graph, values={n: v for n, v in graph.values.items() if n not in fed}), outputs)
+        read = {name for node in model.graph.node for name in node.input}
+        self.given = {name: array for name, array in fed.items() if name in read}
+        model.graph.input.extend(value_info(graph.tensors[name]) for name in self.given)
+        self._model = model.SerializeToString()
+        self._random = any(is_random(node) for operator in graph.operators for node in operator.nodes)
+        self._session: Any = self._create()
+
+    def _create(self) -> Any:
+        return explained(
+            f"onnxruntime can't run {self.graph.name!r} as one session",
+            lambda: onnxruntime().InferenceSession(
+                self._model, session_options(self.threads), providers=["CPUExecutionProvider"]
+            ),
+        )
+
+    def redraw(self, steps: int = 0) -> None:
+        """Let random nodes draw from the beginning again."""
+        if self._random:
+            self._session = self._create()
+
+    def run(self, batch: Batch) -> Results:
+        """One step; the outputs by name. Raises `ExecutionError` where a kernel fails."""
+        feeds = {**self.given, **batch}
+        made = explained("the step as one session failed", lambda: self._session.run(self.outputs, feeds))
+        return {name: np.asarray(value) for name, value in zip(self.outputs, made, strict=True)}
+
+
+Reference = NodeByNode | Fused
+MakeReference = Callable[[TrainingGraph, Mapping[str, "Array"], Sequence[str]], Reference]
+
+
+def node_by_node(
+    sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]
+) -> NodeByNode:
+    """`graph` one node after another, with `sessions` for those that are alike."""
+    return NodeByNode(graph, sessions.of(graph), given, kept)
+
+
+def as_one_session(sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]) -> Fused:
+    """`graph` as one session."""
+    return Fused(graph, sessions.of(graph), {n: a for n, a in given.items() if n in graph.tensors}, kept)
+
+
+def reference_of(
+    graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+) -> Reference | InParts:
+    """Ordinary training of a step, in one of the two ways; of a batch in parts, part after part.
+
+    make
+        Makes what runs a graph.
+    """
+    return make(graph, given, kept) if graph.parts == 1 else InParts(graph, make, given, kept)
+
+
+class InParts:
+    """The parts of a batch one after another, each with the sums that those before it left, and what follows them."""
+
+    def __init__(
+        self, graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+    ) -> None:
+        self.graph, self.kept = graph, tuple(kept)
+        self._first = given
+        self.values = dict(given)
+        self._part = make(graph, self.values, graph.results)
+        last = graph.closing
+        self._closing = None if last is None else make(last, self.values, tuple(last.carried.values()))
+        self._between: Callable[[int], object] = lambda part: None
+
+    def each(self, between: Callable[[int], object]) -> None:
+        """Call `between` with the number of each part before it runs."""
+        self._between = between
+
+    def redraw(self, steps: int = 0) -> None:
+        """See `NodeByNode.redraw`; counts runs of a part."""
+        self._part.redraw(steps)
+
+    def run(self, batch: Batch) -> Results:
+        """One step from the given values; the tensors to keep, by name. Raises `ExecutionError`."""
+        self._go_on(self._first)
+        losses: list[Array] = []
+        made: dict[str, Array] = {}
+        for number, part in enumerate(cut(self.graph, batch)):
+            self._between(number)
+            found = self._part.run(part)
+            losses.append(found[self.graph.loss])
+            made.update(found)
+            self._go_on({old: found[new] for old, new in self.graph.carried.items()})
+        if self._closing is not None:
+            made.update(self._closing.run({}))
+        made[self.graph.loss] = mean_loss(losses)
+        return {name: made[name] for name in self.kept}
+
+    def _go_on(self, values: Mapping[str, Array]) -> None:
+        for given in (self.values, *(one.given for one in (self._part, self._closing) if one is not None)):
+            if isinstance(given, dict):
+                given.update({name: array for name, array in values.items() if name in given})
+
+
+VELOCITY = " (velocity)"
+"""What is behind a parameter's name where its momentum is no part of the step."""
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What a step left.
+
+    number
+        Which step, from 0.
+    loss
+        As a float.
+    digests
+        Of what it left of each value that goes on, by name.
+    before
+        The values that it began with, in a file; None where they are those that the witness before it left, or the
+        first ones.
+    """
+
+    number: int
+    loss: float
+    digests: Mapping[str, bytes]
+    before: Mapped | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What ordinary training says of so many steps.
+
+    losses, step_s
+        Its own.
+    first_difference
+        The first step (from 1) whose loss or values differ, or 0.
+    different
+        What differs there, by name: `loss`, and values.
+    """
+
+    losses: tuple[float, ...]
+    step_s: float
+    first_difference: int
+    different: tuple[str, ...]
+
+
+def digests(values: Mapping[str, Array]) -> Mapping[str, bytes]:
+    """Of the bytes of each value, by name."""
+    return {name: digest(values[name]) for name in values}
+
+
+def digest(array: Array) -> bytes:
+    """SHA-256 of its bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
+
+
+class Ordinary:
+    """A training that goes on step by step.
+
+    hyperparameters
+        Of the step's own optimizer, or of `Momentum`.
+    """
+
+    def __init__(self, made: Prepared, hyperparameters: Mapping[str, float]) -> None:
+        graph, first = made.graph.joint, made.first
+        self.graph = made.graph
+        self.changing = {name: writable_copy(first[name]) for name in (*graph.gradients, *graph.carried)}
+        self.tables = {name: self.changing[name] for name in graph.rows}
+        self.changing |= {name: np.zeros(graph.tensors[name].shape, self.tables[name].dtype) for name in graph.rows}
+        self.said = {name: writable_copy(first[tensor]) for name, tensor in graph.hyperparameters.items()}
+        for name, value in hyperparameters.items():
+            if name in self.said:
+                self.said[name][...] = value
+        given = {name: first[name] for name in graph.values if name not in self.changing}
+        given |= {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
+        trained = {name: self.changing[name] for name in graph.gradients}
+        self.momentum = Momentum(trained, hyperparameters.get("lr", 0.0), hyperparameters.get("momentum", 0.0))
+        sessions = Sessions(made.graph, 1, made.models)
+        self.nodes = reference_of(
+            made.graph, partial(node_by_node, sessions), {**given, **self.changing}, graph.results
+        )
+        self.number = 0
+        if isinstance(self.nodes, InParts):
+            self.nodes.each(self._drawing)
+
+    @property
+    def values(self) -> Mapping[str, Array]:
+        """All that goes on to the next step, by name; of tables, all rows."""
+        lasting = {n: array for n, array in self.changing.items() if n not in self.graph.sums.values()}
+        return {**lasting, **self.tables, **{n + VELOCITY: v for n, v in self.momentum.velocity.items()}}
+
+    def load(self, values: Mapping[str, Array], steps: int) -> None:
+        """Go on from these values, behind so many steps."""
+        for name, array in self.values.items():
+            np.copyto(array, values[name])
+        self.nodes.redraw(steps * self.graph.parts)
+
+    def _drawing(self, part: int) -> None:
+        """Let random nodes begin a new window, where they have drawn for one."""
+        runs = self.number * self.graph.parts + part
+        if runs and runs % WINDOW == 0:
+            self.nodes.redraw(runs)
+
+    def step(
+        self, number: int, batch: Batch, call: Callable[[Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
+    ) -> float:
+        """Take the step `number`, from 0, by `call` around the nodes' run; gives its loss."""
+        read, used = taken(self.graph.joint, batch)
+        for name, rows in used.items():
+            self.changing[name].fill(0)
+            self.changing[name][: len(rows)] = self.tables[name][rows]
+        if "step" in self.said:
+            self.said["step"][...] = number + 1
+        self.number = number
+        if self.graph.parts == 1:
+            self._drawing(0)
+        found = call(partial(self.nodes.run, read))
+        self.momentum.step({name: found[made] for name, made in self.graph.gradients.items()})
+        for old, new in self.graph.joint.carried.items():
+            if old not in self.graph.sums.values():
+                np.copyto(self.changing[old], found[new])
+        for name, rows in used.items():
+            self.tables[name][rows] = self.changing[name][: len(rows)]
+        return float(found[self.graph.loss].reshape(-1)[0])
+
+
+def verify(
+    made: Prepared | Path,
+    batches: Callable[[Prepared], Callable[[int], Batch]],
+    hyperparameters: Mapping[str, float],
+    witnesses: Sequence[Witness],
+    told: Told = silent,
+) -> Verdict:
+    """Take the steps of `witnesses` again, in ordinary training, and compare.
+
+    made
+        The step, or the folder that has it.
+    batches
+        Gives what gives the batch of each step, from 0.
+    """
+    made = Prepared.load(made) if isinstance(made, Path) else made
+    training, get, pace = Ordinary(made, hyperparameters), batches(made), paced(told)
+    losses: list[float] = []
+    times: list[float] = []
+    first, different = 0, tuple[str, ...]()
+    with Clock() as clock:
+
+        def timed(run: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+            found, seconds = clock.call(run)
+            times.append(seconds)
+            return found
+
+        for witness in witnesses:
+            if witness.before is not None:
+                training.load(witness.before, witness.number)
+            losses.append(training.step(witness.number, get(witness.number), timed))
+            pace(f"step {witness.number + 1:,} in ordinary training, loss {losses[-1]:.6g}")
+            if first:
+                continue
+            found = digests(training.values)
+            wrong = [name for name, value in witness.digests.items() if found[name] != value]
+            if np.float64(losses[-1]).tobytes() != np.float64(witness.loss).tobytes():
+                wrong.insert(0, "loss")
+            if wrong:
+                first, different = witness.number + 1, tuple(wrong)
+    return Verdict(tuple(losses), median(times), first, different)

@@ -1,0 +1,349 @@
+"""Training for many steps with a schedule, compared with ordinary training where that is asked for.
+
+A step with an optimizer of its own updates the parameters itself; behind one that ends with gradients, the update
+happens in place in the resident region. Ordinary training updates them alike, so that a single wrong bit in any
+gradient shows in every later value.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from poetopt.backends.onnxruntime.batch import Batch, batches_of
+from poetopt.backends.onnxruntime.execution import Checks, save_arrays
+from poetopt.backends.onnxruntime.measure import Clock, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
+from poetopt.backends.onnxruntime.reference import VELOCITY, Verdict, Witness, digests, verify
+from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
+from poetopt.backends.step.descent import Momentum
+from poetopt.backends.step.places import graph_of
+from poetopt.graph import TrainingGraph
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, taken_bytes
+from poetopt.plan.simulate import simulate
+from poetopt.util import subprocess_call as apart
+from poetopt.util.errors import OptionError
+from poetopt.util.memory import peak_bytes, resident_bytes
+from poetopt.util.progress import Told, paced, silent
+from poetopt.util.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRun(Checks):
+    """What so many steps with a schedule showed.
+
+    steps, lr, momentum
+        As asked for.
+    optimizer, hyperparameters
+        Of the step, where it updates the parameters itself; `none` otherwise.
+    losses
+        Of each step.
+    checked, reference_losses
+        How many steps were compared with ordinary training, and their losses there.
+    bit_identical
+        Whether the loss of each of them, and every parameter, statistic and state after it, is bit for bit ordinary
+        training's; None where none was compared.
+    first_difference
+        The first step (from 1) that differs, or 0.
+    different
+        What differs there: `loss`, and what goes on to the next step.
+    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes, high_water_bytes
+        As in `Execution`. What takes a measurement of its own is None where no step was compared.
+    total_ram_bytes
+        All the RAM that the plan takes: the schedule with the reserve of kernels, and what is resident.
+    process_base_bytes, process_peak_bytes
+        What this process had resident before the step was made ready (the interpreter and onnxruntime, where it does
+        nothing else), and at most up to the last step; None where the system doesn't say.
+    optimizer_bytes
+        The momentum, or the optimizer's states, in the resident region.
+    step_s, reference_step_s
+        Median seconds of a step with the schedule, and in ordinary training, node by node in memory of the runtime's;
+        None where no step was compared. An update behind a step that ends with gradients is not in them.
+    waited_share
+        As in `Execution`.
+    bytes_paged, bytes_streamed
+        In one step, as in `Execution`.
+    names
+        What changes from step to step: parameters, statistics, optimizer states.
+    values
+        Them after the last step, by name; nothing of a prepared step, whose process is to hold nothing twice.
+    """
+
+    steps: int
+    lr: float
+    momentum: float
+    optimizer: str
+    hyperparameters: Mapping[str, float]
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...]
+    checked: int
+    bit_identical: bool | None
+    first_difference: int
+    different: tuple[str, ...]
+    budget_bytes: int
+    arena_bytes: int
+    kernel_workspace_bytes: int | None
+    measured_peak_bytes: int | None
+    high_water_bytes: int | None
+    total_ram_bytes: int
+    process_base_bytes: int | None
+    process_peak_bytes: int | None
+    optimizer_bytes: int
+    step_s: float
+    reference_step_s: float | None
+    waited_share: float
+    bytes_paged: int
+    bytes_streamed: int
+    names: tuple[str, ...] = field(repr=False)
+    values: Mapping[str, Array] = field(repr=False, compare=False)
+
+    @property
+    def losses_name(self) -> str:
+        """What the losses are called in a file, beside the values."""
+        return losses_beside(self.names)
+
+    @property
+    def message(self) -> str:
+        """What failed, in one sentence; empty where nothing did."""
+        if self.bit_identical is False:
+            shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
+            return (
+                f"training with the schedule and without it differ in step {self.first_difference}: {shown}; "
+                "please report it with the plan file"
+            )
+        if not self.within_budget:
+            return (
+                f"training was measured to take {self.measured_peak_bytes:,} B beside the resident region, more than "
+                f"the budget of {self.budget_bytes:,} B; solve with a larger --ram"
+            )
+        return ""
+
+    @property
+    def diverged_step(self) -> int:
+        """The first step (from 1) whose loss is no finite number, or 0."""
+        return next((step for step, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), 0)
+
+    @property
+    def last_finite_loss(self) -> float | None:
+        """The loss before that one, or the last of all; None where the first is none already."""
+        before = self.losses[: self.diverged_step - 1] if self.diverged_step else self.losses
+        return before[-1] if before else None
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `run --steps --json`: plain values only; a loss that is no number is null."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("names", "values")}
+        for name in ("losses", "reference_losses"):
+            found[name] = [value if math.isfinite(value) else None for value in found[name]]
+        extra = {"diverged_step": self.diverged_step, "last_finite_loss": self.last_finite_loss}
+        found["hyperparameters"] = dict(self.hyperparameters)
+        return {**found, **extra, "different": list(self.different)}
+
+
+def train(
+    plan: Plan | Prepared,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float | None = None,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    dump: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    workdir: str | os.PathLike[str] | None = None,
+    check: int | None = None,
+    told: Told = silent,
+) -> TrainingRun:
+    """Take `steps` steps of gradient descent with `plan`, and nothing beside them unless that is asked for.
+
+    plan
+        A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
+    lr, momentum
+        Of the update v = momentum v + g, p = p - lr v; of the step's own optimizer, where it has one. By default no
+        momentum, or the optimizer's own.
+    data
+        Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
+        batches (see `Batches`). By default one random batch, drawn with `seed`.
+    dump
+        Where to write losses and values (see `save_training`).
+    check
+        Compare each so-manieth step, from the first on, with ordinary training, bit by bit: afterwards, of a prepared
+        step in a process of its own. What kernels hold beside the arena is measured then, too.
+    graph, ram_bytes, workdir, told
+        As for `execute`.
+
+    Random nodes go on drawing from step to step. Raises OptionError for numbers that make no sense, PlanError for a
+    plan that can't be executed, ModelError for data that don't fit, ExecutionError where a kernel or the
+    storage fails.
+    """
+    made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
+    momentum = momentum_of(made.graph, momentum, made.first)
+    check_options(steps, lr, momentum, check)
+    simulation = simulate(made.plan, ram_bytes=ram_bytes)
+    batches = _batches(made, data=data, seed=seed)
+    budget = taken_bytes(made.plan, simulation.peak_bytes)
+    arena = arena_bytes(made.plan)
+    hyperparameters = {"lr": lr, "momentum": momentum}
+    base = resident_bytes()
+    times: list[float] = []
+    losses: list[float] = []
+    witnesses: list[Witness] = []
+    pace = paced(told)
+    with ExitStack() as stack:
+        clock = stack.enter_context(Clock())
+        step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
+        said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
+        learner = Momentum(step.parameters, lr, momentum)
+        values = _Values(step, learner)
+        folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
+        for number in range(steps):
+            batch = batches(number)
+            checked = check is not None and number % check == 0
+            before = None
+            if checked and number and folder is not None:
+                before = Mapped.write(folder / f"{number}.bin", values)
+            loss, seconds = clock.call(partial(step.run, batch, said))
+            times.append(seconds)
+            losses.append(loss)
+            learner.step(step.gradients)
+            if checked:
+                witnesses.append(Witness(number, loss, digests(values), before))
+            pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
+        peak = peak_bytes()
+        if dump is not None:
+            save_training(losses, step.values(), dump)
+        names = step.names
+        kept = {} if made.folder is not None else {name: array.copy() for name, array in step.values().items()}
+        used = step.hyperparameters
+        kernels = high_water = None
+        if check is not None:
+            told("measuring what kernels allocate")
+            program = step.program
+            again = partial(program.load, program.carried.take(batches(0)), anew=False)
+            high_water = high_water_bytes(program.acts, again)
+            kernels = peak_beside_bytes(program.acts, again, expected=made.plan.problem.reserve_bytes)
+        step.close()
+        verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else None
+    states = sum(made.graph.joint.tensors[name].nbytes for name in made.graph.optimizer_states)
+    return TrainingRun(
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        optimizer=made.graph.optimizer,
+        hyperparameters={name: value for name, value in used.items() if name != STEP},
+        losses=tuple(losses),
+        reference_losses=verdict.losses if verdict is not None else (),
+        checked=len(witnesses),
+        bit_identical=None if verdict is None else not verdict.different,
+        first_difference=verdict.first_difference if verdict is not None else 0,
+        different=verdict.different if verdict is not None else (),
+        budget_bytes=budget if ram_bytes is None else ram_bytes,
+        arena_bytes=arena,
+        kernel_workspace_bytes=kernels,
+        measured_peak_bytes=None if kernels is None else arena + kernels,
+        high_water_bytes=held_bytes(arena, high_water, kernels),
+        total_ram_bytes=made.plan.problem.beside_bytes + budget,
+        process_base_bytes=base,
+        process_peak_bytes=peak,
+        optimizer_bytes=learner.nbytes + states,
+        step_s=median(times),
+        reference_step_s=None if verdict is None else verdict.step_s,
+        waited_share=clock.share,
+        bytes_paged=simulation.bytes_paged,
+        bytes_streamed=simulation.bytes_streamed,
+        names=names,
+        values=kept,
+    )
+
+
+class _Values(Mapping[str, "Array"]):
+    """All that goes on from a step to the next, by name: the step's, and the velocity of `Momentum`."""
+
+    def __init__(self, step: ScheduledStep, learner: Momentum) -> None:
+        self._step = step.values()
+        self._velocity = {name + VELOCITY: array for name, array in learner.velocity.items()}
+
+    def __getitem__(self, name: str) -> Array:
+        return self._velocity[name] if name in self._velocity else self._step[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*self._step, *self._velocity))
+
+    def __len__(self) -> int:
+        return len(self._step) + len(self._velocity)
+
+
+def _verified(
+    made: Prepared,
+    data: Mapping[str, object] | str | os.PathLike[str] | None,
+    seed: int,
+    hyperparameters: Mapping[str, float],
+    witnesses: Sequence[Witness],
+    told: Told,
+) -> Verdict:
+    again = partial(_batches, data=data, seed=seed)
+    told("ordinary training, to compare with")
+    if made.folder is None:
+        return verify(made, again, hyperparameters, witnesses, told)
+    return apart.call("ordinary training", verify, made.folder, again, hyperparameters, witnesses, told=told)
+
+
+def _batches(
+    made: Prepared, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int
+) -> Callable[[int], Batch]:
+    return batches_of(made.graph.whole, made.fed if data is None else data, seed).get
+
+
+def losses_beside(values: Collection[str]) -> str:
+    """What losses are called in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
+    names = ("losses", *(f"losses.{number}" for number in range(2, len(values) + 3)))
+    return next(name for name in names if name not in values)
+
+
+def save_training(losses: Sequence[float], values: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
+    """Write the losses, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
+
+    The losses are called `losses_beside(values)`. Raises `OutputError` where that can't be done.
+    """
+    save_arrays({losses_beside(values): np.array(losses), **values}, path)
+
+
+def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str, Array] | None = None) -> float:
+    """The momentum to train with. Raises OptionError where the step's own optimizer has none.
+
+    first
+        The values that training begins with, where they are not the graph's.
+    """
+    if "momentum" in graph.hyperparameters and momentum is None:
+        default: float = (graph.joint.values if first is None else first)[graph.hyperparameters["momentum"]].item()
+        return default
+    if "momentum" in graph.hyperparameters:
+        return momentum or 0.0
+    if momentum and graph.optimizer != "none":
+        raise OptionError(f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none")
+    return momentum or 0.0
+
+
+def check_options(steps: int, lr: float, momentum: float, check: int | None = None) -> None:
+    """Raise OptionError for numbers that make no sense."""
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
+    if not 0 < lr < math.inf:
+        raise OptionError(f"--lr {lr:g}: must be more than 0, as in 0.01")
+    if not 0 <= momentum < 1:
+        raise OptionError(f"--momentum {momentum:g}: must be at least 0 and less than 1, as in 0.9")
+    if check is not None and check < 1:
+        raise OptionError(f"--check {check}: must be at least 1")

@@ -1,0 +1,1 @@
+"""What solves a model: HiGHS, Gurobi, and any solver that Pyomo knows."""

@@ -1,0 +1,329 @@
+"""Trees of relaxations in HiGHS: one more Highs object, whose bounds and basis are set before each solve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.solvers.highs_interrupt import Interrupt
+from poetopt.backends.solvers.highs_pool import Places, RowPool
+from poetopt.backends.solvers.highs_present import PresentRows
+from poetopt.backends.solvers.highs_rows import HighsRows, compressed
+from poetopt.backends.solvers.highs_scheduler import NO_LIMIT, run, simplex_s
+from poetopt.backends.solvers.matrix import Matrix
+from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
+from poetopt.backends.solvers.session import SEPARATION_S
+from poetopt.backends.solvers.solver import DualProof, Point
+from poetopt.formulations.rows import Count, Row
+from poetopt.util.errors import FormulationError
+from poetopt.util.sparse import csr_matrix
+from poetopt.util.work import Work
+
+LARGE = 6_000
+"""Relaxations of more columns are solved over some of their rows."""
+SPARE = (200, 1.3)
+"""There, what doesn't bind at a vertex goes once there are so many rows, and so many times those that do."""
+PROBE_ITERATIONS = 300
+"""Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
+_NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
+
+
+def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
+    """Make the columns integers that (n,) `integer` names."""
+    columns = np.flatnonzero(integer).astype(np.int32)
+    kind = int(highspy.HighsVarType.kInteger)
+    solver.changeColsIntegrality(len(columns), columns, np.full(len(columns), kind, dtype=np.uint8))
+
+
+@dataclass(frozen=True)
+class _Basis:
+    """Of a relaxation whose rows are those that define counts, and then those of the pool at (m,) `places`."""
+
+    highs: highspy.HighsBasis
+    places: Places
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What twins share: the pool of rows, the columns that each count sums, and where the session's last solve ended.
+
+    basis
+        Without counts.
+    """
+
+    pool: RowPool
+    counted: Sequence[NDArray[np.int64]]
+    basis: _Basis
+
+
+class HighsNodes:
+    """See `poetopt.backends.solvers.nodes.Nodes`."""
+
+    def __init__(
+        self,
+        fresh: Callable[[Interrupt], highspy.Highs],
+        start: _Start,
+        matrix: Matrix,
+        bounds: tuple[Floats, Floats],
+        scale: float,
+        stop: Interrupt,
+    ) -> None:
+        """Begin at `start`.
+
+        fresh
+            A new object of HiGHS, whose simplex method an interrupt ends.
+        matrix
+            The model; `bounds`, (n,) each, may be tighter than its own.
+        scale
+            What the objective is multiplied by.
+        stop
+            The interrupt.
+        """
+        self._fresh, self._start = fresh, start
+        self.work = Work()
+        self._matrix, self._scale, self._stop = matrix, scale, stop
+        sizes = np.array([len(columns) for columns in start.counted], dtype=float)
+        self.counts = len(sizes)
+        self.integer = np.append(matrix.integer, np.ones(len(sizes), dtype=bool))
+        self.costs = np.append(matrix.costs, np.zeros(len(sizes)))
+        # copies, as the session tightens its own
+        self.lower, self.upper = np.append(bounds[0], np.zeros(len(sizes))), np.append(bounds[1], sizes)
+        self._large = len(self.costs) > LARGE
+        self._at = self.lower, self.upper
+        self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
+        self._lp = solver = fresh(stop)
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("presolve", "off")  # every solve begins from a basis
+        self._pass_columns()
+        start.pool.rows(start.basis.places).append_to(solver)
+        self._rows = PresentRows(solver, start.pool, start.basis.places, first=self.counts)
+        self._coming: Places = np.zeros(0, dtype=np.int64)
+        """Those that come before the next solve from where the last one ended."""
+        self._bind = 0
+        """How many of them bound at the last vertex."""
+        solver.setBasis(self._with_counts(start.basis.highs))
+
+    @classmethod
+    def of(
+        cls,
+        fresh: Callable[[Interrupt], highspy.Highs],
+        matrix: Matrix,
+        pool: RowPool,
+        places: Places,
+        basis: highspy.HighsBasis,
+        bounds: tuple[Floats, Floats],
+        scale: float,
+        counts: Sequence[Count] = (),
+    ) -> HighsNodes:
+        """The nodes of a relaxation of `matrix` and all rows of `pool`, whose last solve ended at `basis`.
+
+        That one had the rows at `places`. For the rest see `HighsNodes`. Raises FormulationError for a count of what
+        isn't whole.
+        """
+        found = [matrix.columns.of(count.variable)[count.entries] for count in counts]
+        counted = [columns[columns >= 0] for columns in found]
+        for count, columns in zip(counts, counted, strict=True):
+            if not matrix.integer[columns].all():
+                raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
+        return cls(fresh, _Start(pool, counted, _Basis(basis, places)), matrix, bounds, scale, Interrupt())
+
+    def twin(self) -> HighsNodes:
+        """The same relaxation for one more thread."""
+        n = len(self._matrix.costs)
+        bounds = self.lower[:n], self.upper[:n]
+        twin = HighsNodes(self._fresh, self._start, self._matrix, bounds, self._scale, self._stop)
+        twin.work = self.work
+        return twin
+
+    def _pass_columns(self) -> None:
+        """Give the solver the columns, with a further one for each count, and the rows that define these."""
+        lp = highspy.HighsLp()
+        lp.num_col_ = len(self.costs)
+        lp.col_cost_ = self.costs * self._scale
+        lp.col_lower_, lp.col_upper_ = self.lower, self.upper
+        self._lp.passModel(lp)
+        if self.counts:
+            n, zeros = len(self._matrix.costs), np.zeros(self.counts)
+            entries = [np.append(columns, n + k).astype(np.int32) for k, columns in enumerate(self._start.counted)]
+            starts = np.cumsum([0, *map(len, entries)])
+            values = np.ones(starts[-1])
+            values[starts[1:] - 1] = -1.0
+            HighsRows(zeros, zeros, starts[:-1].astype(np.int32), np.concatenate(entries), values).append_to(self._lp)
+
+    def _with_counts(self, basis: highspy.HighsBasis) -> highspy.HighsBasis:
+        """A basis of the session's: counts are basic, as nothing bounds them."""
+        basic, lower = highspy.HighsBasisStatus.kBasic, highspy.HighsBasisStatus.kLower
+        return _basis([*basis.col_status, *[basic] * self.counts], [*[lower] * self.counts, *basis.row_status])
+
+    def enter(self, lower: Floats, upper: Floats) -> None:
+        """Go to the node with these bounds."""
+        self._at = lower, upper
+        self._lp.changeColsBounds(len(self._columns), self._columns, lower, upper)
+
+    def solve(self, basis: object, cutoff: float) -> Vertex | None:
+        """The relaxation at this node; a large one over the rows that are here and those that the last vertex broke."""
+        while True:
+            status = self._run(basis, cutoff, NO_LIMIT)
+            if status in _NOTHING:
+                return None
+            if status != highspy.HighsModelStatus.kOptimal:
+                raise StoppedError  # nothing is proven of this node, so that nothing would be of the tree
+            found, objective = self._lp.getSolution(), self._objective()
+            if objective >= cutoff:
+                return None
+            values = np.array(found.col_value)
+            self._coming = self._rows.broken(values[: len(values) - self.counts])
+            if self._large or not len(self._coming):
+                break
+            basis = None
+        ended = self._here()
+        self._bind = len(_binding(ended, self.counts)[0]) if self._large else 0
+        return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended, len(self._coming))
+
+    def proof(self) -> DualProof:
+        """The multipliers of the last solve, or a ray where it was infeasible."""
+        lp, found = self._lp.getLp(), self._lp.getSolution()
+        costs, constant = self.costs, self._matrix.constant
+        if self._lp.getModelStatus() in _NOTHING:
+            solver: Any = self._lp  # its stubs lack the method
+            _, there, ray = solver.getDualRay()
+            costs, constant = np.zeros(len(costs)), 0.0
+            multipliers = np.array(ray) if there else np.zeros(lp.num_row_)
+        else:
+            multipliers = np.array(found.row_dual) / self._scale
+        matrix, shape = lp.a_matrix_, (lp.num_row_, lp.num_col_)
+        parts = matrix.value_, matrix.index_, matrix.start_
+        by_row = matrix.format_ == highspy.MatrixFormat.kRowwise
+        rows = csr_matrix(parts, shape=shape) if by_row else csr_matrix(parts, shape=shape[::-1]).T.tocsr()
+        return DualProof(
+            constant=constant,
+            costs=costs.tolist(),
+            lower=self._at[0].tolist(),
+            upper=self._at[1].tolist(),
+            starts=rows.indptr.tolist(),
+            columns=rows.indices.tolist(),
+            values=rows.data.tolist(),
+            row_lower=list(lp.row_lower_),
+            row_upper=list(lp.row_upper_),
+            multipliers=multipliers.tolist(),
+        )
+
+    def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
+        """What the objective comes to with other bounds of one column."""
+        self._lp.changeColBounds(column, lower, upper)
+        try:
+            status = self._run(basis, cutoff, PROBE_ITERATIONS)
+            objective = self._objective()  # before the bounds change again: HiGHS forgets it then
+        finally:
+            self._lp.changeColBounds(column, self._at[0][column], self._at[1][column])
+        if status in _NOTHING or (status == highspy.HighsModelStatus.kOptimal and objective >= cutoff):
+            return math.inf, True
+        # at its limit the method may have moved the costs a little: a figure to go by, and no bound
+        return objective, status == highspy.HighsModelStatus.kOptimal
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators."""
+        self.work.compute(SEPARATION_S * len(self._matrix.costs))
+        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
+        self._coming = np.union1d(self._coming, numbers)
+
+    def _append(self) -> None:
+        """Bring in what is to come."""
+        coming, self._coming = self._coming, self._coming[:0]
+        self._rows.bring_in(coming)
+
+    def _here(self) -> _Basis:
+        """Where the last solve ended."""
+        return _Basis(self._lp.getBasis(), self._rows.numbers)
+
+    def _crowded(self, binding: int) -> bool:
+        """Whether more is here than is worth it where so many rows bind."""
+        return self._large and len(self._rows) > SPARE[0] + SPARE[1] * binding
+
+    def _go(self, basis: _Basis) -> None:
+        """To a basis: what binds there comes in, and of the rest goes what is too much."""
+        solver, counts, own = self._lp, self.counts, basis.highs
+        more = len(self._rows) - len(basis.places)
+        if not self._large and np.array_equal(self._rows.numbers[: len(basis.places)], basis.places):
+            # Its own, as nearly all are: nothing comes in or goes.
+            basic = [highspy.HighsBasisStatus.kBasic] * more
+            solver.setBasis(_basis(own.col_status, [*own.row_status, *basic]) if more else own)
+            return
+        numbers = len(self._rows.pool)
+        binding, statuses = _binding(basis, counts)
+        if self._crowded(len(binding)):
+            keep = np.zeros(numbers, dtype=bool)
+            keep[binding] = True
+            keep[self._coming] = True
+            self._rows.drop(np.flatnonzero(~keep[self._rows.numbers]))
+        self._coming = np.union1d(self._coming, binding)
+        self._append()
+        place = np.zeros(numbers, dtype=np.int64)
+        place[self._rows.numbers] = np.arange(len(self._rows))
+        rows = [highspy.HighsBasisStatus.kBasic] * len(self._rows)
+        for x, status in zip(place[binding].tolist(), statuses, strict=True):
+            rows[x] = status
+        solver.setBasis(_basis(own.col_status, [*own.row_status[:counts], *rows]))
+
+    def point(self, vertex: Vertex, integral: bool) -> Point:
+        """The vertex by Pyomo component."""
+        return Point(vertex.values, self._matrix.columns.of, integral)
+
+    def stop(self) -> None:
+        """End the solve at work, and refuse all others."""
+        self._stop.set()
+
+    def _objective(self) -> float:
+        return self._unscaled(self._lp.getInfo().objective_function_value)
+
+    def _unscaled(self, value: float) -> float:
+        return value / self._scale + self._matrix.constant
+
+    def _scaled(self, value: float) -> float:
+        return (value - self._matrix.constant) * self._scale
+
+    def _run(self, basis: object, cutoff: float, iterations: int) -> highspy.HighsModelStatus:
+        """Solve from `basis`, which may be older than the last rows. Raises StoppedError."""
+        if self._stop.is_set():
+            raise StoppedError
+        solver = self._lp
+        if isinstance(basis, _Basis):
+            self._coming = self._coming[:0]
+            self._go(basis)
+        elif self._bind and self._crowded(self._bind):
+            self._go(self._here())
+        self._append()
+        solver.setOptionValue("simplex_iteration_limit", iterations)
+        solver.setOptionValue("objective_bound", self._scaled(cutoff))
+        run(solver)
+        if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
+            # What it knows of that basis leaves a reduced cost of the wrong sign; from the basis alone it comes right.
+            ended = solver.getBasis()
+            solver.clearSolver()
+            solver.setBasis(ended)
+            run(solver)
+        self.work.compute(simplex_s(solver))
+        status = solver.getModelStatus()
+        if status == highspy.HighsModelStatus.kInterrupt:
+            raise StoppedError
+        return status
+
+
+def _basis(columns: Sequence[Any], rows: Sequence[Any]) -> highspy.HighsBasis:
+    basis = highspy.HighsBasis()
+    basis.col_status, basis.row_status = list(columns), list(rows)
+    basis.valid = True
+    return basis
+
+
+def _binding(basis: _Basis, counts: int) -> tuple[Places, list[Any]]:
+    """The rows of the pool that aren't basic, and how they are bound."""
+    rows = basis.highs.row_status[counts:]
+    bound = [x for x, status in enumerate(rows) if status != highspy.HighsBasisStatus.kBasic]
+    return basis.places[bound], [rows[x] for x in bound]

@@ -1,0 +1,130 @@
+"""MPS and LP files of a model's arrays, written whole: every digit of a double, names as they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from poetopt.backends.solvers.matrix import Matrix
+
+WIDTH = 100
+"""Columns of an LP file's lines; solvers refuse very long ones."""
+
+
+def mps_lines(
+    matrix: Matrix,
+    columns: Sequence[str],
+    rows: Sequence[str],
+    *,
+    objective: str = "overhead_j",
+    scale: float | None = None,
+    relaxed: bool = False,
+) -> Iterator[str]:
+    """The lines of a free-format MPS file. Names hold no blanks.
+
+    objective
+        Its name.
+    scale
+        Multiplies the objective, whose constant is left out then; None: the objective as it is.
+    relaxed
+        Leave integrality out.
+    """
+    lower, upper = matrix.row_lower, matrix.row_upper
+    kinds = np.where(lower == upper, "E", np.where(np.isfinite(upper), "L", np.where(np.isfinite(lower), "G", "N")))
+    yield f"NAME poetopt FREE\nROWS\n N {objective}\n"
+    yield "".join(f" {kind} {name}\n" for kind, name in zip(kinds.tolist(), rows, strict=True))
+    yield "COLUMNS\n"
+    by_column = matrix.rows.tocsc()
+    starts, indices, values = by_column.indptr.tolist(), by_column.indices.tolist(), by_column.data.tolist()
+    costs = (matrix.costs * (1.0 if scale is None else scale)).tolist()
+    whole = np.zeros(len(columns), dtype=bool) if relaxed else matrix.integer
+    inside, markers = False, 0
+    for x, name in enumerate(columns):
+        if whole[x] != inside:
+            inside = bool(whole[x])
+            yield f" MARKER{markers} 'MARKER' '{'INTORG' if inside else 'INTEND'}'\n"
+            markers += 1
+        begin, end = starts[x], starts[x + 1]
+        if costs[x] or begin == end:
+            yield f" {name} {objective} {costs[x]!r}\n"
+        yield "".join(f" {name} {rows[indices[k]]} {values[k]!r}\n" for k in range(begin, end))
+    if inside:
+        yield f" MARKER{markers} 'MARKER' 'INTEND'\n"
+    yield "RHS\n"
+    if scale is None and matrix.constant:
+        yield f" RHS {objective} {-matrix.constant!r}\n"
+    sides = np.where(np.isfinite(upper), upper, np.where(np.isfinite(lower), lower, 0.0)).tolist()
+    yield "".join(f" RHS {name} {side!r}\n" for name, side in zip(rows, sides, strict=True) if side)
+    ranged = np.flatnonzero(np.isfinite(lower) & np.isfinite(upper) & (lower != upper)).tolist()
+    if ranged:
+        yield "RANGES\n"
+        yield "".join(f" RANGE {rows[x]} {float(upper[x] - lower[x])!r}\n" for x in ranged)
+    yield "BOUNDS\n"
+    yield from _bounds(matrix, columns)
+    yield "ENDATA\n"
+
+
+def _bounds(matrix: Matrix, columns: Sequence[str]) -> Iterator[str]:
+    for name, low, high in zip(columns, matrix.lower.tolist(), matrix.upper.tolist(), strict=True):
+        if low == high:
+            yield f" FX BOUND {name} {low!r}\n"
+            continue
+        if low == -np.inf and high == np.inf:
+            yield f" FR BOUND {name}\n"
+            continue
+        if low == -np.inf:
+            yield f" MI BOUND {name}\n"
+        elif low or high == np.inf:
+            # always said: an integer without a bound is a binary to some readers
+            yield f" LO BOUND {name} {low!r}\n"
+        yield f" PL BOUND {name}\n" if high == np.inf else f" UP BOUND {name} {high!r}\n"
+
+
+def lp_lines(
+    matrix: Matrix, columns: Sequence[str], rows: Sequence[str], *, objective: str = "overhead_j"
+) -> Iterator[str]:
+    """The lines of an LP file. Names keep to letters, digits, `_` and `.`, and begin with a letter that isn't `e`."""
+    used = np.flatnonzero(matrix.costs).tolist()
+    yield "Minimize\n"
+    costs = _sum([float(matrix.costs[x]) for x in used], [columns[x] for x in used])
+    constant = f" {'-' if matrix.constant < 0 else '+'} {abs(matrix.constant)!r}" if matrix.constant else ""
+    yield f" {objective}:{costs or ' 0 ' + columns[0]}{constant}\n"
+    yield "Subject To\n"
+    starts, indices = matrix.rows.indptr.tolist(), matrix.rows.indices.tolist()
+    values = matrix.rows.data.tolist()
+    for x, (low, high) in enumerate(zip(matrix.row_lower.tolist(), matrix.row_upper.tolist(), strict=True)):
+        begin, end = starts[x], starts[x + 1]
+        body = _sum(values[begin:end], [columns[k] for k in indices[begin:end]]) or f" 0 {columns[0]}"
+        if low == high:
+            yield f" {rows[x]}:{body} = {low!r}\n"
+            continue
+        both = np.isfinite(low) and np.isfinite(high)
+        if np.isfinite(low):
+            yield f" {rows[x]}{'.low' if both else ''}:{body} >= {low!r}\n"
+        if np.isfinite(high):
+            yield f" {rows[x]}:{body} <= {high!r}\n"
+    yield "Bounds\n"
+    for name, low, high in zip(columns, matrix.lower.tolist(), matrix.upper.tolist(), strict=True):
+        shown_low = "-inf" if low == -np.inf else repr(low)
+        shown_high = "+inf" if high == np.inf else repr(high)
+        yield f" {shown_low} <= {name} <= {shown_high}\n"
+    whole = [columns[x] for x in np.flatnonzero(matrix.integer).tolist()]
+    if whole:
+        yield "Generals\n"
+        yield "".join(f" {name}\n" for name in whole)
+    yield "End\n"
+
+
+def _sum(coefficients: Sequence[float], names: Sequence[str]) -> str:
+    """A linear expression, over several lines where it is long."""
+    parts: list[str] = []
+    length = 0
+    for value, name in zip(coefficients, names, strict=True):
+        part = f" {'-' if value < 0 else '+'} {abs(value)!r} {name}"
+        if length + len(part) > WIDTH:
+            parts.append("\n ")
+            length = 0
+        parts.append(part)
+        length += len(part)
+    return "".join(parts)

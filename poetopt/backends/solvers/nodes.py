@@ -1,0 +1,130 @@
+"""The contract for trees of relaxations: one model's relaxation, on its own, within bounds that change node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.formulations.rows import Row
+from poetopt.util.work import Work
+
+if TYPE_CHECKING:
+    from poetopt.backends.solvers.solver import DualProof, Point
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Vertex:
+    """The optimum of a relaxation; figures in the model's own units.
+
+    values, reduced
+        (n,) by column: the point, and its reduced costs.
+    basis
+        What a solve of a child begins from; only the nodes that gave it, and their twins, know what it is.
+    broken
+        How many rows it breaks that were left out: its objective is a bound all the same.
+    """
+
+    objective: float
+    values: Floats
+    reduced: Floats
+    basis: object
+    broken: int = 0
+
+
+class Nodes(Protocol):
+    """The relaxation of a session at one moment. Rows that come to it hold for all nodes alike.
+
+    The session goes on without it; both may be used at once, from different threads. One object is of one thread: for
+    another, there is `twin`.
+    """
+
+    work: Work
+    """Counts what is solved here and in twins."""
+
+    @property
+    def counts(self) -> int:
+        """How many of the n columns, the last ones, are counts: sums of others, in the order that was asked for."""
+        ...
+
+    @property
+    def integer(self) -> NDArray[np.bool_]:
+        """(n,) which columns are integers."""
+        ...
+
+    @property
+    def costs(self) -> Floats:
+        """(n,) of the columns."""
+        ...
+
+    @property
+    def lower(self) -> Floats:
+        """(n,) bounds of the columns, at the root."""
+        ...
+
+    @property
+    def upper(self) -> Floats:
+        """(n,) bounds of the columns, at the root."""
+        ...
+
+    def enter(self, lower: Floats, upper: Floats) -> None:
+        """Go to the node with these bounds, (n,) each."""
+        ...
+
+    def solve(self, basis: object, cutoff: float) -> Vertex | None:
+        """The relaxation at this node, or None where it has nothing below `cutoff`.
+
+        Rows may be left out of it. Those that the vertex breaks are there in the next solve without a basis.
+
+        basis
+            Of a vertex, where rows may have come since; None: where the last solve ended.
+
+        Raises StoppedError once `stop` was called, or where the solver can't tell.
+        """
+        ...
+
+    def proof(self) -> DualProof:
+        """What shows the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
+
+        Where that found nothing, costs and constant are 0 and multipliers a ray: they prove more than 0, which nothing
+        comes to. Rows of counts are among the rows.
+        """
+        ...
+
+    def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
+        """What the objective comes to with other bounds of one column, in a limited effort; and whether it is a bound.
+
+        A bound is never above what `solve` would come to; it may be below, where rows of the model were left out. inf,
+        as a bound, where nothing under `cutoff` is left. The node is as before afterwards.
+
+        Raises StoppedError once `stop` was called.
+        """
+        ...
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append rows found by separators."""
+        ...
+
+    def point(self, vertex: Vertex, integral: bool) -> Point:
+        """The vertex by Pyomo component."""
+        ...
+
+    def twin(self) -> Nodes:
+        """The same relaxation for one more thread.
+
+        Rows that come to one come to the other, `stop` stops both, and either takes the other's bases.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End the solve at work, and refuse all others. May be called from any thread."""
+        ...
+
+
+class StoppedError(Exception):
+    """A solve was told to stop: no answer, and no error that a user sees."""

@@ -1,0 +1,1 @@
+"""Commands of the program that stand in files of their own; `poetopt.cli.app` registers them."""

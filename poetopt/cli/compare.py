@@ -1,0 +1,231 @@
+"""`poetopt compare` and `poetopt pareto`: methods side by side, and energy against RAM."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from poetopt.cli import completion
+from poetopt.cli.completion import choices
+from poetopt.cli.console import check_outputs, say, write_json, write_text
+from poetopt.cli.options import (
+    AllowSymlinksOption,
+    BatchOption,
+    CsvOption,
+    DeadlineOption,
+    DeviceOption,
+    DimOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OutputOption,
+    RuntimeOption,
+    ShapeOption,
+    StraightThroughOption,
+    ThreadsOption,
+    TrainOption,
+    ValueOption,
+    reading,
+)
+from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
+
+if TYPE_CHECKING:
+    from poetopt.compare.compare import Comparison
+
+PictureOption = Annotated[
+    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
+]
+GapOption = Annotated[
+    str,
+    typer.Option(
+        "--gap", metavar="PERCENT", help="Stop a solve when its overhead is proven to be this close to the least."
+    ),
+]
+
+
+def compare(
+    model: ModelArgument,
+    device: DeviceOption,
+    runtime: RuntimeOption = None,
+    ram: Annotated[
+        str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
+    ] = "20%..100%/9",
+    methods: Annotated[
+        str,
+        typer.Option(metavar="all|A,B", help="The methods; all of them by default.", autocompletion=completion.methods),
+    ] = "all",
+    deadline: DeadlineOption = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
+    time_limit: Annotated[
+        str,
+        typer.Option(
+            metavar="TIME", help="For one solve, of methods with a proof; POET also gets what the others left."
+        ),
+    ] = "12s",
+    gap: GapOption = "0.1%",
+    threads: ThreadsOption = 0,
+    out: PictureOption = None,
+    csv: CsvOption = None,
+    plans: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Write every plan there, as METHOD-BUDGET.json, for `run`.")
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
+    import poetopt as po
+    from poetopt.api.models import read
+    from poetopt.util.files import check_folder
+
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    check_outputs([model], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
+    if plans is not None:
+        if not plans:
+            raise OptionError("--plans '': the name of the folder is empty; give one")
+        if os.path.exists(plans) and not os.path.isdir(plans):
+            raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
+        check_folder(plans)
+    with _told() as told:
+        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
+        problem = training.cost(device, runtime=runtime)
+        found = po.compare(
+            problem,
+            ram=ram,
+            methods=methods,
+            deadline=deadline,
+            time_limit=time_limit,
+            gap=gap,
+            threads=threads,
+            told=lambda name, budget: told(f"{name} at {budget:,} B"),
+        )
+    if plans is not None:
+        _save_plans(found, plans)
+    if out is not None:
+        from poetopt.report.plots import save_comparison
+
+        save_comparison(found, out)
+    from poetopt.report.comparison import comparison_csv, comparison_lines
+
+    if csv is not None:
+        write_text(comparison_csv(found), csv, option="--csv")
+    write_json(found.to_dict(), json)
+    say("\n".join(comparison_lines(found)), unless=[csv, json])
+    return 0
+
+
+def pareto(
+    model: ModelArgument,
+    device: DeviceOption,
+    runtime: RuntimeOption = None,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="ram|deadline",
+            help="What the energy is drawn against.",
+            autocompletion=choices("ram", "deadline"),
+        ),
+    ] = "ram",
+    ram: Annotated[
+        str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
+    ] = None,
+    points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
+    deadline: DeadlineOption = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new point after that.")] = "230s",
+    gap: GapOption = "2%",
+    threads: ThreadsOption = 0,
+    out: PictureOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
+    import poetopt as po
+    from poetopt.api.models import read
+    from poetopt.compare.deadlines import DeadlineFront
+    from poetopt.compare.interface import point_words
+
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    check_outputs([model], {"-o": out, "--json": json})
+    if against not in ("ram", "deadline"):
+        raise OptionError(f"--against {against}: must be ram or deadline")
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
+
+    with _told() as told:
+        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
+        problem = training.cost(device, runtime=runtime)
+        try:
+            front = po.pareto(
+                problem,
+                against="deadline" if against == "deadline" else "ram",
+                ram=ram,
+                points=points,
+                deadline=deadline,
+                time_limit=time_limit,
+                gap=gap,
+                threads=threads,
+                told=lambda limit, why: told(point_words(limit, why, against)),
+            )
+        except (InfeasibleError, NoScheduleError) as error:
+            if error.report is not None:
+                write_json(error.report, json)
+            raise
+    if out is not None:
+        from poetopt.report.plots import save_front
+
+        save_front(front, out)
+    from poetopt.report.fronts import deadline_lines, front_lines
+
+    write_json(front.to_dict(), json)
+    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=[json])
+    return 0
+
+
+def _save_plans(found: Comparison, folder: str) -> None:
+    from poetopt.plan import codec
+
+    os.makedirs(folder, exist_ok=True)
+    rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
+    for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
+        path = os.path.join(folder, f"{name}-{budget}.json")
+        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being worked on, where stderr is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _text: None
+        return
+    from rich.console import Console
+
+    begin = time.monotonic()
+    with Console(stderr=True).status("reading the model", spinner="dots") as status:
+        yield lambda text: status.update(f"{time.monotonic() - begin:.0f} s  {text}")

@@ -1,0 +1,84 @@
+"""What the shell completes: names that there are, for arguments and options that take one of them."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable
+
+Completion = Callable[[str], list[str]]
+SCOPES = ("auto", "depth:1", "depth:2", "depth:4", "depth:8", "depth:16", "needed", "forward", "full")
+"""Any depth may be asked for."""
+
+
+def choices(*names: str) -> Completion:
+    """Of a few fixed words."""
+    return lambda incomplete: _begin(incomplete, names)
+
+
+def devices(incomplete: str) -> list[str]:
+    """Names and aliases of the catalogue, and TOML files."""
+    from poetopt.devices.loading import aliases, names
+
+    return _begin(incomplete, (*names(), *sorted(aliases()))) + _files(incomplete, ".toml")
+
+
+def models(incomplete: str) -> list[str]:
+    """Networks of the zoo, and files of models."""
+    return networks(incomplete) + _files(incomplete, ".onnx", ".json")
+
+
+def networks(incomplete: str) -> list[str]:
+    """Networks of the zoo."""
+    from poetopt.zoo import names
+
+    return _begin(incomplete, names())
+
+
+def formulations(incomplete: str) -> list[str]:
+    """Installed formulations."""
+    from poetopt.formulations import names
+
+    return _begin(incomplete, names())
+
+
+def blocks(incomplete: str) -> list[str]:
+    """Blocks for `--with`, which take a value each."""
+    from poetopt.formulations.options import names
+
+    return _begin(incomplete, (f"{name}=" for name in names()))
+
+
+def runtimes(incomplete: str) -> list[str]:
+    """Runtimes that are known."""
+    from poetopt.ops.runtimes import names
+
+    return _begin(incomplete, names())
+
+
+def backends(incomplete: str) -> list[str]:
+    """Solvers, installed or not."""
+    from poetopt.backends.solvers.solver import names
+
+    return _begin(incomplete, names())
+
+
+def methods(incomplete: str) -> list[str]:
+    """Methods of `compare`: the last one of a list is completed."""
+    from poetopt.compare.baselines import names
+
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{name}" for name in _begin(last, ("all", *names()))]
+
+
+def _begin(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _files(incomplete: str, *endings: str) -> list[str]:
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    return [f"{path}{os.sep}" if os.path.isdir(path) else path for path in found if _fits(path, endings)]
+
+
+def _fits(path: str, endings: tuple[str, ...]) -> bool:
+    return os.path.isdir(path) or path.endswith(endings)

@@ -1,0 +1,266 @@
+"""What the command line has in common: messages, JSON, the live line, and one place where every error ends."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from poetopt.util import interrupts
+from poetopt.util import optional_deps as lacking
+from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
+from poetopt.util.files import check_writable, write_atomically
+from poetopt.util.plugins import culprit, failure, origin
+from poetopt.util.printable import escaped, shortened, shown
+from poetopt.util.progress import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.search.solution import Listener
+
+BROKEN_PIPE = 141
+"""What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
+ERASED = "\r\x1b[2K"
+"""To the start of a terminal's line, with nothing left in it."""
+_UNTOLD: list[OSError] = []
+"""Why what was to be said meanwhile could not be written."""
+LAYOUT = "\n\t"
+"""What text for people is laid out with."""
+
+
+def complain(message: str) -> None:
+    """One message on stderr."""
+    text = f"poetopt: {shortened(shown(message.strip(), keep=LAYOUT))}"
+    if sys.stderr.isatty():
+        from poetopt.report.layout import fitted
+
+        with suppress(OSError, ValueError):
+            text = fitted(text, os.get_terminal_size(sys.stderr.fileno()).columns)
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
+    """Lines for people on stdout, `unless` one of these outputs is `-`. What files say can't control the terminal."""
+    if "-" not in unless:
+        if sys.stdout.isatty():
+            from poetopt.report.layout import fitted, terminal_width
+
+            text = fitted(text, terminal_width())
+        print(shown(text, keep=LAYOUT))  # noqa: T201
+
+
+def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
+    """The same while something goes on: at once, and in place of the line that stands on a terminal's stderr.
+
+    Where it can't be written, the work goes on in silence, and the command's exit code says so at its end.
+    """
+    if sys.stderr.isatty():
+        sys.stderr.write(ERASED)
+        sys.stderr.flush()
+    try:
+        say(text, unless=unless)
+        sys.stdout.flush()
+    except OSError as error:
+        _UNTOLD.append(error)
+        _silence_stdout()
+
+
+def write_json(document: Mapping[str, object], target: str | None) -> None:
+    """The one object, to stdout (`-`), to a file, or nowhere. Raises OutputError."""
+    if target is None:
+        return
+    write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", target, option="--json")
+
+
+def write_text(text: str, target: str, *, option: str) -> None:
+    """A text to stdout (`-`) or, whole or not at all, to a file. Raises OutputError, which names the option."""
+    if target != "-":
+        write_atomically(target, text)
+        return
+    if sys.__stdout__ is None:
+        raise OutputError(f"{option} -: the standard output is closed; give a file")
+    sys.stdout.write(text)
+
+
+def check_outputs(
+    inputs: Sequence[str | None], outputs: Mapping[str, str | None], texts: Collection[str] = ("--json",)
+) -> None:
+    """Find out before the work whether the outputs can be written.
+
+    inputs
+        Files that are read: none of them may be overwritten.
+    outputs
+        Option -> path; `-` is stdout.
+    texts
+        Those of the options that may go to stdout.
+
+    Raises OutputError for a path that can't be written, OptionError for one that is named twice, and for what is no
+    text on stdout.
+    """
+    to_stdout = [option for option, path in outputs.items() if path == "-"]
+    for option in to_stdout:
+        if option not in texts:
+            raise OptionError(f"{option} -: it can't be written to the standard output; give a file")
+    if len(to_stdout) > 1:
+        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output as well; give a file for one")
+    taken = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
+    for option, path in outputs.items():
+        if path is None or path == "-":
+            continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise OptionError(f"{option} {path}: {taken[real]} already; give another path")
+        if Path(real).is_file() or not Path(real).exists():
+            taken[real] = f"is the file of {option}"
+        check_writable(path)
+
+
+@contextmanager
+def live_progress() -> Iterator[Listener | None]:
+    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    from poetopt.report.progress import progress_line
+
+    with Console(stderr=True).status("reading the model", spinner="dots") as status:
+        yield lambda progress: status.update(progress_line(progress))
+
+
+@contextmanager
+def doing(what: str) -> Iterator[Told]:
+    """What is being done, on a terminal's stderr, while the body runs, which may tell what comes next.
+
+    The line stands still in between: clocks are read meanwhile.
+    """
+    if not sys.stderr.isatty():
+        yield silent
+        return
+
+    def tell(text: str) -> None:
+        sys.stderr.write(f"{ERASED}{text} ...")
+        sys.stderr.flush()
+
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    try:
+        yield tell
+    finally:
+        sys.stderr.write(ERASED)
+        sys.stderr.flush()
+
+
+def own_the_process() -> None:
+    """Nothing but our own messages on stderr: no warnings or log lines of libraries, no traceback of a defect.
+
+    SIGTERM becomes what Ctrl-C is: commands clean up after themselves, and a solve ends with the best so far.
+    """
+    interrupts.install()
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    logging.disable()
+    sys.excepthook = _last_resort
+    _fill_streams()
+
+
+def _fill_streams() -> None:
+    """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers.
+
+    Where one is not in UTF-8, what its encoding lacks is written out as an escape.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    codecs.register_error("poetopt", escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="poetopt")
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
+    from typer import Abort
+
+    try:
+        code = command()
+        sys.stdout.flush()
+        if _UNTOLD:
+            raise _UNTOLD.pop(0)
+    except PoetError as error:
+        if interrupts.came() is not None and not isinstance(error, InfeasibleError):
+            return _stopped()  # what libraries make of an interrupt, an import that failed for one
+        if error.__cause__ is not None and os.environ.get("POETOPT_TRACEBACK"):
+            raise
+        complain(str(error))
+        return error.exit_code
+    except (KeyboardInterrupt, Abort):
+        return _stopped()
+    except BrokenPipeError:
+        _silence_stdout()
+        return BROKEN_PIPE
+    except OSError as error:
+        _silence_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        complain(f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk")
+        return OutputError.exit_code
+    except MemoryError:
+        complain("this machine has too little memory for it; give a smaller --batch or model")
+        return PoetError.exit_code
+    except RecursionError:
+        complain("the input is nested too deeply; check that it is a model of ordinary structure")
+        return PoetError.exit_code
+    except Exception as error:
+        if interrupts.came() is not None:
+            return _stopped()
+        lacks = lacking.told(error) if isinstance(error, ModuleNotFoundError) else None
+        if lacks is not None:
+            complain(lacks)
+            return BackendUnavailableError.exit_code
+        point = culprit(error.__traceback__)
+        if point is None or os.environ.get("POETOPT_TRACEBACK"):
+            raise
+        complain(f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows")
+        return PoetError.exit_code
+    return code
+
+
+def _stopped() -> int:
+    """Tell of the signal that ended the command; its exit code."""
+    interrupts.deafen()  # a second one must not cut the message off
+    number = interrupts.came() or signal.SIGINT
+    complain(interrupts.words(number))
+    return interrupts.CODES[number]
+
+
+def _silence_stdout() -> None:
+    """What is still buffered can't be written either: the interpreter must not try again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _last_resort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A defect of poetopt: still one message, with what a report of it needs. POETOPT_TRACEBACK=1 shows it all."""
+    if os.environ.get("POETOPT_TRACEBACK"):
+        sys.__excepthook__(kind, error, trace)
+        return
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
+    complain(
+        f"a defect in poetopt: {kind.__name__}: {error}{place}; please report it, with what POETOPT_TRACEBACK=1 shows"
+    )

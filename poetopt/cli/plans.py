@@ -1,0 +1,365 @@
+"""`poetopt run`, `poetopt emit`, `poetopt verify` and `poetopt show`: what is done with a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from poetopt.cli.completion import choices
+from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
+from poetopt.cli.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
+from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
+
+if TYPE_CHECKING:
+    from poetopt.plan.codec import PlanFile
+
+
+def run(
+    plan: PlanArgument,
+    model: PlanModelOption = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="The batch (or data set), by input names; default: random.")
+    ] = None,
+    dump: Annotated[
+        str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Train: take this many steps of gradient descent; a loss that diverges is told, with code 0, and "
+            "in C, where nothing can be compared then, with 5.",
+            min=1,
+        ),
+    ] = None,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")
+    ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|first|N",
+            help="Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from "
+            "the first on; default: the step, and with --steps nothing.",
+            autocompletion=choices("none", "first", "1"),
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
+            help="Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.",
+            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
+
+    The process that takes the steps holds the plan's memory, the interpreter and onnxruntime, and no more.
+    A plan of the runtime c is executed in C, on this machine or where --on says, and compared with the unscheduled step
+    on the same kernels and with onnxruntime; with --steps, that many steps are.
+    """
+    check_outputs([plan, model, data], {"--dump": dump, "--json": json})
+    if (steps is None) != (lr is None) or (momentum and steps is None):
+        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+    if on is not None:
+        check_on(on)
+        return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+    every = _every(check, steps)
+    read = {"model": model, "allow_symlinks": allow_symlinks, "data": data, "seed": seed}
+    try:
+        if steps is not None and lr is not None:
+            return _train(plan, read, workdir, steps, lr, momentum, every, dump, json)
+        if every is not None:
+            return _run_compared(plan, read, workdir, dump, json)
+        if dump is not None:
+            raise OptionError("--dump: it is written by the comparison; leave out --check none")
+        return _run_alone(plan, read, workdir, json)
+    except OtherRuntimeError:
+        on = "host"
+    return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+
+
+def _run_in_c(
+    plan: str,
+    model: str | None,
+    allow_symlinks: bool,
+    on: str,
+    steps: int | None,
+    lr: float | None,
+    momentum: float | None,
+    data: str | None,
+    dump: str | None,
+    seed: int,
+    workdir: str | None,
+    check: str | None,
+    json: str | None,
+) -> int:
+    import poetopt as po
+
+    if workdir is not None:
+        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
+    if check is not None:
+        raise OptionError("--check: a step in C is always compared; leave it out")
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if steps is not None and lr is not None:
+        return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
+    return _run_on(loaded, on, data, dump, seed, json)
+
+
+def _every(check: str | None, steps: int | None) -> int | None:
+    """Each how-manieth step is compared; None: none. Raises OptionError."""
+    if check in (None, "none"):
+        return 1 if check is None and steps is None else None
+    if check == "first":
+        return steps or 1
+    if not (check.isascii() and check.isdigit() and int(check) > 0):
+        raise OptionError(f"--check {check}: must be none, first, or a number from 1 on")
+    return int(check)
+
+
+def _train(
+    plan: str,
+    read: Mapping[str, Any],
+    workdir: str | None,
+    steps: int,
+    lr: float,
+    momentum: float | None,
+    every: int | None,
+    dump: str | None,
+    json: str | None,
+) -> int:
+    from poetopt.api.apart import prepared
+    from poetopt.api.plans import train
+
+    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as made:
+        ended = train(made, steps, lr, momentum=momentum, dump=dump, check=every, workdir=workdir, told=told)
+        from poetopt.report.execution import training_document, training_text
+
+        write_json(training_document(made.plan, ended), json)
+        text = training_text(made.plan, ended)
+    say(text, unless=[json])
+    if not ended.ok:
+        raise ExecutionError(ended.message)
+    return 0
+
+
+def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: str | None) -> int:
+    from poetopt.api.apart import prepared
+    from poetopt.backends.onnxruntime.executor import run_alone
+
+    with doing("executing the plan") as told, prepared(plan, **read, told=told) as made:
+        alone = run_alone(made, workdir=workdir, told=told)
+        from poetopt.report.execution import alone_document, alone_text
+
+        text = alone_text(made.plan, alone)
+    write_json(alone_document(alone), json)
+    say(text, unless=[json])
+    return 0
+
+
+def _run_compared(plan: str, read: Mapping[str, Any], workdir: str | None, dump: str | None, json: str | None) -> int:
+    from poetopt.api.apart import compared
+    from poetopt.backends.onnxruntime.executor import run_alone
+
+    what = "executing the plan and ordinary training, and measuring both"
+    with doing(what) as told, compared(plan, **read, dump=dump, workdir=workdir, told=told) as (made, found):
+        alone = run_alone(made, workdir=workdir, told=told)
+        from poetopt.report.execution import alone_document, alone_rows
+        from poetopt.report.layout import table
+    write_json({**found.document, **alone_document(alone)}, json)
+    say(table(found.title, [*found.rows, *alone_rows(alone)]), unless=[json])
+    if found.message:
+        raise ExecutionError(found.message)
+    if wrong := [name for name, value in found.digests.items() if alone.digests[name] != value]:
+        raise ExecutionError(
+            f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
+            "please report it with the plan file"
+        )
+    return 0
+
+
+def check_on(on: str) -> None:
+    """Raise OptionError where `--on` names nothing that a step can be run on."""
+    from poetopt.backends.c.targets import target
+
+    target(on, "--on")
+
+
+def _run_on(loaded: PlanFile, on: str, data: str | None, dump: str | None, seed: int, json: str | None) -> int:
+    from poetopt.api.on_device import execute_on
+    from poetopt.report.on_device import device_document, device_text
+
+    with doing(f"compiling the step for {on} and running it") as told:
+        execution = execute_on(loaded, on, data=data, dump=dump, seed=seed, told=told)
+    write_json(device_document(loaded.plan, execution), json)
+    say(device_text(loaded.plan, execution), unless=[json])
+    if not execution.ok:
+        raise ExecutionError(execution.message)
+    return 0
+
+
+def _train_on(
+    loaded: PlanFile,
+    on: str,
+    steps: int,
+    lr: float,
+    momentum: float | None,
+    data: str | None,
+    dump: str | None,
+    seed: int,
+    json: str | None,
+) -> int:
+    from poetopt.api.on_device import train_on
+    from poetopt.report.on_device import device_training_document, device_training_text
+
+    with doing(f"compiling {steps:,} steps for {on} and running them") as told:
+        ended = train_on(loaded, on, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, told=told)
+    write_json(device_training_document(loaded.plan, ended), json)
+    say(device_training_text(loaded.plan, ended), unless=[json])
+    if not ended.ok:
+        raise ExecutionError(ended.message)
+    return 0
+
+
+def emit(
+    plan: PlanArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="DIR", help="Write the folder there.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
+            help="What it is for: start-up and linker script come with a Cortex-M.",
+            autocompletion=choices("linux", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = "linux",
+    schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="code|table",
+            help="The plan as calls, or as bytes that are decoded.",
+            autocompletion=choices("code", "table"),
+        ),
+    ] = "code",
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="flash|storage",
+            help="Where the first values of the parameters are.",
+            autocompletion=choices("flash", "storage"),
+        ),
+    ] = "flash",
+    model: PlanModelOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
+    import poetopt as po
+    from poetopt.api.on_device import emit as write
+    from poetopt.report.on_device import emitted_text
+
+    check_outputs([plan, model], {"--json": json})
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights)
+    write_json(emitted.to_dict(), json)
+    say(emitted_text(loaded.plan, emitted), unless=[json])
+    return 0
+
+
+def verify(
+    plan: PlanArgument,
+    bound: Annotated[
+        bool,
+        typer.Option("--bound", help="Prove its bound again, in exact arithmetic, by branching where it takes it."),
+    ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Code 5 unless all that is claimed was computed again or proven; does --bound where that takes it.",
+        ),
+    ] = False,
+    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Time for proving the bound.")] = "60s",
+    model: PlanModelOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE", help="The device, where its file is no longer where the plan says."),
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The profile that the plan was solved with.")
+    ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
+
+    A figure of the file that isn't the one computed again is code 5. What isn't there is listed as taken from the file.
+    --bound proves the bound again, without the solver's word.
+    """
+    from poetopt.api.verification import verify as check
+    from poetopt.util.units import parse_time
+
+    check_outputs([plan, model, profile], {"--json": json})
+    if no_model and model is not None:
+        raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
+    if no_model and (device is not None or profile is not None):
+        raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
+    with doing("checking the plan and proving its bound again" if bound or strict else "checking the plan"):
+        found = check(
+            plan,
+            bound=bound,
+            strict=strict,
+            time_limit_s=parse_time(time_limit, option="--time-limit"),
+            model=model,
+            device=device,
+            profile=profile,
+            compare_model=not no_model,
+            allow_symlinks=allow_symlinks,
+        )
+    write_json(found.to_dict(), json)
+    say(str(found), unless=[json])
+    if found.differs or (strict and not found.whole):
+        raise ExecutionError(f"{plan}: {found.doubts}; solve it again")
+    return 0
+
+
+def show(
+    plan: PlanArgument,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE|-", help="Write it there; - is stdout.")
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="html|png|svg|txt|trace",
+            help="Default: by the suffix of FILE, else html.",
+            autocompletion=choices("html", "png", "svg", "txt", "trace"),
+        ),
+    ] = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    json: JsonOption = None,
+) -> int:
+    """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
+    from poetopt.report.show import show as display
+
+    check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
+    shown = display(plan, out=out, form=form, browse=not no_open)
+    if out == "-":
+        write_text(f"{shown}\n", out, option="-o")
+    write_json(shown.to_dict(), json)
+    say(str(shown), unless=[out, json])
+    return 0

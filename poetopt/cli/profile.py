@@ -1,0 +1,156 @@
+"""`poetopt profile`: measure this machine, or take in measurements of a board."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from poetopt.cli.completion import choices
+from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
+from poetopt.cli.options import (
+    AllowSymlinksOption,
+    BatchOption,
+    DimOption,
+    JsonOption,
+    LossOption,
+    ModelArgument,
+    OptimizerOption,
+    OutputOption,
+    ShapeOption,
+    StraightThroughOption,
+    TrainOption,
+    ValueOption,
+    reading,
+)
+from poetopt.util.errors import ModelError, OptionError
+
+
+def check_modelled(on: str) -> None:
+    """Raise OptionError where `--on` names no core whose cycles are modelled."""
+    from poetopt.backends.c.tracing import core
+
+    core(on)
+
+
+def profile(
+    model: ModelArgument,
+    out: Annotated[
+        str,
+        typer.Option(
+            "-o", "--out", metavar="FILE.toml", help="Write it there, merged into one of the same machine; - is stdout."
+        ),
+    ] = "profile.toml",
+    from_csv: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: take a board's figures from there.")
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: write a CSV file to fill in.")
+    ] = None,
+    power: Annotated[
+        str | None,
+        typer.Option(metavar="WATTS", help="What computing draws over idling, where no counter can be read: 3W, 90mW."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="cortex-m0plus|cortex-m4|cortex-m7",
+            help="Measure nothing: count instructions in C on an emulated core, and model their time.",
+            autocompletion=choices("cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = None,
+    clock: Annotated[
+        str | None, typer.Option(metavar="FREQUENCY", help="With --on: the core's; default: 64MHz, M0+ 48, M7 216.")
+    ] = None,
+    optimizer: OptimizerOption = "none",
+    dma: Annotated[bool, typer.Option("--dma", help="With --from-csv: transfers run beside the board's CPU.")] = False,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Measure the storage there; default: a temporary folder.")
+    ] = None,
+    batch: BatchOption = None,
+    train: TrainOption = None,
+    dims: DimOption = None,
+    shapes: ShapeOption = None,
+    values: ValueOption = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    loss: LossOption = "auto",
+    output: OutputOption = None,
+    straight_through: StraightThroughOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Measure this machine with a model, for `solve --profile`: operators, storage, energy.
+
+    With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
+    """
+    import poetopt as po
+    from poetopt.api.models import read
+    from poetopt.devices.profile import load_profile
+    from poetopt.devices.profile_csv import from_csv as read_csv
+    from poetopt.devices.profile_csv import template as empty_csv
+    from poetopt.report.profile import instructions_text, profile_document, profile_text
+    from poetopt.util.units import parse_frequency, parse_watts
+
+    power_w = None if power is None else parse_watts(power, option="--power")
+    if template is not None and from_csv is not None:
+        raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
+    if dma and from_csv is None:
+        raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
+    others = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
+    given = next((name for name, value in others.items() if value is not None), None)
+    if on is not None and given is not None:
+        raise OptionError(
+            f"--on, {given}: an emulated core has no power or storage, and takes no file; give one of both"
+        )
+    if on is not None:
+        check_modelled(on)
+    if on is None and (clock or optimizer != "none"):
+        raise OptionError(
+            "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
+        )
+    clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
+    options = reading(batch, train, dims, shapes, values, allow_symlinks)
+    check_outputs(
+        [model, from_csv],
+        {"--template": template, "--json": json} | ({} if template else {"-o": out}),
+        texts=("-o", "--template", "--json"),
+    )
+    training = read(model, options).differentiate(
+        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer
+    )
+    if not isinstance(training, po.Training):
+        raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
+    if template is not None:
+        text = empty_csv(training.graph)
+        rows = text.count("\n") - 1
+        write_text(text, template, option="--template")
+        write_json({"template": template, "rows": rows}, json)
+        say(f"{template}: {rows} rows to fill in; then --from-csv {template}", unless=[template, json])
+        return 0
+    older = load_profile(out) if out != "-" and os.path.isfile(out) and os.path.getsize(out) else None
+    emulated = None
+    if on is not None:
+        training = training.on("c")
+        with doing(f"counting instructions on {on}") as told:
+            emulated = training.profile_on(on, clock_hz=clock_hz, told=told)
+        found = emulated.profile
+    elif from_csv is not None:
+        found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
+    else:
+        from poetopt.backends.onnxruntime.profiling import machine
+
+        if older is not None:  # before the seconds that measuring takes
+            older.check_machine(machine(), out)
+        with doing("measuring each kind of operator, and the storage"):
+            found = training.profile(power_w=power_w, workdir=workdir)
+    if older is not None:
+        older.check_machine(found.about.get("machine"), out)
+    merged = found if older is None else older.merged(found)
+    write_text(merged.text(), out, option="-o")
+    document = profile_document(training.graph, found, merged)
+    write_json(document | ({} if emulated is None else emulated.to_dict()), json)
+    say(profile_text(training.graph, found, merged, out), unless=[out, json])
+    if emulated is not None:
+        say(instructions_text(emulated), unless=[out, json])
+    return 0

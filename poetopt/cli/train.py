@@ -1,0 +1,252 @@
+"""`poetopt train`: epochs by a plan, checkpoints, and the trained network as ONNX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from poetopt.autodiff.optimizers import CLIP, NAMES
+from poetopt.cli.completion import choices
+from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
+from poetopt.cli.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
+from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
+
+if TYPE_CHECKING:
+    from poetopt.api.trainer import Trainer
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.training.result import Position, Trained
+    from poetopt.util.progress import Told
+
+
+def train(
+    plan: PlanArgument,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.npz|FILE.csv|FOLDER",
+            help="Arrays by input names, a table, a folder of .npz files, or of a folder of images for each class.",
+        ),
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAINED.onnx", help="Write the trained network there.")],
+    epochs: Annotated[int, typer.Option(metavar="E", help="How often all of the data is gone through.", min=1)] = 1,
+    lr: Annotated[float | None, typer.Option(metavar="X", help="The learning rate; default: 0.001.")] = None,
+    lr_schedule: Annotated[
+        str,
+        typer.Option(
+            metavar="constant|cosine|step:EPOCHS:FACTOR",
+            help="How it changes: step:10:0.1 takes a tenth every ten epochs.",
+            autocompletion=choices("constant", "cosine", "step:10:0.1"),
+        ),
+    ] = "constant",
+    momentum: Annotated[float | None, typer.Option(metavar="M", help="The momentum, where there is one.")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(metavar="W", help="The weight decay; default: the optimizer's.")
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="none|sgd|momentum|adam|adamw",
+            help="The one that the plan has: it is part of the plan's step (solve --optimizer).",
+            autocompletion=choices(*NAMES),
+        ),
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(metavar="K", help="Sum gradients over K steps; of a plan without --optimizer.", min=1)
+    ] = 1,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="C", help="Bound the norm of all gradients; of a plan whose step clips, or ends with them."
+        ),
+    ] = None,
+    batch_order: Annotated[
+        str,
+        typer.Option(
+            metavar="shuffle|sequential",
+            help="Order of the rows; shuffled anew in each epoch, by --seed.",
+            autocompletion=choices("shuffle", "sequential"),
+        ),
+    ] = "shuffle",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the order.", min=0)] = 0,
+    validate: Annotated[
+        str | None, typer.Option(metavar="FILE|FOLDER", help="Data to evaluate after each epoch.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Keep the two newest checkpoints there.")
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="A checkpoint every N steps; one after each epoch comes anyway.", min=1),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the newest checkpoint, if there is one, to the same bits; the data must be the same.",
+        ),
+    ] = False,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Compare a step with ordinary training first, bit by bit, in a process of its own."
+        ),
+    ] = False,
+    model: PlanModelOption = None,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
+            help="Train in C by a plan of the runtime c, on this machine or an emulated board, and compare with "
+            "onnxruntime's losses and parameters.",
+            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
+        ),
+    ] = None,
+    allow_symlinks: AllowSymlinksOption = False,
+    json: JsonOption = None,
+) -> int:
+    """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
+
+    Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
+    is written are the parameters that came out of it.
+    """
+    from poetopt.report.trained import epoch_text, trained_document, trained_text
+
+    check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
+    if on is not None:
+        others = {
+            "--accumulate": accumulate > 1, "--validate": validate is not None, "--checkpoint": checkpoint is not None,
+            "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
+        }  # fmt: skip
+        if asked := next((name for name, given in others.items() if given), None):
+            raise OptionError(
+                f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
+                "onnxruntime, leave it out"
+            )
+        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
+        course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
+        return _train_in_c(plan, on, data, out, said, course, optimizer, model, allow_symlinks, json)
+
+    def after_epoch(position: Position, of: int) -> None:
+        say_meanwhile(epoch_text(position, of), unless=[json])
+
+    with ExitStack() as stack:
+        told = stack.enter_context(doing("reading the plan and its model"))
+        made = stack.enter_context(_prepared(plan, model, allow_symlinks, workdir, check, validate is not None, told))
+        check_outputs([made.graph.source], {"-o": out})
+        check_optimizer(made.graph.optimizer, optimizer, plan)
+        from poetopt.api.trainer import Trainer
+
+        trainer = stack.enter_context(
+            Trainer(
+                made, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
+                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir,
+                allow_symlinks=allow_symlinks, told=told,
+            )
+        )  # fmt: skip
+        trainer.check_export(out)
+        ended = trainer.fit(
+            data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
+            resume=resume, after_epoch=after_epoch, noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
+        )  # fmt: skip
+        told("writing the trained network")
+        try:
+            trainer.export(out)
+        except OutputError as error:
+            raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
+        graph = trainer.graph
+    write_json(trained_document(graph, ended, out), json)
+    say(trained_text(graph, ended, out), unless=[json])
+    return 0
+
+
+def _kept(trainer: Trainer, ended: Trained) -> str:
+    """Where the trained parameters are, though they couldn't be written as ONNX."""
+    if ended.checkpoint:
+        return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
+    import tempfile
+
+    try:
+        kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
+    except OSError as error:
+        return f"What was trained couldn't be kept elsewhere either ({error}): give --checkpoint FOLDER"
+    return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
+
+
+def _train_in_c(
+    plan: str,
+    on: str,
+    data: str,
+    out: str,
+    said: Mapping[str, float | None],
+    course: Mapping[str, Any],
+    optimizer: str | None,
+    model: str | None,
+    allow_symlinks: bool,
+    json: str | None,
+) -> int:
+    import poetopt as po
+    from poetopt.cli.plans import check_on
+    from poetopt.report.on_device import device_fit_document, device_fit_text
+
+    check_on(on)
+    given = {name: value for name, value in said.items() if value is not None}
+    with doing("reading the plan and its model") as told:
+        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        graph = loaded.plan.problem.graph
+        if graph is not None:
+            check_outputs([graph.source], {"-o": out})
+            check_optimizer(graph.optimizer, optimizer, plan)
+        told(f"compiling the steps for {on} and running them")
+        ended = po.fit_on(
+            loaded, on, data, hyperparameters=given, out=out, model=model, allow_symlinks=allow_symlinks, told=told,
+            **course,
+        )  # fmt: skip
+    write_json(device_fit_document(loaded.plan, ended, out), json)
+    say(device_fit_text(loaded.plan, ended, out), unless=[json])
+    if not ended.steps.ok:
+        raise ExecutionError(ended.steps.message)
+    return 0
+
+
+@contextmanager
+def _prepared(
+    plan: str, model: str | None, allow_symlinks: bool, workdir: str | None, check: bool, evaluates: bool, told: Told
+) -> Iterator[Prepared]:
+    """The step, made ready in a process of its own, and compared with ordinary training there where that is asked."""
+    from poetopt.api import apart
+
+    try:
+        if not check:
+            with apart.prepared(
+                plan, model=model, allow_symlinks=allow_symlinks, evaluates=evaluates, told=told
+            ) as made:
+                yield made
+            return
+        with apart.compared(plan, model=model, allow_symlinks=allow_symlinks, workdir=workdir, told=told) as (
+            made,
+            found,
+        ):
+            if found.message:
+                raise ExecutionError(found.message)
+            yield made
+    except OtherRuntimeError as error:
+        raise PlanError(
+            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; add --on host, or solve with "
+            "--runtime onnxruntime"
+        ) from error
+
+
+def check_optimizer(has: str, asked: str | None, plan: str) -> None:
+    """Raise OptionError where another optimizer is asked for than the plan's step has."""
+    if asked is None or asked == has:
+        return
+    what = "ends with gradients, and descent with --momentum follows it" if has == "none" else f"updates by {has}"
+    remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
+    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")

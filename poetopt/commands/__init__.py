@@ -1,1 +1,0 @@
-"""Commands of the program that stand in files of their own; `poetopt.cli` registers them."""

@@ -1,0 +1,93 @@
+"""How a heuristic's candidates become its answer: simulated, laid out, and the cheapest that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, lay_out_within
+from poetopt.plan.normalize import normalize
+from poetopt.plan.schedule import Schedule
+from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
+from poetopt.util.errors import NoScheduleError, PlanError
+from poetopt.util.units import show_limit
+
+LAYOUTS = 12
+"""How many of the cheapest candidates are laid out before the method gives up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a method may be told beside the RAM budget.
+
+    deadline_s
+        Bound on the makespan, or None.
+    time_limit_s, gap, threads
+        Of the methods that solve an integer program; see `poetopt.search.solution.Options`.
+    scope
+        Of the same.
+    """
+
+    deadline_s: float | None = None
+    time_limit_s: float = 60.0
+    gap: float = 1e-3
+    threads: int = 0
+    scope: str = "auto"
+
+
+DEFAULTS = Settings()
+
+
+def cheapest(
+    problem: Problem, ram_bytes: int, candidates: Iterable[Schedule | Plan], settings: Settings = DEFAULTS
+) -> Plan:
+    """The candidate of least energy (then time) that keeps the budget and the deadline, laid out in the budget.
+
+    Candidates are normalized first. Ones that the simulator refuses don't count. Raises NoScheduleError, with what
+    came closest, where none is left.
+    """
+    found: list[tuple[float, float, int, int, Plan]] = []
+    leanest: Simulation | None = None
+    fastest: Simulation | None = None
+    refusal = ""
+    problem = problem.within(ram_bytes)
+    for index, candidate in enumerate(candidates):
+        plan = plan_of(problem, candidate) if isinstance(candidate, Schedule) else candidate
+        try:
+            simulate(plan)
+        except PlanError as error:
+            refusal = refusal or str(error)
+            continue
+        plan = normalize(plan)
+        simulation = simulate(plan)
+        if leanest is None or simulation.peak_bytes < leanest.peak_bytes:
+            leanest = simulation
+        if simulation.peak_bytes > ram_bytes:
+            continue
+        if fastest is None or simulation.makespan_s < fastest.makespan_s:
+            fastest = simulation
+        limit = settings.deadline_s
+        if limit is not None and simulation.makespan_s > limit * (1 + RELATIVE_TOLERANCE):
+            continue
+        found.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
+    for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:LAYOUTS]:
+        laid_out = lay_out_within(plan, ram_bytes - problem.reserve_bytes)
+        if arena_bytes(laid_out) + problem.reserve_bytes <= ram_bytes:
+            return laid_out
+    if leanest is None:
+        raise NoScheduleError(f"it made no valid plan: {refusal}" if refusal else "it made no plan")
+    if leanest.peak_bytes > ram_bytes:
+        raise NoScheduleError(
+            f"its leanest plan needs {leanest.peak_bytes:,} bytes, {leanest.peak_bytes - ram_bytes:,} over the budget"
+            + (f"; others are not valid: {refusal}" if refusal else "")
+        )
+    if found:
+        raise NoScheduleError("its plans keep the budget, but their buffers could not be laid out within it")
+    assert fastest is not None
+    raise NoScheduleError(
+        f"its plans that keep the budget take {show_limit(fastest.makespan_s, 's')}, more than the deadline of "
+        f"{settings.deadline_s:.6g} s"
+    )

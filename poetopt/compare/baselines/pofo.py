@@ -1,0 +1,208 @@
+"""POFO: rematerialization and offloading of a chain together (Beaumont, Eyraud-Dubois, Shilova, NeurIPS 2021,
+"Efficient combination of rematerialization and offloading for training DNNs").
+
+Going forward, the chain's blocks are taken one by one: F_all(i) keeps the tape of block i to its backward pass;
+F_ck(i), F_none(i+1..j-1) keeps only state i, and runs [i, j) again in the backward pass by the optimal schedule
+within RAM (`poetopt.compare.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves RAM as
+the channel has time, and comes back before it is needed. The dynamic programme goes over (i, A, df, db): the next
+block, the bytes kept, the bytes that wait to leave, and the bytes that have to come back; the backward pass is the
+forward pass in a mirror. A move's cost is the seconds that run again and the idle time of both passes,
+
+    (eps_f + eps_b) / bandwidth,        eps: by how much the pass exceeds the RAM,
+
+for which the CPU waits until the channel has moved as much. Bytes are in LEVELS steps of the budget.
+
+It assumes a chain, one transfer channel beside the CPU, and page-outs only on the way forward. A general graph
+becomes the chain of its segments between articulation points. The programme's bytes and idle times are estimates for
+such segments: it is solved for several budgets around the given one, as are the purely in-RAM schedules that it
+contains (those of Revolve among them), and the cheapest plan that fits is the answer. Without DMA the bandwidth
+counts all the same, and transfers are then serial in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.compare.baselines.chain import Chain, chain_of
+from poetopt.compare.baselines.prefetch import with_prefetch
+from poetopt.compare.baselines.reversal import Reversals, room_of
+from poetopt.compare.baselines.revolve import by_bytes
+from poetopt.compare.baselines.revolve import schedules as revolve
+from poetopt.graph.problem import Problem
+from poetopt.plan.instructions import Plan
+from poetopt.plan.schedule import Schedule
+
+LEVELS = 14
+"""Units of RAM in the programme's states."""
+BUDGETS = (1.0, 1.15, 0.9, 1.3, 0.8)
+"""Shares of the budget that the programme is solved for."""
+BLOCKS = 40
+"""A checkpointed block takes at most this many segments."""
+
+
+def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """The cheapest over all budgets of the programme. Raises NoScheduleError where none fits."""
+    return cheapest(problem, ram_bytes, _candidates(chain_of(problem), ram_bytes), settings)
+
+
+def _candidates(chain: Chain, ram_bytes: int) -> Iterator[Schedule]:
+    room = room_of(chain, ram_bytes)
+    yield from revolve(chain, ram_bytes)
+    yield from by_bytes(chain, room, tapes=True)
+    if not chain.problem.paging or room <= 0:
+        return
+    tables = Reversals(chain, int(room * max(BUDGETS)), tapes=True, levels=100)
+    for share in BUDGETS:
+        found = Programme(chain, tables, int(room * share)).schedule()
+        if found is not None:
+            yield from with_prefetch(chain.problem, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """Segments first..end-1: a tape (`again` False) or a checkpoint; its state offloaded or not."""
+
+    first: int
+    end: int
+    again: bool
+    offload: bool
+
+
+class Programme:
+    """The dynamic programme for one budget, solved backwards from the end of the chain."""
+
+    def __init__(self, chain: Chain, tables: Reversals, room_bytes: int) -> None:
+        self.chain, self.tables = chain, tables
+        self.unit = max(1, -(-room_bytes // LEVELS))
+        self.shape = (LEVELS + 1,) * 3
+        size, problem = tables.size, chain.problem
+        self.size = size
+        moved = [problem.nbytes(state) for state in chain.boundary]
+        seconds = [sum(problem.tensors[i].page_out_s for i in state) for state in chain.boundary]
+        # Where transfers take no time, next to none: the arithmetic stays finite.
+        self.bandwidth = (sum(moved) or 1) / (sum(seconds) or 1e-12)
+        times = [operator.time_s for operator in problem.operators]
+        starts = [*chain.backward_start, len(problem.operators)]
+        self.forward_s = np.array(chain.cost(times))
+        self.backward_s = np.array(
+            [sum(times[starts[k] : len(times) if k == 0 else starts[k - 1]]) for k in range(len(chain))]
+        )
+        self.power = _power(chain)
+        count = len(chain)
+        self.value = np.full((count + 1, *self.shape), np.inf)
+        self.value[count] = 0.0
+        self.move: list[list[_Move]] = [[] for _ in range(count)]
+        self.choice = np.zeros((count + 1, *self.shape), dtype=np.int32)
+        for i in range(count - 1, -1, -1):
+            self._solve(i)
+
+    def _solve(self, i: int) -> None:
+        kept, leaving, returning = np.indices(self.shape)
+        best = np.full(self.shape, np.inf)
+        choice = np.zeros(self.shape, dtype=np.int32)
+        for j in range(i + 1, min(len(self.chain), i + BLOCKS) + 1):
+            for again in (False, True) if j == i + 1 else (True,):
+                if again and i == len(self.chain) - 1:
+                    continue
+                for offload in (False, True) if i else (False,):
+                    move = _Move(i, j, again, offload)
+                    total = self._cost(move, kept, leaving, returning)
+                    better = total < best
+                    if better.any():
+                        choice[better] = len(self.move[i])
+                        best = np.where(better, total, best)
+                        self.move[i].append(move)
+        self.value[i], self.choice[i] = best, choice
+
+    def _cost(self, move: _Move, kept: np.ndarray, leaving: np.ndarray, returning: np.ndarray) -> np.ndarray:
+        """Seconds of a move and of all that follows it, for every state."""
+        i, j, size, unit = move.first, move.end, self.size, self.unit
+        state = self._units(size.state[i])
+        taped = 0 if move.again else self._units(size.tape[i])
+        stays = kept + taped + (0 if move.offload else state)
+        if move.again:
+            forward = max(size.pass_peak[k] + (size.state[k] if k > i else 0) for k in range(i, j))
+            # What is kept beside is in units; the reversal within RAM has what is left.
+            left = (LEVELS - kept - state - returning) * unit
+            level = np.clip(left // self.tables.unit, -1, self.tables.top)
+            joules = np.where(level >= 0, self.tables.C[i, j, np.maximum(level, 0)], np.inf)
+            seconds = joules / self.power
+            backward = 0
+        else:
+            forward = size.full_peak[i]
+            seconds = np.zeros(self.shape)
+            backward = size.backward_peak[i]
+        excess_f = np.maximum(0, kept + leaving + state + self._units(forward) - LEVELS)
+        excess_b = np.maximum(0, kept + returning + state + self._units(backward) - LEVELS) if not move.again else 0
+        # What has to leave for the pass must be waiting to leave.
+        possible = (excess_f <= leaving) & (excess_b <= returning) & (stays <= LEVELS)
+        idle = (excess_f + excess_b) * unit / self.bandwidth
+        through_f = float(self.forward_s[i:j].sum()) * self.bandwidth / unit
+        through_b = float(self.backward_s[i:j].sum()) * self.bandwidth / unit
+        out = state if move.offload else 0
+        leaves = np.maximum(0, np.ceil(leaving - excess_f + out - through_f)).astype(np.int64)
+        returns = np.maximum(0, np.ceil(returning - excess_b + out - through_b)).astype(np.int64)
+        possible &= (leaves <= LEVELS) & (returns <= LEVELS)
+        following = self.value[j, np.minimum(stays, LEVELS), np.minimum(leaves, LEVELS), np.minimum(returns, LEVELS)]
+        return np.where(possible, seconds + idle + following, np.inf)
+
+    def _units(self, nbytes: int) -> int:
+        # To the nearest: errors up and down cancel, and the simulator decides.
+        return int(nbytes / self.unit + 0.5)
+
+    def schedule(self) -> Schedule | None:
+        """The recomputes and page-ins of the best moves, or None where there are none."""
+        if not np.isfinite(self.value[0, 0, 0, 0]):
+            return None
+        chain, problem, last = self.chain, self.chain.problem, self.chain.problem.last_forward
+        i, kept, leaving, returning = 0, 0, 0, 0
+        runs: set[tuple[int, int]] = set()
+        offloaded: list[int] = []
+        while i < len(chain):
+            move = self.move[i][int(self.choice[i, kept, leaving, returning])]
+            state = self._units(self.size.state[i])
+            if move.offload:
+                offloaded += chain.boundary[i]
+            if move.again:
+                left = (LEVELS - kept - state - returning) * self.unit
+                runs.update(self.tables.interval(i, move.end, self.tables.level(left)))
+            kept, leaving, returning = self._after(move, kept, leaving, returning)
+            i = move.end
+        reads: dict[int, int] = {}
+        for tensor in offloaded:
+            stages = [reader for reader in problem.readers[tensor] if reader > last]
+            stages += [stage for stage, operator in runs if tensor in problem.operators[operator].inputs]
+            if stages:
+                reads[tensor] = min(stages)
+        return Schedule(frozenset(runs), frozenset((stage, tensor) for tensor, stage in reads.items()))
+
+    def _after(self, move: _Move, kept: int, leaving: int, returning: int) -> tuple[int, int, int]:
+        """The state behind a move, as in `_cost`."""
+        size, i, j = self.size, move.first, move.end
+        state = self._units(size.state[i])
+        stays = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)
+        if move.again:
+            forward = max(size.pass_peak[k] + (size.state[k] if k > i else 0) for k in range(i, j))
+            excess_b = 0
+        else:
+            forward = size.full_peak[i]
+            excess_b = max(0, kept + returning + state + self._units(size.backward_peak[i]) - LEVELS)
+        excess_f = max(0, kept + leaving + state + self._units(forward) - LEVELS)
+        out = state if move.offload else 0
+        through_f = float(self.forward_s[i:j].sum()) * self.bandwidth / self.unit
+        through_b = float(self.backward_s[i:j].sum()) * self.bandwidth / self.unit
+        leaves = max(0, int(np.ceil(leaving - excess_f + out - through_f)))
+        returns = max(0, int(np.ceil(returning - excess_b + out - through_b)))
+        return stays, leaves, returns
+
+
+def _power(chain: Chain) -> float:
+    """Watts, on average: the tables of reversals are in joules, the programme in seconds."""
+    operators = chain.problem.operators
+    seconds = sum(operator.time_s for operator in operators)
+    joules = sum(operator.energy_j for operator in operators)
+    return joules / seconds if seconds > 0 and joules > 0 else 1.0

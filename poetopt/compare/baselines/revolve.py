@@ -1,0 +1,144 @@
+"""Revolve: binomial checkpointing of a chain (Griewank & Walther 2000, algorithm 799).
+
+Reversing l steps from a state that holds one of s slots takes p(l, s) further steps:
+
+    p(1, s) = 0,    p(l, 1) = l (l - 1) / 2,    p(l, s) = min over 1 <= k < l of  k + p(l - k, s - 1) + p(k, s)
+
+advance k steps, keep the state there, reverse what lies behind it with a slot less, come back and reverse the k steps
+with all slots again. It assumes a chain of equal steps and equal states. Here a step is a segment of the forward
+graph between two articulation points (`poetopt.compare.baselines.chain`), and its length its joules: the recurrence is solved
+for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which is the same where
+they are equal. s is swept over 1..l. Where states differ in size slots have to be weighed: the same recurrence is
+solved with bytes in place of slots too (`poetopt.compare.baselines.reversal`, keeping states only). The cheapest plan that
+fits is the answer.
+
+The state behind an interval is in RAM when the interval's turn comes, because the last reversed step has read it. It
+can be dropped and made again, as the original does, or held: where the interval is one step long (which takes no more
+room) or always. All three are tried. Graph inputs and what can't be recomputed stay in RAM to their last read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.compare.baselines.chain import Chain, chain_of
+from poetopt.compare.baselines.reversal import Reversals, room_of
+from poetopt.graph.problem import Problem
+from poetopt.plan.instructions import Plan
+from poetopt.plan.schedule import Schedule
+
+MARGIN = 0.25
+"""Budgets within this share of the given one are tried."""
+
+
+class Hold(IntEnum):
+    """When the state behind an interval is held rather than made again."""
+
+    NEVER = 0
+    SINGLE = 1
+    ALWAYS = 2
+
+
+def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """The cheapest over all numbers of slots. Raises NoScheduleError where none fits."""
+    return cheapest(problem, ram_bytes, schedules(chain_of(problem), ram_bytes), settings)
+
+
+def schedules(chain: Chain, ram_bytes: int) -> Iterator[Schedule]:
+    """The schedules of all numbers of slots, and those of the budget in bytes."""
+    yield from by_slots(chain)
+    yield from by_bytes(chain, room_of(chain, ram_bytes), tapes=False)
+
+
+def by_bytes(chain: Chain, room_bytes: int, *, tapes: bool) -> Iterator[Schedule]:
+    """The schedules of `room_bytes` and somewhat more and less: segments' bytes are estimates."""
+    if room_bytes <= 0:
+        return
+    tables = Reversals(chain, int(room_bytes * (1 + MARGIN)), tapes=tapes)
+    seen: set[frozenset[tuple[int, int]]] = set()
+    for level in range(tables.level(int(room_bytes * (1 - MARGIN))), tables.top + 1):
+        recomputes = tables.whole(level)
+        if recomputes is not None and recomputes not in seen:
+            seen.add(recomputes)
+            yield Schedule(recomputes=recomputes)
+
+
+def by_slots(chain: Chain) -> Iterator[Schedule]:
+    """The schedules of all numbers of slots."""
+    lengths = chain.cost(operator.energy_j for operator in chain.problem.operators)
+    table = Reversal(lengths)
+    seen: set[Schedule] = set()
+    for slots in range(1, len(chain) + 1):
+        for hold in Hold:
+            recomputes = frozenset(_recomputes(chain, table.restarts(slots), hold))
+            candidate = Schedule(recomputes=recomputes)
+            if candidate not in seen:
+                seen.add(candidate)
+                yield candidate
+
+
+def _recomputes(chain: Chain, restarts: list[tuple[int, int]], hold: Hold) -> Iterator[tuple[int, int]]:
+    for first, end in restarts:
+        yield from chain.again(first, end, hold_last=hold is Hold.ALWAYS or (hold is Hold.SINGLE and end - first == 1))
+
+
+class Reversal:
+    """The recurrence, solved for every interval and number of slots.
+
+    lengths
+        Of each step.
+    """
+
+    def __init__(self, lengths: list[float]) -> None:
+        count = len(lengths)
+        sums = np.concatenate([[0.0], np.cumsum(lengths)])
+        # (slots - 1, first, end): least sum of lengths of the further steps; and the k where it is reached.
+        self.steps: NDArray[np.float64] = np.zeros((max(count, 1), count + 1, count + 1))
+        self.split: NDArray[np.int64] = np.zeros((max(count, 1), count + 1, count + 1), dtype=np.int64)
+        for span in range(2, count + 1):
+            for first in range(count - span + 1):
+                end = first + span
+                inner = np.arange(first + 1, end)
+                # One slot: back to the start for each step.
+                self.steps[0, first, end] = float(np.sum(sums[inner] - sums[first]))
+                ahead = sums[inner] - sums[first]
+                total = ahead + self.steps[:-1, inner, end] + self.steps[1:, first, inner]
+                if total.size:
+                    best = np.argmin(total, axis=1)
+                    self.steps[1:, first, end] = total[np.arange(len(best)), best]
+                    self.split[1:, first, end] = inner[best]
+        self.count = count
+
+    def further(self, slots: int) -> float:
+        """Sum of the lengths of the steps that reversing the whole chain takes, beyond one in each reversal."""
+        return float(self.steps[slots - 1, 0, self.count])
+
+    def restarts(self, slots: int, interval: tuple[int, int] | None = None) -> list[tuple[int, int]]:
+        """The intervals (first, end) that run again, in order: from state `first` to the reversal of step end - 1.
+
+        interval
+            Of the chain; by default all of it. The run that comes to its end for the first time is not in the list.
+        """
+        if not self.count:
+            return []
+        found: list[tuple[int, int]] = []
+        todo = [(*(interval or (0, self.count)), slots, False)]
+        while todo:
+            first, end, free, again = todo.pop()
+            if again:
+                found.append((first, end))
+            waiting: list[tuple[int, int, int, bool]] = []
+            while end - first > 1:
+                if free == 1:
+                    waiting.append((first, end - 1, 1, True))
+                    break
+                middle = int(self.split[free - 1, first, end])
+                waiting.append((first, middle, free, True))
+                first, free = middle, free - 1
+            todo += waiting
+        return found

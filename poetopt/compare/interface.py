@@ -1,0 +1,201 @@
+"""`po.compare` and `po.pareto`: what the commands of these names do, for scripts and notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from poetopt.compare.baselines import Baseline, names
+from poetopt.compare.baselines.acceptance import Settings
+from poetopt.compare.budgets import in_bytes, parse_budgets
+from poetopt.compare.compare import Comparison
+from poetopt.compare.compare import Told as ToldMethod
+from poetopt.compare.compare import compare as run
+from poetopt.compare.deadlines import DeadlineFront, deadline_front
+from poetopt.compare.pareto import Front
+from poetopt.compare.pareto import pareto as trace
+from poetopt.compare.refine import Told as ToldPoint
+from poetopt.graph.problem import Problem, check_problem
+from poetopt.plan.storeall import store_all_bytes
+from poetopt.util.errors import OptionError
+from poetopt.util.progress import telling
+from poetopt.util.units import (
+    Factor,
+    Share,
+    parse_deadline,
+    parse_fraction,
+    parse_ram,
+    parse_time,
+    show_seconds,
+)
+
+POINT_S = 20.0
+"""Seconds for one point of a front."""
+
+
+def compare(
+    problem: Problem,
+    *,
+    ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9",
+    methods: str | Baseline | Sequence[str | Baseline] = "all",
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 12.0,
+    gap: str | float = 1e-3,
+    threads: int = 0,
+    told: ToldMethod | None = None,
+    progress: bool = False,
+) -> Comparison:
+    """Methods side by side on the same budgets.
+
+    ram
+        Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
+    methods
+        Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also beside
+        others.
+    deadline
+        Seconds, a time, or a multiple of one pass, that all plans keep.
+    time_limit, gap, threads
+        Of one solve, for the methods that solve an integer program.
+    told
+        Called with the method and the budget that are next.
+    progress
+        Write that to stderr. Whoever listens to the log `poetopt` at INFO gets it there.
+
+    Raises OptionError for an unknown method or a budget that can't be understood.
+    """
+    check_problem(problem)
+    if isinstance(ram, str):
+        budgets = parse_budgets(ram)
+    else:
+        budgets = tuple(map(parse_ram, ram if isinstance(ram, Sequence) else [ram]))
+    asked: Sequence[str | Baseline]
+    if isinstance(methods, str):
+        asked = [name.strip() for name in methods.split(",")]
+    else:
+        asked = [methods] if isinstance(methods, Baseline) else list(methods)
+    if "all" in asked:
+        asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
+    settings = Settings(
+        deadline_s=_deadline_s(problem, deadline),
+        time_limit_s=parse_time(time_limit, option="--time-limit"),
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+    )
+    in_ram = in_bytes(budgets, store_all_bytes(problem))
+    say = telling(progress)
+
+    def next_up(name: str, budget: int) -> None:
+        say(f"{name} at {budget:,} B")
+        if told is not None:
+            told(name, budget)
+
+    return run(problem, in_ram, asked, settings, next_up)
+
+
+@overload
+def pareto(
+    problem: Problem,
+    *,
+    against: Literal["ram"] = "ram",
+    ram: str | int | Share | None = None,
+    points: int = 14,
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 230.0,
+    gap: str | float = 0.02,
+    threads: int = 0,
+    told: ToldPoint | None = None,
+    progress: bool = False,
+) -> Front: ...
+
+
+@overload
+def pareto(
+    problem: Problem,
+    *,
+    against: Literal["deadline"],
+    ram: str | int | Share | None = None,
+    points: int = 14,
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 230.0,
+    gap: str | float = 0.02,
+    threads: int = 0,
+    told: ToldPoint | None = None,
+    progress: bool = False,
+) -> DeadlineFront: ...
+
+
+def pareto(
+    problem: Problem,
+    *,
+    against: str = "ram",
+    ram: str | int | Share | None = None,
+    points: int = 14,
+    deadline: str | float | Factor | None = None,
+    time_limit: str | float = 230.0,
+    gap: str | float = 0.02,
+    threads: int = 0,
+    told: ToldPoint | None = None,
+    progress: bool = False,
+) -> Front | DeadlineFront:
+    """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
+
+    against
+        `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
+    ram
+        The budget that a front against the deadline is at.
+    points
+        At most this many of them.
+    deadline
+        Of a front against RAM, as in `compare`.
+    time_limit
+        No new point is taken up after this many seconds.
+    gap, threads
+        Of one solve.
+    told, progress
+        As in `compare`, with a limit and why it is next.
+
+    Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
+    to the other front.
+    """
+    check_problem(problem)
+    if points < 2:
+        raise OptionError(f"--points {points}: a front has at least its two ends")
+    say = telling(progress)
+
+    def next_up(limit: float, why: str) -> None:
+        say(point_words(limit, why, against))
+        if told is not None:
+            told(limit, why)
+
+    limit = parse_time(time_limit, option="--time-limit")
+    settings = Settings(
+        deadline_s=_deadline_s(problem, deadline),
+        time_limit_s=min(POINT_S, limit),
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+    )
+    if against == "ram":
+        if ram is not None:
+            raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
+        return trace(problem, points=points, settings=settings, time_limit_s=limit, told=next_up)
+    if against != "deadline":
+        raise OptionError(f"--against {against}: must be ram or deadline")
+    if deadline is not None:
+        raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
+    if ram is None:
+        raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
+    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(problem))
+    return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
+
+
+def point_words(limit: float, why: str, against: str) -> str:
+    """A point that is next, for people."""
+    if math.isinf(limit):
+        return f"without a deadline: {why}"
+    return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
+
+
+def _deadline_s(problem: Problem, deadline: str | float | Factor | None) -> float | None:
+    parsed = None if deadline is None else parse_deadline(deadline)
+    return parsed.times * problem.baseline_time_s if isinstance(parsed, Factor) else parsed

@@ -1,0 +1,44 @@
+"""Graphs of operators and tensors, passes over them, problems made of them, and where their buffers lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from poetopt.graph.graph import (
+    DTYPE_BYTES,
+    OWN_DOMAIN,
+    TOGETHER,
+    VIEW_OPS,
+    Graph,
+    Node,
+    Operator,
+    Residence,
+    Role,
+    TableRows,
+    Tensor,
+    TrainingGraph,
+    Whole,
+    inner_storage,
+    residence,
+)
+
+__all__ = [
+    "DTYPE_BYTES",
+    "Graph",
+    "inner_storage",
+    "Node",
+    "Operator",
+    "OWN_DOMAIN",
+    "residence",
+    "Residence",
+    "Role",
+    "TableRows",
+    "Tensor",
+    "TOGETHER",
+    "TrainingGraph",
+    "VIEW_OPS",
+    "Whole",
+]
+
+if TYPE_CHECKING:
+    from poetopt.graph.graph import Array as Array

@@ -1,0 +1,91 @@
+"""One problem, and one answer to it: what the methods hand to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.graph.arena.bound import lower_bound
+
+Ints = NDArray[np.int64]
+
+FEW = 4096
+"""So few buffers are compared with one another, which is simpler and as quick."""
+
+UNPLACED = np.iinfo(np.int64).max // 4
+"""The offset of a buffer without one: above all others, and a size can be added to it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """Buffers of at least one byte and one instant each.
+
+    sizes, starts, ends, alignment
+        As given to `pack`.
+    rounded
+        Sizes rounded up to the alignment: what a buffer keeps others from.
+    near
+        For each buffer, those that live at some time together with it, ascending.
+    bound
+        The lower bound on the arena, in bytes.
+    """
+
+    sizes: list[int]
+    starts: list[int]
+    ends: list[int]
+    alignment: int
+    rounded: Ints
+    near: list[Ints]
+    bound: int
+
+    @classmethod
+    def of(cls, sizes: list[int], starts: list[int], ends: list[int], alignment: int) -> Instance:
+        """The instance of these buffers."""
+        size = np.array(sizes, dtype=np.int64)
+        near = _compared(starts, ends) if len(sizes) <= FEW else _swept(starts, ends)
+        rounded = -(-size // alignment) * alignment
+        return cls(sizes, starts, ends, alignment, rounded, near, lower_bound(sizes, starts, ends, alignment))
+
+
+def _compared(starts: list[int], ends: list[int]) -> list[Ints]:
+    """Each against all."""
+    begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    near = []
+    for k in range(len(starts)):
+        together = (begin < end[k]) & (begin[k] < end)
+        together[k] = False
+        near.append(np.flatnonzero(together))
+    return near
+
+
+def _swept(starts: list[int], ends: list[int]) -> list[Ints]:
+    """The same in time in proportion to the pairs: those alive when a buffer begins, and those that begin later."""
+    order = np.argsort(np.array(starts, dtype=np.int64), kind="stable")
+    later = np.searchsorted(np.array(starts, dtype=np.int64)[order], ends).tolist()
+    near: list[Ints] = [order[:0]] * len(starts)
+    alive: dict[int, None] = {}
+    dying: list[tuple[int, int]] = []
+    for place, k in enumerate(order.tolist()):
+        while dying and dying[0][0] <= starts[k]:
+            del alive[heappop(dying)[1]]
+        before = np.fromiter(alive, np.int64, len(alive))
+        near[k] = np.sort(np.concatenate((before, order[place + 1 : later[k]])))
+        alive[k] = None
+        heappush(dying, (ends[k], k))
+    return near
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Offsets of all buffers, and the size of their arena (the largest offset + size), in bytes."""
+
+    offsets: Ints
+    arena: int
+
+    @classmethod
+    def of(cls, instance: Instance, offsets: Ints) -> Layout:
+        """The layout of these offsets."""
+        return cls(offsets, int((offsets + np.array(instance.sizes, dtype=np.int64)).max()))

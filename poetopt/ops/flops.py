@@ -1,0 +1,409 @@
+"""Floating-point operations of an ONNX node, from the shapes of its tensors.
+
+A multiply-add is 2 FLOPs; adding, multiplying, dividing, comparing, taking a root are 1; exp, log and their kin are
+`TRANSCENDENTAL` (the polynomial that evaluates them). Taps that fall on padding count, as kernels execute
+them. With n = elements of the first output, x = elements of the first input, k = taps of a window:
+
+| op | FLOPs |
+|---|---|
+| Conv | n (2 k C_in / groups + 1 with a bias) |
+| ConvTranspose | 2 x k C_out / groups, + n with a bias |
+| ConvInteger, QLinearConv, MatMulInteger, QLinearMatMul | as those of floats: no rate is known for integers |
+| Gemm, MatMul | 2 n K, + n where Gemm has a C, + n where alpha is not 1 |
+| Einsum | operands x the product of all label sizes |
+| Col2Im | x |
+| elementwise | a constant an element: `ELEMENTWISE`; Sum, Max, Min: n (operands - 1); Mean: n operands |
+| ReduceSum, Max, Min, Prod, L1, ArgMax, CumSum | x (L1: 2 x) |
+| ReduceMean | x + n |
+| ReduceSumSquare, ReduceL2 | 2 x (L2: + n) |
+| ReduceLogSum, LogSumExp | x (1 + exp for LogSumExp) + n log |
+| MaxPool | n k |
+| AveragePool, LpPool | n (k + 1) (Lp: 2 k + 1) |
+| GlobalAveragePool, GlobalMaxPool | x + n, x |
+| BatchNormalization | inference 2 x + 5 C; training 6 x + 13 C |
+| LayerNormalization | x (7, or 8 with a bias) + 5 a row |
+| RMSNormalization | 4 x + 4 a row |
+| InstanceNormalization, GroupNormalization | 8 x + 5 a row |
+| MeanVarianceNormalization | 6 x + 5 a row |
+| LpNormalization | 3 x |
+| Softmax, LogSoftmax | x (4 + exp), + log a row |
+| SoftmaxCrossEntropyLoss | x (4 + exp) + (log + 2) a label |
+| NegativeLogLikelihoodLoss | 2 a label |
+| LRN | x (size + 4 + pow) |
+| Dropout | 2 x in training, else 0 |
+| ScatterElements, ScatterND | an element of the updates with a reduction, else 0 |
+| Attention | a score 2 (width of a key + of a value) + 6 + exp |
+| RotaryEmbedding | 3 x |
+| LSTM, GRU | a step and gate: 2 (inputs + hidden) + 2; a state 6 + 5 exp, or 6 + 3 exp |
+| RNN | a step and unit: 2 (inputs + hidden) + 2, and the activation |
+| Resize | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = scaled axes |
+| GridSample | n times 0 (nearest), 2 x 2^d (linear), 2 x 4^d (cubic), d = sampled axes |
+| DFT | 5 a complex number of y and doubling of the longest axis |
+| moving data (`MOVES`) | 0 |
+| anything else | n: one an element |
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from poetopt.graph import Node, Operator, Tensor, inner_storage
+from poetopt.ops.nodes import find, is_inner_view
+
+
+def labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """The terms and the result of an equation, with `...` spelt out by unused letters, and an implicit result given.
+
+    ranks
+        How many axes each operand has.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    free = [c for c in string.ascii_letters if c not in equation]
+    widths = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
+    dots = "".join(free[: max((w for w, t in zip(widths, terms, strict=True) if "..." in t), default=0)])
+    spelt = [t.replace("...", dots[len(dots) - w :] if w else "") for t, w in zip(terms, widths, strict=True)]
+    if not arrow:
+        once = sorted(c for c in set("".join(terms)) - {"."} if "".join(terms).count(c) == 1)
+        right = ("..." if dots else "") + "".join(once)
+    return spelt, right.replace("...", dots)
+
+
+TRANSCENDENTAL = 10
+"""FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
+
+_T = TRANSCENDENTAL
+ELEMENTWISE: Mapping[str, int] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Sign", "Relu", "Floor", "Ceil", "Round"), 1),
+    **dict.fromkeys(("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "And", "Or", "Xor"), 1),
+    **dict.fromkeys(("Sqrt", "Reciprocal", "Where", "IsNaN", "IsInf", "ThresholdedRelu", "Shrink"), 1),
+    **dict.fromkeys(("Clip", "LeakyRelu", "PRelu"), 2),
+    **dict.fromkeys(("HardSigmoid", "Softsign"), 3),
+    "HardSwish": 4,
+    **dict.fromkeys(("Exp", "Log", "Sin", "Cos", "Pow"), _T),
+    **dict.fromkeys(("Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"), 2 * _T),
+    **dict.fromkeys(("Elu", "Celu", "Selu"), _T + 3),
+    "Sigmoid": _T + 3,
+    "Tanh": _T + 5,
+    "Erf": 2 * _T,
+    "Softplus": 2 * _T + 1,
+    "Mish": 3 * _T,
+    "Swish": _T + 5,
+    "Gelu": 2 * _T + 4,
+}
+"""FLOPs an element of the output."""
+
+MOVES = frozenset(
+    {"Cast", "CastLike", "Compress", "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "EyeLike", "Expand"}
+    | {"Flatten", "Gather", "GatherElements", "GatherND", "Identity", "NonZero", "OneHot", "Pad", "RandomNormal"}
+    | {"RandomNormalLike", "RandomUniform", "RandomUniformLike", "Range", "Reshape", "ReverseSequence", "Shape"}
+    | {"Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"}
+)
+"""Ops that compute nothing with their data."""
+
+REDUCED: Mapping[str, tuple[int, int]] = {
+    "ReduceSum": (1, 0),
+    "ReduceMax": (1, 0),
+    "ReduceMin": (1, 0),
+    "ReduceProd": (1, 0),
+    "ReduceMean": (1, 1),
+    "ReduceL1": (2, 0),
+    "ReduceSumSquare": (2, 0),
+    "ReduceL2": (2, 1),
+    "ReduceLogSum": (1, _T),
+    "ReduceLogSumExp": (1 + _T, _T),
+    "ArgMax": (1, 0),
+    "ArgMin": (1, 0),
+    "CumSum": (1, 0),
+    "GlobalAveragePool": (1, 1),
+    "GlobalMaxPool": (1, 0),
+}
+"""FLOPs an element of the input, and an element of the output."""
+
+Shapes = Sequence[Sequence[int]]
+
+
+def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
+    """FLOPs of one ONNX node by the table above.
+
+    inputs
+        Shapes of its inputs, `()` for an absent one.
+    outputs
+        Shapes of the outputs it has.
+    """
+    op = node.op_type if not node.domain else ""
+    n = math.prod(outputs[0]) if outputs else 0
+    x = math.prod(inputs[0]) if inputs else n
+    if op in MOVES:
+        return 0
+    if op in ELEMENTWISE:
+        return ELEMENTWISE[op] * n
+    if op in REDUCED:
+        each_input, each_output = REDUCED[op]
+        return each_input * x + each_output * n
+    rule = _RULES.get(op)
+    return rule(node, inputs, n, x) if rule else n
+
+
+def _integer(node: Node, name: str, default: int) -> int:
+    value = node.attributes.get(name, default)
+    return int(value) if isinstance(value, (int, float)) else default
+
+
+def _number(node: Node, name: str, default: float) -> float:
+    value = node.attributes.get(name, default)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _present(node: Node, index: int) -> bool:
+    return len(node.inputs) > index and bool(node.inputs[index])
+
+
+def _window(node: Node) -> int:
+    kernel = node.attributes.get("kernel_shape", ())
+    return math.prod(int(k) for k in kernel) if isinstance(kernel, Sequence) else 1
+
+
+def _conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [C_out, C_in / groups, k...]
+    return n * (2 * math.prod(inputs[1][1:]) + _present(node, 2))
+
+
+def _conv_integer(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * n * math.prod(inputs[1][1:])
+
+
+def _quantized_conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # x, scale, zero point, W, scale, zero point, scale, zero point, bias
+    return n * (2 * math.prod(inputs[3][1:]) + _present(node, 8))
+
+
+def _conv_transpose(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [C_in, C_out / groups, k...]
+    return 2 * x * math.prod(inputs[1][1:]) + n * _present(node, 2)
+
+
+def _each(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x
+
+
+def _gemm(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    inner = inputs[0][0] if _integer(node, "transA", 0) else inputs[0][1]
+    return n * (2 * inner + _present(node, 2) + (_number(node, "alpha", 1.0) != 1.0))
+
+
+def _matmul(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * n * inputs[0][-1]
+
+
+def _einsum(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    terms, _ = labels(str(node.attributes.get("equation", "")), [len(shape) for shape in inputs])
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, inputs, strict=True):
+        for label, size in zip(term, shape, strict=True):
+            sizes[label] = max(sizes.get(label, 1), size)
+    return len(inputs) * math.prod(sizes.values())
+
+
+def _variadic(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * (len(inputs) - (node.op_type != "Mean"))
+
+
+def _max_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * _window(node)
+
+
+def _average_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return n * (_window(node) * (2 if node.op_type == "LpPool" else 1) + 1)
+
+
+def _batch_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    channels = math.prod(inputs[1])
+    return 6 * x + 13 * channels if _integer(node, "training_mode", 0) else 2 * x + 5 * channels
+
+
+def _layer_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    axis = _integer(node, "axis", -1)
+    return x * (7 + _present(node, 2)) + 5 * math.prod(shape[: axis % len(shape) if shape else 0])
+
+
+def _group_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    groups = _integer(node, "num_groups", inputs[0][1])
+    return 8 * x + 5 * inputs[0][0] * groups
+
+
+def _rms_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    return 4 * x + 4 * math.prod(shape[: _integer(node, "axis", -1) % len(shape) if shape else 0])
+
+
+def _mean_variance(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape, axes = inputs[0], node.attributes.get("axes", (0, 2, 3))
+    gone = {int(axis) % len(shape) for axis in axes} if isinstance(axes, Sequence) and shape else set()
+    return 6 * x + 5 * math.prod(d for axis, d in enumerate(shape) if axis not in gone)
+
+
+def _three_each(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 3 * x
+
+
+def _attention(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    queries, keys, values = inputs[:3]
+    flat = len(queries) == 3
+    heads = _integer(node, "q_num_heads", 1) if flat else queries[1]
+    shared = _integer(node, "kv_num_heads", 1) if flat else 1
+    depth = queries[-1] // (heads if flat else 1) + values[-1] // shared
+    return queries[0] * heads * queries[-2] * keys[-2] * (2 * depth + 6 + _T)
+
+
+def _recurrent(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # W is [directions, gates hidden, inputs], R [directions, gates hidden, hidden]
+    (steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]
+    state = hidden * (6 + _T * (5 if node.op_type == "LSTM" else 3))
+    return directions * steps * batch * (gates * (2 * (width + hidden) + 2) + state)
+
+
+def _rnn(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    (steps, batch), (directions, hidden, width) = inputs[0][:2], inputs[1]
+    given = node.attributes.get("activations", ())
+    names = [str(name) for name in given] if isinstance(given, Sequence) else []
+    bent = sum(ELEMENTWISE.get(name, _T) for name in (*names, *["Tanh"] * (directions - len(names))))
+    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + bent)
+
+
+def _softmax(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    shape = inputs[0]
+    length = shape[_integer(node, "axis", -1)] if shape else 1
+    rows = x // length if length else 0
+    return x * (4 + _T) + (rows * _T if node.op_type == "LogSoftmax" else 0)
+
+
+def _cross_entropy(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x * (4 + _T) + (_T + 2) * math.prod(inputs[1])
+
+
+def _nll(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return 2 * math.prod(inputs[1])
+
+
+def _lrn(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return x * (_integer(node, "size", 1) + 4 + _T)
+
+
+def _dropout(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # training_mode is an input; whoever gives it as a third input means it
+    return 2 * x if _present(node, 2) else 0
+
+
+def _scatter(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    return math.prod(inputs[2]) if node.attributes.get("reduction", "none") != "none" else 0
+
+
+def _dft(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    # the axis may be an input, and so unknown here
+    return 5 * -(-n // 2) * (max(inputs[0][:-1], default=1) - 1).bit_length()
+
+
+_TAPS = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
+
+
+def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
+    taps = _TAPS.get(str(node.attributes.get("mode", "linear" if node.op_type == "GridSample" else "nearest")))
+    if taps is None:
+        return 0
+    dimensions = max(len(inputs[0]) - 2, 1)
+    return int(2 * n * taps**dimensions)
+
+
+_RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
+    "Conv": _conv,
+    "ConvInteger": _conv_integer,
+    "QLinearConv": _quantized_conv,
+    "QLinearMatMul": _matmul,
+    "MatMulInteger": _matmul,
+    "ConvTranspose": _conv_transpose,
+    "Col2Im": _each,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Einsum": _einsum,
+    "Sum": _variadic,
+    "Max": _variadic,
+    "Min": _variadic,
+    "Mean": _variadic,
+    "MaxPool": _max_pool,
+    "AveragePool": _average_pool,
+    "LpPool": _average_pool,
+    "BatchNormalization": _batch_normalization,
+    "LayerNormalization": _layer_normalization,
+    "InstanceNormalization": _group_normalization,
+    "GroupNormalization": _group_normalization,
+    "RMSNormalization": _rms_normalization,
+    "MeanVarianceNormalization": _mean_variance,
+    "LpNormalization": _three_each,
+    "RotaryEmbedding": _three_each,
+    "Attention": _attention,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _rnn,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "SoftmaxCrossEntropyLoss": _cross_entropy,
+    "NegativeLogLikelihoodLoss": _nll,
+    "LRN": _lrn,
+    "Dropout": _dropout,
+    "ScatterElements": _scatter,
+    "ScatterND": _scatter,
+    "Resize": _resize,
+    "GridSample": _resize,
+    "DFT": _dft,
+}
+
+
+PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
+"""Ops that read only what they deliver of their first input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one ONNX node does: floating-point operations, and bytes read and written."""
+
+    flops: int
+    nbytes: int
+
+
+def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
+    """FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
+
+    tensors
+        All tensors of the graph by name, the temporaries of the operator among them.
+
+    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    """
+    if operator.view:
+        return tuple(Work(0, 0) for _ in operator.nodes)
+    group = inner_storage(operator)
+    return tuple(_node_work(operator, node, group, tensors) for node in operator.nodes)
+
+
+def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
+    """FLOPs of an operator: the sum over its nodes."""
+    return sum(node.flops for node in work(operator, tensors))
+
+
+def _node_work(operator: Operator, node: Node, group: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Work:
+    inputs = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+    outputs = [find(operator, node, name, tensors) for name in node.outputs if name]
+    if is_inner_view(node, group):
+        return Work(0, 0)
+    read = [tensor.nbytes if tensor else 0 for tensor in inputs]
+    written = sum(tensor.nbytes for tensor in outputs)
+    if node.op_type in PICKS and not node.domain and read:
+        read[0] = min(read[0], written)
+    elif node.op_type in ("Shape", "Size"):
+        read = []
+    shapes = [tensor.shape if tensor else () for tensor in inputs]
+    return Work(node_flops(node, shapes, [tensor.shape for tensor in outputs]), sum(read) + written)

@@ -1,0 +1,117 @@
+"""Facts of nodes and tensors: constants, views, what may be on storage and what is resident."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from typing import TYPE_CHECKING, Any
+
+from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph, residence
+from poetopt.graph.problem import Home
+from poetopt.util.errors import ModelError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
+    """Constants by name: what kernels may have written into their code."""
+    states = set(graph.states)
+    return {
+        name: value
+        for name, value in graph.values.items()
+        if graph.tensors[name].role is Role.CONSTANT and name not in states
+    }
+
+
+def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The tensor that a node names, or a `ModelError` that says which node of which operator does."""
+    try:
+        return tensors[name]
+    except KeyError:
+        raise ModelError(
+            f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the tensor {name!r} is "
+            "not in the graph; its shape must be known before it can be costed"
+        ) from None
+
+
+def is_inner_view(node: Node, group: Mapping[str, str]) -> bool:
+    """Whether a node inside an operator moves no bytes, by the groups of `inner_storage`.
+
+    Either what it writes is in a group, or what it writes names the group that what it reads is in.
+    """
+    if node.op_type not in VIEW_OPS or node.domain:
+        return False
+    written, source = node.outputs[0], node.inputs[0]
+    return group.get(written, written) == group.get(source, source)
+
+
+def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+    """Inputs and outputs whose storage (root) is one of `scheduled`, and no other operand's; tables by rows are none.
+
+    What is updated is there once, under its old name.
+    """
+    return [name for name in _once(operator, graph, scheduled) if graph.root(name) not in graph.rows]
+
+
+def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+    """The same of tables by rows alone."""
+    return [name for name in _once(operator, graph, scheduled) if graph.root(name) in graph.rows]
+
+
+def streamable(
+    operator: Operator, graph: TrainingGraph, scheduled: Container[str], constants: Mapping[str, Array]
+) -> dict[str, Any]:
+    """What `Runtime.variants` is told of an operator that may stream. It hears of `listed` where there are such."""
+    rows = listed(operator, graph, scheduled)
+    given: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
+    return given | ({"listed": rows} if rows else {})
+
+
+def _once(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+    new = {new for _, new in operator.updates}
+    names = [name for name in (*operator.inputs, *operator.outputs) if name not in new]
+    operands = Counter(map(graph.root, names))
+    return [name for name in names if operands[graph.root(name)] == 1 and graph.root(name) in scheduled]
+
+
+PARTS: Mapping[Role, str] = {
+    Role.PARAMETER: "parameters",
+    Role.PARAMETER_GRADIENT: "gradients",
+    Role.GRADIENT_SUM: "gradients",
+    Role.CONSTANT: "constants",
+    Role.STATE: "states",
+    Role.LOSS: "loss",
+    Role.OPTIMIZER_STATE: "optimizer",
+    Role.HYPERPARAMETER: "optimizer",
+}
+"""What the resident region consists of, by the role of the tensors."""
+
+
+def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
+    """The storages (root tensors) of the resident region, each with the role that makes it resident.
+
+    In the order of `graph.tensors`. What only lives inside an operator is not here, whatever its role.
+    """
+    found: dict[str, Role] = {}
+    for name, tensor in graph.tensors.items():
+        given = residence(tensor.role).home is not Home.NOWHERE
+        if tensor.resident and (given or name in graph.producers):
+            root = graph.tensors[graph.root(name)]
+            # a constant whose view is somebody's gradient stays a constant
+            found.setdefault(root.name, root.role if root.resident else tensor.role)
+    return found
+
+
+def resident_breakdown(graph: TrainingGraph, storages: Mapping[str, Role] | None = None) -> Mapping[str, int]:
+    """Bytes of the resident region by what they are: the values of `PARTS`, each storage counted once.
+
+    storages
+        Those of the region, where some of `resident_storages` lie elsewhere.
+
+    `optimizer` is only there where the step has one.
+    """
+    sums = {part: 0 for part in PARTS.values() if part != "optimizer" or graph.optimizer != "none"}
+    for root, role in (resident_storages(graph) if storages is None else storages).items():
+        sums[PARTS[role]] += graph.tensors[root].nbytes
+    return sums

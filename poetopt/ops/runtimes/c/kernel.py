@@ -1,0 +1,206 @@
+"""A kernel of the `c` runtime: what it needs of RAM, and how it is called in C99. What the code generator builds on.
+
+One kernel is for one op: of ONNX (`Conv`), or one that a run of an operator's nodes amounts to, in `OWN_DOMAIN`
+(`Conv.grad_weight`; see `poetopt.graph.Whole`). `poetopt.ops.runtimes.c.steps.steps` says of an operator, `Step` by
+`Step`, what to call, in order, with which kernel, and where its scratch lies. Views are no steps: they move no bytes.
+
+| whose | what | when it is asked |
+|---|---|---|
+| planner | `refuses`, `scratch_bytes`, `in_place`, `state`: from shapes, types, attributes | before solving |
+| generator | `missing`, `code`, `headers`: constants are known then | when C is written |
+
+How the generated C looks, and what it must be compiled with:
+
+- `code(call, arguments)` is one C99 statement (a call with all numbers written out, or a block with a loop nest). It
+  declares nothing outside of a block, so statements can follow one another in one function.
+- `arguments` are C expressions of object pointers: `void *`, or of the element's type (`C_TYPES`). Each is used as
+  often as need be, so it has no side effect, and names only what begins with `po_`: other names are the statement's.
+  An absent input or output is "". Tensors are dense, in ONNX's order; a scalar has one element. Every buffer starts
+  at a multiple of `ALIGNMENT`.
+- Output 0 may lie on an input that `in_place` names, at the same address; where an operator updates tensors
+  (`Operator.updates`), each new value lies on the old one. Nothing else may overlap.
+- `headers` are files of `poetopt/ops/runtimes/c/include/` (or of the package `include` of a third party's), to be
+  copied beside the C code and included by name, once each. They need <stdint.h>, <math.h>, <string.h>, and include
+  these themselves. Functions in them are `static inline`, and always inlined (`PO_INLINE`), so that numbers that are
+  written out become constants of the loops.
+- Compile with `FLAGS`: a fused multiply-add rounds once where two operations round twice, so the same bits come out
+  everywhere only where none is made. (`#pragma STDC FP_CONTRACT OFF` is not honoured by gcc.) Never -ffast-math.
+- Where the same operator is to give the same bits at each call, it must be one function that no compiler clones: give
+  it `__attribute__((noipa))`, or noinline where that is unknown.
+
+Third parties register kernels by entry points `poetopt.kernels`: a `Kernel`, or a sequence of them. One for an op
+that has a kernel already takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from poetopt.graph import Node, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+    from poetopt.ops.runtimes.c.tiles.tiling import Tiling
+
+ALIGNMENT = 8
+"""Bytes that every buffer starts at a multiple of: those of the largest element, an int64."""
+
+MOST_BYTES = 2**31
+"""Of a tensor, and of all that a program links: loops and addresses are of int32_t, so each has less."""
+
+WORD_BYTES = 4
+"""Of a word that a kernel keeps from step to step."""
+
+FLAGS = ("-std=c99", "-ffp-contract=off", "-fno-strict-aliasing")
+"""What a compiler must be told, whatever else it is: one place in the arena holds floats now, and integers later."""
+
+INCLUDE = "poetopt.ops.runtimes.c.include"
+"""The package whose data are the headers of our own kernels."""
+
+C_TYPES: Mapping[str, str] = {
+    "float32": "float", "float64": "double", "int64": "int64_t", "int32": "int32_t", "bool": "uint8_t",
+    "uint8": "uint8_t", "int8": "int8_t",
+}  # fmt: skip
+"""The C type of an element, by numpy's name of it. A bool is 0 or 1."""
+
+UPDATE = ".update"
+"""How the ops of updates end: `sgd.update`, and with the gradient before it, `Gemm+sgd.update`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op to be run: what a kernel is asked about.
+
+    node
+        The ONNX node, or the op that a run of nodes amounts to.
+    inputs, outputs
+        Its tensors in order, None for an absent one: shapes and types.
+    values
+        Constants of the graph by name, as far as they are known; none are while the planner asks.
+    """
+
+    node: Node
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    values: Mapping[str, Array] = field(default_factory=dict)
+
+    def has(self, index: int) -> bool:
+        """Whether there is an input `index`."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def input(self, index: int) -> Tensor:
+        """Input `index`, which must be there."""
+        tensor = self.inputs[index]
+        assert tensor is not None
+        return tensor
+
+    def output(self, index: int = 0) -> Tensor:
+        """Output `index`, which must be there."""
+        tensor = self.outputs[index]
+        assert tensor is not None
+        return tensor
+
+    def value(self, index: int) -> Array | None:
+        """The value of input `index` where that is a known constant."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return None if tensor is None else self.values.get(tensor.name)
+
+    def integer(self, name: str, default: int) -> int:
+        """An attribute that is a whole number."""
+        value = self.node.attributes.get(name, default)
+        return int(value) if isinstance(value, (int, float)) else default
+
+    def number(self, name: str, default: float) -> float:
+        """An attribute that is a number."""
+        value = self.node.attributes.get(name, default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    def text(self, name: str, default: str) -> str:
+        """An attribute that is a text."""
+        value = self.node.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """An attribute that is a list of whole numbers."""
+        value = self.node.attributes.get(name)
+        return tuple(int(v) for v in value) if isinstance(value, (list, tuple)) else tuple(default)
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """C expressions of where the operands of a call lie; "" for what is absent, and for scratch or state of 0 bytes."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scratch: str = ""
+    state: str = ""
+
+
+def _nothing(call: Call) -> str | None:
+    return None
+
+
+def _none(call: Call) -> int:
+    return 0
+
+
+def _untiled(call: Call) -> tuple[Tiling, ...]:
+    return ()
+
+
+def _stateless(call: Call) -> tuple[int, ...]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """What runs one op.
+
+    op_type, domain
+        Which op; the domain is "" for ONNX's.
+    code
+        The C99 statement that runs a call which the kernel doesn't refuse, and of whose constants none is `missing`.
+    refuses
+        Why it can't run such a call (a type, an attribute, a rank), from shapes and attributes alone; None: it can.
+    scratch_bytes
+        What it needs of RAM while it runs, beside operands: part of the operator's workspace, so it is planned with.
+    in_place
+        Which inputs its output 0 may lie on, if of the same size: the results are the same bits.
+    constants
+        Inputs that must be known when the code is written (axes, shapes, pads), by position. They are not read at run
+        time.
+    state
+        32-bit words that outlive the step (a random generator's), by their first values, from attributes alone. They
+        are a part of the resident region.
+    tilings
+        How it runs chunk by chunk, with what it needs of storage in between: from shapes and attributes, and constants
+        as far as they are known (`poetopt.ops.runtimes.c.tiles`). None: it takes whole operands alone.
+    headers
+        C files that its code includes.
+    include
+        The package whose data these files are.
+    version
+        To be raised whenever results or scratch change.
+    """
+
+    op_type: str
+    code: Callable[[Call, Arguments], str]
+    domain: str = ""
+    refuses: Callable[[Call], str | None] = _nothing
+    scratch_bytes: Callable[[Call], int] = _none
+    in_place: tuple[int, ...] = ()
+    constants: tuple[int, ...] = ()
+    state: Callable[[Call], tuple[int, ...]] = _stateless
+    tilings: Callable[[Call], tuple[Tiling, ...]] = _untiled
+    headers: tuple[str, ...] = ()
+    include: str = INCLUDE
+    version: str = "1"
+
+    def missing(self, call: Call) -> str | None:
+        """Which input would have to be a constant, in words; None where all are that must be."""
+        for index in self.constants:
+            if call.has(index) and call.value(index) is None:
+                return f"its input {index} ('{call.input(index).name}') is computed; it must be a constant"
+        return None

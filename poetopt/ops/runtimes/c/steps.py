@@ -1,0 +1,186 @@
+"""What the `c` runtime runs of an operator, in order, and where everything lies in its workspace.
+
+A run of nodes that amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node
+goes by its own. A gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no
+whole gradient exists. The planner and the code generator see the same steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, TrainingGraph, Whole
+from poetopt.ops.nodes import constants_of, find, is_inner_view
+from poetopt.ops.runtimes.c.kernel import ALIGNMENT, UPDATE, WORD_BYTES, Call, Kernel
+from poetopt.ops.runtimes.c.registry import kernel_for, reason
+from poetopt.ops.runtimes.contract import InnerLayout, Operands
+from poetopt.ops.runtimes.workspace import node_by_node
+from poetopt.util.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of a kernel.
+
+    call, kernel
+        What to run, and what runs it.
+    scratch_offset, scratch_bytes
+        Where its scratch lies in the operator's workspace, and its size.
+    """
+
+    call: Call
+    kernel: Kernel
+    scratch_offset: int
+    scratch_bytes: int
+
+
+def steps(
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Array] | None = None,
+    alignment: int = ALIGNMENT,
+) -> tuple[Step, ...]:
+    """The calls that run an operator, in order; views are none.
+
+    tensors
+        All tensors of the graph by name.
+    values
+        The constants of the graph by name: what is not trained. Without them, no code can be written.
+    alignment
+        Offsets are multiples of it: that of the plan.
+
+    Where a tensor that a call names lies, `layout` says: in `offsets`, beginning in the workspace, else under its name
+    in `storage`. Raises `UnsupportedOpError` where nothing runs a node, with the reason.
+    """
+    ran = as_run(operator, tensors)
+    found = placed(ran, tensors, alignment)
+    made: list[Step] = []
+    for k, node in enumerate(ran.nodes):
+        if operator.view or is_inner_view(node, found.storage):
+            continue
+        call = replace(call_of(ran, node, tensors), values={} if values is None else values)
+        kernel = kernel_for(node)
+        why = reason(call) or (kernel.missing(call) if kernel is not None and values is not None else None)
+        if kernel is None or why:
+            raise UnsupportedOpError(
+                f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
+                f"run it: {why}; plan with --runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
+            )
+        made.append(Step(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
+    return tuple(made)
+
+
+def check_runs(graph: TrainingGraph) -> None:
+    """Raise `UnsupportedOpError` where an operator of `graph` has a node that nothing runs."""
+    constants = constants_of(graph)
+    for operator in graph.operators:
+        steps(operator, graph.tensors, constants)
+
+
+def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> InnerLayout:
+    """The workspace of an operator: temporaries between its steps, and scratch of its steps' kernels.
+
+    Nothing is allocated beside it: `kernel_bytes` is 0 for each node. `kernel_offsets` has for the first node of each
+    step where that one's scratch lies.
+    """
+    ran = as_run(operator, tensors)
+    found = placed(ran, tensors, alignment)
+    places = dict(zip((run.first for run in _runs(operator, tensors)), found.kernel_offsets, strict=True))
+    count = len(operator.nodes)
+    return replace(
+        found,
+        temporaries_bytes=found.total_bytes,
+        kernel_bytes=(0,) * count,
+        kernel_offsets=tuple(places.get(k, 0) for k in range(count)),
+        kept_bytes=sum(_kept_bytes(call_of(ran, node, tensors)) for node in ran.nodes),
+    )
+
+
+def as_run(operator: Operator, tensors: Mapping[str, Tensor]) -> Operator:
+    """`operator` with the nodes that are run: runs of nodes are one, where a kernel takes them so."""
+    if not operator.whole:
+        return operator
+    return replace(operator, nodes=tuple(run.node for run in _runs(operator, tensors)), whole=())
+
+
+def placed(ran: Operator, tensors: Mapping[str, Tensor], alignment: int) -> InnerLayout:
+    """Where temporaries and scratch lie; `kernel_bytes` is scratch."""
+    return node_by_node(_Scratch(), ran, tensors, alignment)
+
+
+def call_of(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> Call:
+    """A node with its tensors, without values."""
+    inputs, outputs = (
+        tuple(find(operator, node, name, tensors) if name else None for name in names)
+        for names in (node.inputs, node.outputs)
+    )
+    return Call(node, inputs, outputs)
+
+
+def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> bool:
+    return reason(call_of(operator, node, tensors)) is None
+
+
+def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
+    """What is run, each with the nodes that it stands for."""
+    whole = {run.first: run for run in operator.whole}
+    found: list[Whole] = []
+    k = 0
+    while k < len(operator.nodes):
+        run = whole.get(k)
+        if run is None or not _taken(operator, run.node, tensors):
+            run = Whole(k, 1, operator.nodes[k])
+        k += run.count
+        both = _with_update(found[-1], run, operator) if found else None
+        if both is not None and _taken(operator, both.node, tensors):
+            found[-1] = both
+        else:
+            found.append(run)
+    return found
+
+
+def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
+    """A gradient and the update that alone reads it, as one op: of the gradient's operands, the parameter, scalars."""
+    made, by = run.node, update.node
+    if by.domain != OWN_DOMAIN or not by.op_type.endswith(UPDATE) or made.outputs != by.inputs[1:2]:
+        return None
+    nodes = (*operator.nodes[: run.first], *operator.nodes[update.first + update.count :])
+    if made.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
+        return None
+    node = Node(
+        f"{made.op_type}+{by.op_type}",
+        (*made.inputs, by.inputs[0], *by.inputs[2:]),
+        by.outputs,
+        made.attributes,
+        OWN_DOMAIN,
+        by.name,
+    )
+    return Whole(run.first, run.count + update.count, node)
+
+
+def _kept_bytes(call: Call) -> int:
+    kernel = kernel_for(call.node)
+    return 0 if kernel is None else WORD_BYTES * len(kernel.state(call))
+
+
+class _Scratch:
+    """The kernels as `node_by_node` asks for them: what one takes is its scratch."""
+
+    alignment = ALIGNMENT
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """Which inputs a node may write its output over."""
+        kernel = kernel_for(node)
+        return kernel.in_place if kernel is not None else ()
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """The scratch of a node's kernel."""
+        kernel = kernel_for(node)
+        there = iter(outputs)
+        call = Call(node, tuple(inputs), tuple(next(there) if name else None for name in node.outputs))
+        return 0 if kernel is None or kernel.refuses(call) else kernel.scratch_bytes(call)

@@ -1,0 +1,438 @@
+"""All ways to stream an operator: how its steps go through loops, what of it goes to storage, sizes of chunks.
+
+A form is a tiling of each of the first steps, so that what one writes of a chunk is what the next one reads of it; what
+is temporary between them is as large as a chunk. Steps behind them run on whole tensors once the loop is done.
+Everything is in closed form: nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
+
+from poetopt.graph import Operator, Role, Tensor, inner_storage
+from poetopt.ops.runtimes.c.kernel import ALIGNMENT
+from poetopt.ops.runtimes.c.steps import Step, as_run, placed, steps
+from poetopt.ops.runtimes.c.tiles import windows
+from poetopt.ops.runtimes.c.tiles.tiling import INNER, OUTER, Loop, Slice, Tiling
+from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.util.errors import UnsupportedOpError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Steps in a loop.
+
+    tilings
+        Of the first steps; those behind them run whole afterwards.
+    slices
+        Of each tensor that goes through a loop, by name.
+    outer, inner
+        The loops; the inner one is one step's.
+    """
+
+    tilings: tuple[Tiling, ...]
+    slices: Mapping[str, Slice]
+    outer: Loop | None
+    inner: Loop | None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the code is written for one number of steps of the outer loop."""
+        return any(tiling.fixed for tiling in self.tilings)
+
+    def loop(self, level: int) -> Loop:
+        """The outer or the inner loop, which must be there."""
+        found = (self.outer, self.inner)[level]
+        assert found is not None
+        return found
+
+    def chunked(self, tensors: Mapping[str, Tensor], names: Sequence[str], outer: int) -> Mapping[str, Tensor]:
+        """`tensors` with those of `names` as large as a chunk of the outer loop."""
+        found = dict(tensors)
+        for name in names:
+            taken = self.slices[name]
+            nbytes = taken.unit_bytes * taken.pieces * outer
+            width = tensors[name].nbytes // max(1, tensors[name].size)
+            found[name] = replace(tensors[name], shape=(nbytes // width,))
+        return found
+
+
+def forms(operator: Operator, steps: Sequence[Step]) -> Iterator[Form]:
+    """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
+    if operator.view or not steps:
+        return
+    same = inner_storage(operator)
+    options = [step.kernel.tilings(step.call) for step in steps]
+    for first in options[0]:
+        if first.outer is None:
+            found = _joined(steps[:1], [first], same)
+            if found is not None and _ends(found, steps, 1, operator, same):
+                yield found
+            continue
+        for chosen in _chains([first], options, steps, same):
+            found = _joined(steps, chosen, same)
+            if found is not None and _ends(found, steps, len(chosen), operator, same):
+                yield found
+                break  # the longest
+
+
+def _chains(
+    chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[Step], same: Mapping[str, str]
+) -> Iterator[list[Tiling]]:
+    """Tilings of more and more steps that agree, the longest first."""
+    if len(chosen) < len(options):
+        for option in options[len(chosen)]:
+            longer = [*chosen, option]
+            if option.inner is None and _joined(steps, longer, same) is not None:
+                yield from _chains(longer, options, steps, same)
+    yield chosen
+
+
+def _joined(steps: Sequence[Step], chosen: Sequence[Tiling], same: Mapping[str, str]) -> Form | None:
+    """The form of these tilings; None where two of them take other chunks of a tensor."""
+    slices: dict[str, Slice] = {}
+    whole: set[str] = set()
+    outer, inner = chosen[0].outer, chosen[0].inner
+    for step, tiling in zip(steps, chosen, strict=False):
+        if (tiling.outer is None) != (outer is None):
+            return None
+        if tiling.outer is not None and outer is not None:
+            if tiling.outer.extent != outer.extent:
+                return None
+            outer = Loop(outer.extent, lcm(outer.multiple, tiling.outer.multiple))
+        operands = zip((*step.call.inputs, *step.call.outputs), (*tiling.inputs, *tiling.outputs), strict=True)
+        for tensor, taken in operands:
+            if tensor is None:
+                continue
+            name = same.get(tensor.name, tensor.name)
+            if taken is None:
+                whole.add(name)
+            elif slices.setdefault(name, taken) != taken:
+                return None
+    return None if whole & set(slices) else Form(tuple(chosen), slices, outer, inner)
+
+
+def _ends(form: Form, steps: Sequence[Step], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
+    """Whether the steps behind the loop read nothing that is there by chunks alone."""
+    outside = {*operator.inputs, *operator.outputs}
+    for step in steps[count:]:
+        for tensor in (*step.call.inputs, *step.call.outputs):
+            name = "" if tensor is None else same.get(tensor.name, tensor.name)
+            if name in form.slices and (name not in outside or tensor not in step.call.inputs):
+                return False
+    return True
+
+
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
+"""How many chunks a loop has that are tried."""
+BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""The same where there are two loops."""
+MOST_OTHERS = 4
+"""What is streamed beside what is updated: the largest ones."""
+READ_BYTES, WRITE_BYTES = 1_000, 5_000
+"""What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """What the code of a variant is written from.
+
+    form, outer, inner
+        The loops, and the sizes of their chunks; 0 for a loop that isn't there.
+    streamed
+        What goes to storage and comes from there, by name, in the order of their buffers in the workspace.
+    offsets
+        Where these buffers begin.
+    pitches
+        How far apart the windows of each one's pieces lie; 0 where there is one, or none.
+    layout
+        Where temporaries and scratch lie, as large as a chunk.
+    scratch_offset
+        Where the tilings' own scratch begins.
+    """
+
+    form: Form
+    outer: int
+    inner: int
+    streamed: tuple[str, ...]
+    offsets: tuple[int, ...]
+    pitches: tuple[int, ...]
+    layout: InnerLayout
+    scratch_offset: int
+
+
+class Candidate(NamedTuple):
+    """A way to stream an operator, by what it is chosen by.
+
+    streamed
+        What goes to storage or comes from there.
+    workspace_bytes
+        What it takes beside what is whole in RAM.
+    traffic
+        Bytes that it moves, and what each transfer costs beside them.
+    """
+
+    streamed: tuple[str, ...]
+    workspace_bytes: int
+    traffic: int
+    form: int
+    outer: int
+    inner: int
+
+
+class Ways:
+    """All ways to stream an operator, beside the plain one; none where a step can't be run at all.
+
+    movable
+        What may lie on storage, by name.
+    listed
+        Tables by rows that may, too: each row is a transfer.
+    values
+        Constants, as far as they are known.
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int = ALIGNMENT,
+        *,
+        movable: Collection[str],
+        listed: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
+    ) -> None:
+        run: Sequence[Step] = ()
+        if (movable or listed) and not operator.view:
+            try:
+                run = steps(operator, tensors, values, alignment)
+            except UnsupportedOpError:
+                run = ()
+        self.kernels = tuple(step.kernel for step in run)
+        found = forms(as_run(operator, tensors), run)
+        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed) for form in found]
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Each with what it takes."""
+        for number, form in enumerate(self.forms):
+            yield from form.candidates(number)
+
+    def variant(self, found: Candidate) -> RuntimeVariant:
+        """A candidate with all its figures."""
+        return self.forms[found.form].variant(found)
+
+
+class _OfForm:
+    """The ways of one form."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int,
+        run: Sequence[Step],
+        form: Form,
+        movable: Collection[str],
+        listed: Collection[str],
+    ) -> None:
+        self.operator, self.tensors, self.alignment, self.form, self.run = operator, tensors, alignment, form, run
+        self.ran = as_run(operator, tensors)
+        self.movable, self.listed = movable, listed
+        self.old = {new: old for old, new in operator.updates}
+        inside = {n for step in run for n in (*step.call.node.inputs, *step.call.node.outputs)}
+        outside = {*operator.inputs, *operator.outputs}
+        self.temporaries = tuple(n for n in form.slices if n in inside and n not in outside)
+        self._layouts: dict[int, InnerLayout] = {}
+
+    def sets(self) -> list[tuple[str, ...]]:
+        """What can be streamed together: of what is updated first the states, which are used once a step, then all."""
+
+        def may(name: str) -> bool:
+            if name not in self.form.slices or self.tensors[name].nbytes <= windows.BLOCK_BYTES:
+                return False
+            return name in self.movable or (name in self.listed and self.by_rows(name))
+
+        olds = [old for old, _ in reversed(self.operator.updates) if may(old)]
+        olds.sort(key=lambda old: self.tensors[old].role is not Role.OPTIMIZER_STATE)
+        inputs = [n for n in self.operator.inputs if may(n) and n not in olds]
+        later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
+        outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
+        inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
+        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:MOST_OTHERS]
+        others = [n for n in (*inputs, *outputs) if n in others]
+        chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
+        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
+
+    def candidates(self, number: int) -> Iterator[Candidate]:
+        """Each set, with each pair of chunk sizes."""
+        form, sets = self.form, self.sets()
+        names = tuple(dict.fromkeys(chain(*sets)))
+        cut = form.fixed
+        must = {n for n, s in form.slices.items() if s.picks or (cut and s.pieces > 1 and s.rows is None)}
+        must -= {*self.temporaries, *self.old}
+        plain = placed(self.ran, self.tensors, self.alignment).total_bytes
+        chosen = [streamed for streamed in sets if must <= set(streamed)]
+        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]
+        for outer, inner in self.chunks(names):
+            begin = self.layout(outer).total_bytes
+            scratch = max(tiling.scratch_bytes(outer) for tiling in form.tilings)
+            taken = {n: self.traffic(n, outer, inner) for n in names}
+            room = {n: _aligned(t.buffer_bytes) for n, t in taken.items() if t is not None}
+            cost = {n: _cost(t) for n, t in taken.items() if t is not None}
+            for streamed, spared in zip(chosen, saved, strict=True):
+                if all(n in room for n in streamed):
+                    workspace = _aligned(begin) + sum(room[n] for n in streamed) + scratch
+                    if workspace < spared + plain:
+                        yield Candidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
+
+    def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
+        """Sizes of chunks: more than one in all, but where steps are read one by one in any case."""
+        form = self.form
+        picks = any(taken.picks for taken in form.slices.values())
+        sizes: list[list[int]] = []
+        for level, loop in enumerate((form.outer, form.inner)):
+            if loop is None:
+                sizes.append([0])
+                continue
+            multiples = {loop.multiple}
+            for name in names:
+                taken = form.slices[name]
+                if name in self.listed and not taken.picks:
+                    multiples.add(lcm(loop.multiple, loop.extent // self.tensors[name].shape[0]))
+                if taken.level == level and taken.pieces > 1 and taken.rows is None:
+                    multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
+            counts = COUNTS if form.outer is None or form.inner is None else BOTH
+            sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
+        for outer in sizes[0]:
+            for inner in sizes[1]:
+                whole_outer = form.outer is None or outer >= form.outer.extent
+                whole_inner = form.inner is None or inner >= form.inner.extent
+                if picks or not (whole_outer and whole_inner):
+                    yield outer, inner
+
+    def layout(self, outer: int) -> InnerLayout:
+        """Where temporaries and scratch lie where chunks of the outer loop are so long."""
+        key = outer if self.temporaries else 0
+        if key not in self._layouts:
+            cut = self.tensors
+            if self.temporaries:  # an output's bytes may hold one
+                names = (*self.temporaries, *(n for n in self.operator.outputs if n in self.form.slices))
+                cut = self.form.chunked(self.tensors, names, outer)
+            self._layouts[key] = placed(self.ran, cut, self.alignment)
+        return self._layouts[key]
+
+    def traffic(self, name: str, outer: int, inner: int) -> windows.Traffic | None:
+        """The transfers of a streamed tensor, and its buffer; None where its pieces are no whole blocks."""
+        form = self.form
+        taken = form.slices[name]
+        extent = form.loop(taken.level).extent
+        chunk = (outer, inner)[taken.level]
+        made = name in self.operator.outputs and name not in self.operator.inputs
+        does = not made, made or name in self.old.values()
+        if name in self.rounds:
+            return windows.visits(self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does)
+        passes = 1
+        if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
+            passes = -(-form.outer.extent // outer)
+        if taken.picks:
+            return windows.picked(self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
+        if name in self.listed:
+            rows = self.tensors[name].shape[0]
+            steps = extent // rows
+            whole = chunk % steps == 0
+            return windows.steps(taken.unit_bytes * steps, rows, chunk // steps, *does) if whole else None
+        if taken.rows is not None:
+            return windows.rows(taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
+        if taken.pieces == 1:
+            return windows.run(self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
+        multiple = windows.piece_multiple(extent, taken.unit_bytes)
+        if not multiple or (chunk % multiple and chunk < extent):
+            return None
+        return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+
+    @cached_property
+    def rounds(self) -> Mapping[str, windows.Visits]:
+        """For each tensor the rounds with sweeps that take it; of none where the form has no rounds."""
+        call, rounds = self.run[0].call, self.form.tilings[0].rounds  # a tiling in rounds is its form's only one
+        if not rounds:
+            return {}
+        same = inner_storage(self.ran)
+        found: dict[str, windows.Visits] = {}
+        for name in self.form.slices:
+            inputs, outputs = (
+                [k for k, t in enumerate(of) if t is not None and same.get(t.name, t.name) == name]
+                for of in (call.inputs, call.outputs)
+            )
+            turns = [(one.times, one.sweeps(inputs, outputs)) for one in rounds]
+            found[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
+        return {name: visits for name, visits in found.items() if visits}
+
+    def by_rows(self, name: str) -> bool:
+        """Whether chunks can be rows of a table, or its rows are read one by one."""
+        taken, tensor = self.form.slices[name], self.tensors[name]
+        if taken.picks:
+            return taken.unit_bytes * tensor.shape[0] == tensor.nbytes
+        extent = self.form.loop(taken.level).extent
+        return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
+
+    def variant(self, found: Candidate) -> RuntimeVariant:
+        """A way with its figures."""
+        layout = self.layout(found.outer)
+        reads: Counter[int] = Counter()
+        writes: Counter[int] = Counter()
+        reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
+        offsets: list[int] = []
+        pitches: list[int] = []
+        end = _aligned(layout.total_bytes)
+        for n in found.streamed:
+            traffic = self.traffic(n, found.outer, found.inner)
+            assert traffic is not None
+            taken = self.form.slices[n]
+            own = taken.rows is not None and taken.pieces > 1
+            pitches.append(traffic.buffer_bytes // taken.pieces if own else 0)
+            offsets.append(end)
+            end += _aligned(traffic.buffer_bytes)
+            reads.update(traffic.reads)
+            reads_of[n] = tuple(sorted(traffic.reads.items()))
+            writes.update(traffic.writes)
+        places = tuple(offsets), tuple(pitches)
+        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end)
+        end = found.workspace_bytes
+        whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
+        return RuntimeVariant(
+            f"{found.form}.{found.outer}.{found.inner}." + ".".join(found.streamed),
+            whole,
+            tuple(n for n in found.streamed if n in self.operator.inputs),
+            tuple(n for n in found.streamed if n not in self.operator.inputs),
+            tuple(sorted(reads.items())),
+            tuple(sorted(writes.items())),
+            detail,
+            reads_of,
+        )
+
+
+def _cost(traffic: windows.Traffic) -> int:
+    reads = sum(count * (nbytes + READ_BYTES) for nbytes, count in traffic.reads.items())
+    return reads + sum(count * (nbytes + WRITE_BYTES) for nbytes, count in traffic.writes.items())
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
+    """Sizes of chunks in a geometric range, largest first, each once."""
+    found: dict[int, None] = {}
+    for multiple in sorted(multiples):
+        units = -(-extent // multiple)
+        tried = (*counts, units) if units <= counts[-1] else counts
+        found.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
+    return sorted((size for size in found if not most or size <= most), reverse=True)

@@ -1,0 +1,120 @@
+"""onnxruntime on the CPU: what its kernels take of RAM, what they write over, and what it has none for.
+
+Its figures were measured: `poetopt.ops.runtimes.onnxruntime.kernels` says how. The library itself is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
+from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
+from poetopt.ops.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
+from poetopt.ops.runtimes.onnxruntime.slices.ways import taking, ways
+from poetopt.ops.runtimes.workspace import node_by_node
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+_FIRST, _EITHER = (0,), (0, 1)
+IN_PLACE: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _EITHER),
+    **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
+    **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
+}
+"""Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
+
+
+def in_place(node: Node) -> tuple[int, ...]:
+    """Which inputs of a node its kernel may write over, by position."""
+    return () if node.domain else IN_PLACE.get(node.op_type, ())
+
+
+_FEW_KERNELS = ("bfloat16", "float64")
+
+
+def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
+    """That operators compute in types for which onnxruntime leaves out kernels of the CPU, in words.
+
+    Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
+    """
+    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
+    for operator in graph.operators:
+        for name in operator.outputs if not operator.backward and not operator.view else ():
+            kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
+    return tuple(
+        f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
+        "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"
+        for dtype, found in kinds.items()
+        if found
+    )
+
+
+PAGE = 4096
+"""Bytes of a page of memory."""
+
+
+class OnnxRuntime:
+    """onnxruntime's CPU provider with one thread and graph optimisations off: each node runs by itself."""
+
+    name = "onnxruntime"
+    version = MEASURED
+    alignment = 64
+    """A cache line, and the widest vector register."""
+    chunk_bytes = 2**20
+    """What operators stream, they stream in chunks of so many bytes or more."""
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """See `Runtime.in_place`."""
+        return in_place(node)
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """See `Runtime.kernel_bytes`."""
+        return kernel_bytes(node, inputs, outputs)
+
+    def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
+        """The temporaries that the nodes pass to one another."""
+        return node_by_node(self, operator, tensors, alignment)
+
+    def variants(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        movable: Collection[str] = (),
+        listed: Collection[str] = (),
+        values: Mapping[str, Array] | None = None,
+    ) -> Iterator[RuntimeVariant]:
+        """See `Runtime.variants`: the plain one, then those of `poetopt.ops.runtimes.onnxruntime.slices`."""
+        alignment = self.alignment if alignment is None else alignment
+        plain = self.workspace(operator, tensors, alignment)
+        yield RuntimeVariant("plain", plain)
+        if movable:
+            yield from ways(self, operator, tensors, alignment, movable, values or {}, plain, self.chunk_bytes)
+
+    def taking(
+        self,
+        operator: Operator,
+        tensors: Mapping[str, Tensor],
+        alignment: int | None = None,
+        *,
+        takes: tuple[str, str],
+        values: Mapping[str, Array] | None = None,
+    ) -> RuntimeVariant | None:
+        """See `TakesOver.taking`: by `poetopt.ops.runtimes.onnxruntime.slices`."""
+        return taking(self, operator, tensors, self.alignment if alignment is None else alignment, takes, values or {})
+
+    def reserve_bytes(self, kernels: int) -> int:
+        """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""
+        return (-(-kernels // PAGE) + 2) * PAGE
+
+    def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
+        """Which operators compute in a type that few kernels are there for."""
+        return type_notes(graph)
+
+
+runtime = OnnxRuntime()

@@ -1,0 +1,371 @@
+"""Along which axes a node can be cut, so that its kernel gives each slice the bits that it has in the whole.
+
+A rule gives each axis of each operand a letter. Axes of one letter are cut together; an axis without one can't be. What
+has no axis of the letter that is cut is whole in each slice. Kernels whose sums go in an order of their own bound the
+chunks (MLAS, in onnxruntime 1.31):
+
+| axis | chunks |
+|---|---|
+| rows of a product | 2 or more: a single row has a kernel of its own |
+| columns of a product | more than 64, so that what is summed up goes in the same blocks |
+| what a product sums up | multiples of its blocks: of 128, or 1,024 where there are 64 columns or fewer |
+| channels that a convolution writes | more than its positions where all are, so that it unfolds alike |
+| what stays of a reduction | 2 or more; runs that are summed up begin at a multiple of 64 elements, as in the whole |
+
+A product with one row is not cut along columns: its kernels go by how many there are.
+
+What stays in RAM, and is there in pieces (`in_ram`), has two rules more, for channels:
+
+| axis | chunks |
+|---|---|
+| channels of a normalization | any |
+| channels that sums are taken for | 2 or more, whose planes begin where vectors do: one alone is summed up otherwise |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import frexp, prod
+from typing import TYPE_CHECKING
+
+from poetopt.graph import VIEW_OPS, Node, Tensor
+from poetopt.ops.runtimes.contract import Operands
+from poetopt.ops.runtimes.sliced import Cut
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+Letters = tuple[str, ...]
+NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
+"""Columns up to which a product sums up in longer blocks; those blocks."""
+ELEMENTS = 64
+"""What chunks of a vectorized kernel are a multiple of, so that no element changes between vector and remainder."""
+
+ELEMENTWISE = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Greater",
+        "GreaterOrEqual", "HardSigmoid", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg",
+        "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
+        "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
+    }
+)  # fmt: skip
+
+
+EXACT = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "ReduceSum", *VIEW_OPS})
+"""Ops whose every element is the same in a vector and in the remainder."""
+VECTOR_BYTES = 64
+"""The widest vector, and what buffers are aligned to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The letters of a node's operands.
+
+    inputs, outputs
+        A letter for each axis of each, "" for none.
+    summed
+        The letter of what is summed up.
+    multiples, least
+        What chunks of a letter are multiples of, and the fewest positions that one may have, the last included.
+    aligned
+        Whether sums go by where their runs begin in memory.
+    """
+
+    inputs: tuple[Letters, ...]
+    outputs: tuple[Letters, ...]
+    summed: str = ""
+    multiples: Mapping[str, int] = field(default_factory=dict)
+    least: Mapping[str, int] = field(default_factory=dict)
+    aligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """A node that is cut.
+
+    cuts
+        How each operand is, by name.
+    per
+        What a step of the loop takes of the axis that `multiple` and `least` bound.
+    summed
+        Whether it sums up over what is cut.
+    exact
+        Whether no element changes between vector and remainder.
+    aligned
+        Whether sums go by where their runs begin in memory.
+    """
+
+    cuts: Mapping[str, Cut]
+    per: int
+    summed: bool = False
+    multiple: int = 1
+    least: int = 1
+    exact: bool = False
+    aligned: bool = False
+
+
+def through(
+    node: Node,
+    name: str,
+    cut: Cut,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Array],
+    *,
+    in_ram: bool = False,
+) -> Through | None:
+    """How a node is cut where its operand `name` is; None where it can't be."""
+    if node.domain:
+        return None
+    special = _SPECIAL.get(node.op_type)
+    if special is not None:
+        found = special(node, name, cut, tensors)
+        return None if found is None else Through(found, cut.per, exact=node.op_type in EXACT)
+    rule = _elementwise if node.op_type in ELEMENTWISE else _RULES.get(node.op_type)
+    if rule is None:
+        rule = (_IN_RAM if in_ram else _STREAMED).get(node.op_type)
+    inputs = [tensors[n] if n else None for n in node.inputs]
+    outputs = [tensors[n] for n in node.outputs if n]
+    axes = rule(node, inputs, outputs, values) if rule is not None else None
+    if axes is None:
+        return None
+    operands = [(n, letters) for n, letters in zip(node.inputs, axes.inputs, strict=False) if n]
+    operands += [(n, letters) for n, letters in zip(filter(None, node.outputs), axes.outputs, strict=False)]
+    letters = {ls[cut.axis] for n, ls in operands if n == name and len(ls) > cut.axis}
+    if len(letters) != 1 or letters == {""}:
+        return None
+    (letter,) = letters
+    cuts: dict[str, Cut] = {}
+    for operand, ls in operands:
+        if letter in ls:
+            one = Cut(ls.index(letter), cut.per)
+            if cuts.setdefault(operand, one) != one:
+                return None
+    if any(operand in cuts and letter not in ls for operand, ls in operands):
+        return None
+    return Through(
+        cuts, cut.per, letter == axes.summed, axes.multiples.get(letter, 1), axes.least.get(letter, 1),
+        node.op_type in EXACT or (node.op_type == "BatchNormalization" and letter in "nc") or _is_step(node),
+        axes.aligned,
+    )  # fmt: skip
+
+
+def _is_step(node: Node) -> bool:
+    """Whether it is a HardSigmoid without a rounding: through 0, or with a power of two for its slope."""
+    if node.op_type != "HardSigmoid":
+        return False
+    slope, bias = (float(node.attributes.get(key, 0.2)) for key in ("alpha", "beta"))  # type: ignore[arg-type]
+    return bias == 0 or abs(frexp(slope)[0]) == 0.5
+
+
+def _attribute(node: Node, name: str, default: int) -> int:
+    value = node.attributes.get(name, default)
+    return int(value) if isinstance(value, (int, float)) else default
+
+
+def _elementwise(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    shape = outputs[0].shape
+
+    def letters(tensor: Tensor | None) -> Letters:
+        own = tensor.shape if tensor is not None else ()
+        begin = len(shape) - len(own)
+        return tuple(str(begin + k) if size == shape[begin + k] > 1 else "" for k, size in enumerate(own))
+
+    return Axes(tuple(map(letters, inputs)), (letters(outputs[0]),))
+
+
+def _product(m: str, n: str, rows: int, columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Multiples and least positions of rows, columns and what is summed up ("k")."""
+    multiples = {m: 1, n: 16, "k": BLOCK if columns > NARROW else LONG_BLOCK}
+    return multiples, {m: 2, n: NARROW + 1}
+
+
+def _gemm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    rows, columns = outputs[0].shape
+    if rows < 2 or outputs[0].dtype != "float32":
+        return None
+    a = ("k", "m") if _attribute(node, "transA", 0) else ("m", "k")
+    b = ("n", "k") if _attribute(node, "transB", 0) else ("k", "n")
+    c: Letters = ()
+    if len(inputs) > 2 and inputs[2] is not None:
+        own = inputs[2].shape
+        last = zip(("m", "n")[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
+        c = tuple(letter if size == whole > 1 else "" for letter, size, whole in last)
+    multiples, least = _product("m", "n", rows, columns)
+    return Axes((a, b, c)[: len(inputs)], (("m", "n"),), "k", multiples, least)
+
+
+def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    a, b = inputs[0], inputs[1]
+    if a is None or b is None or len(a.shape) < 2 or len(b.shape) != 2 or outputs[0].dtype != "float32":
+        return None
+    rows, columns = prod(a.shape[:-1]), b.shape[1]
+    if rows < 2:
+        return None
+    lead = tuple("m" if k == 0 and len(a.shape) == 2 else "" for k in range(len(a.shape) - 1))
+    multiples, least = _product("m", "n", rows, columns)
+    return Axes(((*lead, "k"), ("k", "n")), ((*lead, "n"),), "k", multiples, least)
+
+
+def _transpose(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    rank = len(outputs[0].shape)
+    given = node.attributes.get("perm")
+    perm = [int(k) for k in given] if isinstance(given, Sequence) else list(range(rank))[::-1]
+    return Axes((tuple(map(str, range(rank))),), (tuple(map(str, perm)),))
+
+
+def _conv(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    weight, rank = inputs[1], len(outputs[0].shape)
+    if weight is None or _attribute(node, "group", 1) != 1:
+        return None
+    channels, positions = weight.shape[0], prod(outputs[0].shape[2:])
+    rest = ("",) * (rank - 2)
+    least = positions + 1 if channels > positions else 2
+    letters = (("n", "", *rest), ("o", "", *rest), ("o",))
+    return Axes(letters[: len(inputs)], (("n", "o", *rest),), "", {"o": 16}, {"o": least})
+
+
+def _along(axis_of: str, default: int) -> Callable[..., Axes | None]:
+    """A rule for a node that computes along one axis, and alike at each place of the others."""
+
+    def rule(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+        rank = len(outputs[0].shape)
+        axis = _attribute(node, axis_of, default) % max(rank, 1)
+        letters = tuple("" if k == axis else str(k) for k in range(rank))
+        return Axes((letters,), (letters,)) if axis == rank - 1 else None
+
+    return rule
+
+
+def _batch_norm(positions: bool) -> Callable[..., Axes | None]:
+    """Channels by statistics that are given; and whether they are cut along their positions, too."""
+
+    def rule(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+        rank = len(outputs[0].shape)
+        if _attribute(node, "training_mode", 0) or len(outputs) > 1 or rank < 2:
+            return None
+        letters = ("n", "c", *(str(k) if positions else "" for k in range(2, rank)))
+        return Axes((letters, *[("c",)] * 4), (letters,))
+
+    return rule
+
+
+def _layer_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Rows; their means and slopes have an axis of one for those along which they go."""
+    rank = len(outputs[0].shape)
+    axis = _attribute(node, "axis", -1) % rank
+    letters = tuple(str(k) if k < axis else "" for k in range(rank))
+    return Axes((letters, *(() for _ in inputs[1:])), (letters,) * len(outputs))
+
+
+def _reduction(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """What stays."""
+    x = inputs[0]
+    if x is None or len(node.inputs) < 2 or node.inputs[1] not in values:
+        return None
+    rank = len(x.shape)
+    reduced = {int(axis) % rank for axis in values[node.inputs[1]].reshape(-1).tolist()}
+    kept = [k for k in range(rank) if k not in reduced]
+    own = tuple("" if k in reduced else str(k) for k in range(rank))
+    made = own if _attribute(node, "keepdims", 1) else tuple(map(str, kept))
+    return Axes((own, ()), (made,), least={str(k): 2 for k in kept}, aligned=True)
+
+
+def _pool(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Planes; places of maxima count in all of x."""
+    letters = ("n", "c", *("" for _ in outputs[0].shape[2:]))
+    return Axes((letters,), (letters,)) if len(outputs) == 1 else None
+
+
+def _slice(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    rank = len(outputs[0].shape)
+    if len(node.inputs) < 4 or node.inputs[3] not in values:
+        return None
+    moved = {int(k) % rank for k in values[node.inputs[3]].reshape(-1).tolist()}
+    letters = tuple("" if k in moved else str(k) for k in range(rank))
+    return Axes((letters,), (letters,))
+
+
+def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+    """Sums over all axes but the second."""
+    data, rank = inputs[0], len(inputs[0].shape) if inputs[0] is not None else 0
+    if data is None or len(node.inputs) < 2 or node.inputs[1] not in values or _attribute(node, "keepdims", 1):
+        return None
+    summed = {int(k) % rank for k in values[node.inputs[1]].reshape(-1).tolist()}
+    plane = data.nbytes // prod(data.shape[:2])
+    if rank < 3 or summed != {*range(rank)} - {1} or plane % VECTOR_BYTES:
+        return None
+    return Axes((tuple("c" if k == 1 else "" for k in range(rank)),), (("c",),), least={"c": 2})
+
+
+_IN_RAM: Mapping[str, Callable[..., Axes | None]] = {
+    "BatchNormalization": _batch_norm(positions=True),
+    "ReduceSum": _channel_sums,
+}
+_STREAMED: Mapping[str, Callable[..., Axes | None]] = {
+    "BatchNormalization": _batch_norm(positions=False),
+    "LayerNormalization": _layer_norm,
+    **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduction),
+    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _pool),
+}
+_RULES: Mapping[str, Callable[..., Axes | None]] = {
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Transpose": _transpose,
+    "Conv": _conv,
+    "Softmax": _along("axis", -1),
+    "LogSoftmax": _along("axis", -1),
+    "Slice": _slice,
+}
+
+
+def _view(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """The same bytes in another shape."""
+    given, made = node.inputs[0], node.outputs[0]
+    if name not in (given, made):
+        return None
+    other = made if name == given else given
+    found = _reshaped(tensors[name].shape, tensors[other].shape, cut)
+    return None if found is None else {name: cut, other: found}
+
+
+def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | None:
+    before, run = prod(shape[: cut.axis]), cut.per * prod(shape[cut.axis + 1 :])
+    for axis, size in enumerate(other):
+        inner = prod(other[axis + 1 :])
+        if size > 1 and prod(other[:axis]) == before:
+            return Cut(axis, run // inner) if run % inner == 0 else None
+    return None
+
+
+def _col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """Channels of the image are blocks of the columns' second axis."""
+    given, made = node.inputs[0], node.outputs[0]
+    if name not in (given, made) or cut.axis > 1:
+        return None
+    block = tensors[given].shape[1] // tensors[made].shape[1] if cut.axis else 1
+    if name == given:
+        return {given: cut, made: Cut(cut.axis, cut.per // block)} if cut.per % block == 0 else None
+    return {made: cut, given: Cut(cut.axis, cut.per * block)}
+
+
+def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """Rows that are written over those of a table."""
+    data, indices, made = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
+    rows = len(indices.shape) == 2 and indices.shape[1] == 1 and len(tensors[data].shape) == 2
+    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, made) or cut != Cut(0):
+        return None
+    return {data: cut, made: cut}
+
+
+def reads_rows(node: Node, name: str) -> bool:
+    """Whether a node reads rows of the table `name`, by their numbers."""
+    gathers = node.op_type == "Gather" and not node.domain and _attribute(node, "axis", 0) == 0
+    return gathers and node.inputs[0] == name and node.inputs[1] != name
+
+
+_SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
+    **dict.fromkeys(VIEW_OPS, _view),
+    "Col2Im": _col2im,
+    "ScatterND": _scatter,
+}

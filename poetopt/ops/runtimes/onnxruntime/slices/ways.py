@@ -1,0 +1,357 @@
+"""The ways to stream an operator that are worth a choice: few, and none where everything is small."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
+from poetopt.ops.nodes import is_inner_view
+from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.ops.runtimes.onnxruntime.slices.axes import reads_rows
+from poetopt.ops.runtimes.onnxruntime.slices.loops import HOLD, Loop, held, hold, loops, moved, once_used
+from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, put_rows
+from poetopt.ops.runtimes.workspace import NodeKernels, node_by_node
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+SLICE_BYTES = 2**17
+"""The least of the output that a slice has: what is smaller takes longer to call than to compute."""
+SMALL = 32
+"""A workspace of one such part of the output is small enough: more slices only take time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    """What is asked: the operator, and by name the input and the output that lies on it."""
+
+    runtime: NodeKernels
+    operator: Operator
+    tensors: Mapping[str, Tensor]
+    alignment: int
+    takes: tuple[str, str]
+
+    def layout(self, operator: Operator, tensors: Mapping[str, Tensor]) -> InnerLayout:
+        """The workspace of what the operator becomes, on what its tensors become."""
+        return node_by_node(self.runtime, operator, tensors, self.alignment)
+
+
+def taking(
+    runtime: NodeKernels,
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    alignment: int,
+    takes: tuple[str, str],
+    values: Mapping[str, Array],
+) -> RuntimeVariant | None:
+    """The operator with an output over the bytes of an input of the same size; None where that can't be.
+
+    takes
+        The input and the output.
+    values
+        Constants by name.
+
+    Of the ways that there are, the first whose workspace is small, else the one that takes the least.
+    """
+    asked = _Taking(runtime, operator, tensors, alignment, takes)
+    kernels = max(asked.layout(operator, tensors).kernel_bytes)
+    best: Sliced | None = None
+    for found in _ways(asked, values):
+        if max(found.layout.kernel_bytes) > kernels:
+            continue
+        if best is None or found.layout.temporaries_bytes < best.layout.temporaries_bytes:
+            best = found
+        if best.layout.temporaries_bytes * SMALL <= tensors[takes[1]].nbytes:
+            break
+    return None if best is None else RuntimeVariant("over", best.layout, detail=best)
+
+
+def _ways(asked: _Taking, values: Mapping[str, Array]) -> Iterator[Sliced]:
+    """Whole, then in more and more slices."""
+    operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
+    layout = asked.layout(_inside(asked, operator.nodes, ()), tensors)
+    if _read_first(asked, operator.nodes, layout):
+        yield Sliced(0, 1, {}, operator.nodes, (), (), replace(layout, kernel_offsets=()))
+    for loop in loops(operator, tensors, (given,), values, in_ram=True):
+        if loop.sums or loop.cuts.get(made) != loop.cuts[given]:
+            continue
+        for size in loop.sizes():
+            if size * tensors[made].nbytes < SLICE_BYTES * loop.extent:
+                break
+            found = _sliced(asked, loop, size)
+            if found is not None:
+                yield found
+
+
+def _inside(asked: _Taking, nodes: Sequence[Node], buffered: Sequence[str]) -> Operator:
+    """The operator as its workspace is laid out: the output is an update of the input that it takes over."""
+    operator = asked.operator
+    pairs = (*operator.updates, asked.takes)
+    return replace(
+        operator,
+        nodes=tuple(nodes),
+        inputs=tuple(n for n in operator.inputs if n not in buffered),
+        outputs=tuple(n for n in operator.outputs if n not in buffered),
+        updates=tuple(pair for pair in pairs if not {*pair}.intersection(buffered)),
+        over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+    )
+
+
+def _sliced(asked: _Taking, loop: Loop, size: int) -> Sliced | None:
+    """In slices of so many steps; None where a view has to copy, or what is in pieces is also read or written whole."""
+    operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
+    outside = [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n in loop.cuts]
+    buffered = [n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1]
+    once = once_used(loop)
+    if once.intersection(buffered) or made in once:
+        return None
+    each = tuple(moved(loop.each, buffered, operator))
+    nodes = (*loop.before, *each, *hold(read=held(loop)), *loop.behind)
+    cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
+    layout = asked.layout(_inside(asked, nodes, buffered), cut)
+    if any(node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each):
+        return None
+    if given not in buffered and not _read_first(asked, nodes, layout):
+        return None
+    figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
+    layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
+    return Sliced(loop.extent, size, loop.cuts, loop.before, each, loop.behind, layout, frozenset(buffered))
+
+
+def _read_first(asked: _Taking, nodes: Sequence[Node], layout: InnerLayout) -> bool:
+    """Whether the input has been read, or is written over by a kernel that may, when the output is first written."""
+
+    def storage(name: str) -> str:
+        return layout.storage.get(name, name)
+
+    given, made = map(storage, asked.takes)
+    if given == made:
+        return False
+    written = [k for k, node in enumerate(nodes) if made in map(storage, node.outputs)]
+    read = [k for k, node in enumerate(nodes) if given in map(storage, filter(None, node.inputs))]
+    if not written or not read:
+        return False
+    first, last = written[0], read[-1]
+    if last < first:
+        return True
+    over = [storage(nodes[first].inputs[index]) for index in asked.runtime.in_place(nodes[first])]
+    return last == first and len(nodes[first].outputs) == 1 and given in over
+
+
+MOST = 4
+"""Ways of an operator."""
+SAVED = 0.9
+"""A way takes at most so much of the RAM that the operator takes plain."""
+READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
+"""What an SD card reads and writes while one of its transfers begins, about."""
+STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
+"""The roles of what begins on storage, where it isn't in RAM for good."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way with what it is chosen by: RAM while it runs, and its transfers in bytes, beside reading what is stored."""
+
+    variant: RuntimeVariant
+    ram_bytes: int
+    price: int
+
+
+def ways(
+    runtime: NodeKernels,
+    operator: Operator,
+    tensors: Mapping[str, Tensor],
+    alignment: int,
+    movable: Collection[str],
+    values: Mapping[str, Array],
+    plain: InnerLayout,
+    chunk_bytes: int,
+) -> list[RuntimeVariant]:
+    """The ways to stream some of `movable`, the leanest first; at most MOST.
+
+    plain
+        The operator's layout where nothing is streamed: no kernel may allocate more than there.
+    chunk_bytes
+        The largest of what is streamed has chunks of so many bytes or more; what is smaller than two is not streamed.
+    """
+    large = [name for name in movable if tensors[name].nbytes >= 2 * chunk_bytes]
+    if not large or operator.view:
+        return []
+    whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
+    asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    found = [
+        way for loop in loops(operator, tensors, large, values) for way in _of_loop(asked, loop, large, chunk_bytes)
+    ]
+    found = [way for way in (*found, *_of_rows(asked, large)) if way.ram_bytes <= SAVED * whole]
+    return [way.variant for way in _chosen(found, whole)]
+
+
+def _operands(operator: Operator) -> list[str]:
+    """What is in RAM while it runs plain; what is updated once."""
+    new = {new for _, new in operator.updates}
+    return [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n not in new]
+
+
+def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
+    """Of those that none betters in RAM and transfers both: the leanest, and the cheapest at some levels above it."""
+    front: list[_Way] = []
+    for way in sorted(found, key=lambda w: (w.ram_bytes, w.price, w.variant.name)):
+        if not front or way.price < front[-1].price:
+            front.append(way)
+    if len(front) <= MOST:
+        return front
+    least = front[0].ram_bytes
+    kept = {0: front[0]}
+    for k in range(1, MOST):
+        level = least * (whole / least) ** (k / MOST)
+        at = max(i for i, way in enumerate(front) if way.ram_bytes <= level)
+        kept[at] = front[at]
+    return [kept[at] for at in sorted(kept)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What ways are asked for, and the most that a kernel may allocate."""
+
+    runtime: NodeKernels
+    operator: Operator
+    tensors: Mapping[str, Tensor]
+    alignment: int
+    kernels: int
+
+
+def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
+    tensors = asked.tensors
+    once = once_used(loop)
+    may = [n for n in large if n in loop.cuts and n not in once]
+    chosen = [
+        [n for n in may if tensors[n].role is Role.OPTIMIZER_STATE],
+        [n for n in may if tensors[n].role in STORED],
+        [n for n in may if tensors[n].role not in STORED],
+        may,
+    ]
+    for number, streamed in enumerate(chosen):
+        if not streamed or streamed in chosen[:number]:
+            continue
+        for size in loop.sizes():
+            largest = max(size * tensors[n].nbytes // loop.extent for n in streamed)
+            if largest >= chunk_bytes:
+                way = _way(asked, loop, streamed, size)
+                if way is not None:
+                    yield way
+
+
+def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way | None:
+    """Streaming these in chunks of so many steps; None where a kernel would allocate more, or a view has to copy."""
+    operator, tensors = asked.operator, asked.tensors
+    new = dict(operator.updates)
+    transferred = {*streamed, *(new[n] for n in streamed if n in new)}
+    outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
+    buffered = transferred | {n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1}
+    if buffered.intersection(once_used(loop)):
+        return None
+    each, further = _adding(loop)
+    each = tuple(moved(each, buffered, operator))
+    before = tuple(_rowwise(loop.before, buffered))
+    nodes = (*before, *hold(written=sorted(loop.sums)), *each, *hold(read=held(loop)), *loop.behind)
+    cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
+    inside = replace(
+        operator,
+        nodes=nodes,
+        inputs=tuple(n for n in operator.inputs if n not in buffered),
+        outputs=tuple(n for n in operator.outputs if n not in buffered),
+        updates=tuple(pair for pair in operator.updates if not buffered.intersection(pair)),
+        over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+    )
+    layout = node_by_node(asked.runtime, inside, cut, asked.alignment)
+    if max(layout.kernel_bytes) > asked.kernels or any(
+        node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each
+    ):
+        return None
+    figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
+    layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
+    sliced = Sliced(
+        loop.extent, size, loop.cuts, before, each, loop.behind, layout,
+        frozenset(buffered), frozenset(transferred), further,
+    )  # fmt: skip
+    return _figured(operator, tensors, sliced, streamed)
+
+
+def _adding(loop: Loop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
+    """The nodes of each chunk, those that sum up as products of matrices; and what runs from the second chunk on."""
+    each: list[Node] = []
+    further: dict[str, Node] = {}
+    for node in loop.each:
+        if node.outputs[0] in loop.sums:
+            node = replace(node, op_type="Gemm")
+            written = node.outputs[0]
+            further[written] = replace(
+                node, inputs=(*node.inputs[:2], written), attributes={**node.attributes, "beta": 1.0}
+            )
+        each.append(put_rows(node) if node.op_type == "ScatterND" else node)
+    return tuple(each), further
+
+
+def _rowwise(nodes: Sequence[Node], streamed: Collection[str]) -> Iterator[Node]:
+    """The nodes, those that read rows of what is streamed from storage."""
+    for node in nodes:
+        table = next((n for n in node.inputs if n in streamed), "")
+        yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
+
+
+def _of_rows(asked: _Asked, large: Sequence[str]) -> Iterator[_Way]:
+    """Reading rows of tables from storage, where nothing else of them is read."""
+    operator, tensors = asked.operator, asked.tensors
+    readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
+    tables = [n for n, nodes in readers.items() if nodes and all(reads_rows(node, n) for node in nodes)]
+    if not tables or operator.updates:
+        return
+    nodes = tuple(_rowwise(operator.nodes, tables))
+    inside = replace(operator, nodes=nodes, inputs=tuple(n for n in operator.inputs if n not in tables))
+    layout = node_by_node(asked.runtime, inside, tensors, asked.alignment)
+    if max(layout.kernel_bytes) <= asked.kernels:
+        layout = replace(layout, kernel_offsets=())
+        yield _figured(
+            operator, tensors, Sliced(0, 1, {}, nodes, (), (), layout, frozenset(tables), frozenset(tables)), tables
+        )
+
+
+def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]) -> _Way:
+    """The way with its transfers."""
+    old = {old for old, _ in operator.updates}
+    reads: Counter[int] = Counter()
+    writes: Counter[int] = Counter()
+    for node in sliced.before:
+        if node.op_type == FETCH_ROWS and node.domain:
+            rows = tensors[node.inputs[0]].size
+            reads[tensors[node.outputs[0]].nbytes // max(rows, 1)] += rows
+    reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
+    for name in streamed:
+        own: Counter[int] = Counter()
+        for begin, count in sliced.chunks():
+            window = sliced.window(tensors[name], begin, count)
+            if name in operator.inputs:
+                own[window.nbytes] += window.pieces
+            if name in operator.outputs or name in old:
+                writes[window.nbytes] += window.pieces
+        reads.update(own)
+        reads_of[name] = tuple(sorted(own.items()))
+    whole = sum(tensors[n].nbytes for n in _operands(operator) if n not in streamed)
+    variant = RuntimeVariant(
+        f"{sliced.chunk}.{'.'.join(streamed)}",
+        sliced.layout,
+        tuple(n for n in streamed if n in operator.inputs),
+        tuple(n for n in streamed if n not in operator.inputs),
+        tuple(sorted(reads.items())),
+        tuple(sorted(writes.items())),
+        sliced,
+        reads_of,
+    )
+    price = sum((n + READ_BYTES) * count for n, count in reads.items())
+    price += sum((n + WRITE_BYTES) * count for n, count in writes.items())
+    price -= sum(tensors[n].nbytes + READ_BYTES for n in streamed if tensors[n].role in STORED)
+    return _Way(variant, whole + sliced.layout.temporaries_bytes, price)

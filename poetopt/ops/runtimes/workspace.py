@@ -1,0 +1,231 @@
+"""The workspace of an operator whose nodes a runtime runs one after another.
+
+Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
+each lives from the node that writes it to the last that reads it, and they are packed like any other
+buffers. Where the runtime allows it (`Runtime.in_place`), a node writes over an operand that nobody reads after it: a
+chain of element-wise nodes needs one buffer, the operator's output where it ends in one. Until an output is written,
+its bytes hold temporaries that are done with by then. What a node's kernel
+allocates itself (`Runtime.kernel_bytes`), while that node runs, comes beside the arena (`Problem.reserve_bytes` is the
+most that any operator's kernels do); the layout says also where in a larger workspace it would fit, for a runtime that
+can be told.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from poetopt.graph import Node, Operator, Tensor, inner_storage
+from poetopt.graph.arena import pack
+from poetopt.ops.nodes import find, is_inner_view
+from poetopt.ops.runtimes.contract import InnerLayout, Operands
+
+
+class NodeKernels(Protocol):
+    """What is asked of a runtime here; see `poetopt.ops.runtimes.contract.Runtime`."""
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that every buffer starts at a multiple of."""
+        ...
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        """Which inputs a node may write its output over."""
+        ...
+
+    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+        """What a node's kernel allocates."""
+        ...
+
+
+def node_by_node(
+    runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
+) -> InnerLayout:
+    """Where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
+
+    runtime
+        Whose kernels run the nodes: what they allocate and what they write over are its answers.
+    tensors
+        All tensors of the graph by name, the operator's temporaries among them.
+    alignment
+        Every offset is a multiple of it; the runtime's own by default.
+
+    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    """
+    alignment = runtime.alignment if alignment is None else alignment
+    if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:
+        (node,) = operator.nodes  # most operators: nothing is temporary
+        read = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+        need = (
+            0
+            if operator.view
+            else runtime.kernel_bytes(node, read, [find(operator, node, n, tensors) for n in node.outputs])
+        )
+        return InnerLayout({}, {}, 0, (need,), (0,), need)
+    group = shared_storage(runtime, operator, tensors)
+    outside = {*operator.inputs, *operator.outputs}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    kernels: list[int] = []
+    for k, node in enumerate(operator.nodes):
+        inputs = [find(operator, node, name, tensors) if name else None for name in node.inputs]
+        outputs = [find(operator, node, name, tensors) for name in node.outputs if name]
+        for tensor in (*inputs, *outputs):
+            root = group.get(tensor.name, tensor.name) if tensor else ""
+            if root and root not in outside:
+                first.setdefault(root, k)
+                last[root] = k
+        still = operator.view or is_inner_view(node, group)
+        kernels.append(0 if still else runtime.kernel_bytes(node, inputs, outputs))
+    names = tuple(first)
+    offsets, size = _packed(
+        tuple(tensors[name].nbytes for name in names),
+        tuple(first[name] for name in names),
+        tuple(last[name] + 1 for name in names),
+        alignment,
+    )
+    at = dict(zip(names, offsets, strict=True))
+    spans = [(at[name], at[name] + tensors[name].nbytes, first[name], last[name]) for name in names]
+    places = _places(kernels, spans, alignment)
+    return InnerLayout(
+        storage=group,
+        offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
+        temporaries_bytes=size,
+        kernel_bytes=tuple(kernels),
+        kernel_offsets=tuple(places),
+        total_bytes=max([size, *(place + need for place, need in zip(places, kernels, strict=True))]),
+    )
+
+
+def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
+    """For each node, where what its kernel takes fits between the temporaries alive: start, end, first node, last."""
+    begins: dict[int, list[tuple[int, int]]] = {}
+    ends: dict[int, list[tuple[int, int]]] = {}
+    for start, end, begin, last in spans:
+        begins.setdefault(begin, []).append((start, end))
+        ends.setdefault(last, []).append((start, end))
+    alive: list[tuple[int, int]] = []
+    places: list[int] = []
+    for k, need in enumerate(kernels):
+        for span in begins.get(k, ()):
+            insort(alive, span)
+        places.append(_gap(alive, need, alignment) if need else 0)
+        for span in ends.get(k, ()):
+            del alive[bisect_left(alive, span)]
+    return places
+
+
+@functools.lru_cache(maxsize=1024)
+def _packed(
+    sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
+) -> tuple[tuple[int, ...], int]:
+    """`pack`, once for all operators of the same shape: equal blocks ask the same again and again."""
+    return pack(sizes, starts, ends, alignment, brief=True)
+
+
+def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
+    """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
+
+    The result maps a tensor to the one that names its storage: an output or an input of the operator where the
+    group has one, else a temporary. Inputs are never written over, but for what the operator updates: there the new
+    value lies, and so what shares its storage is written only once all nodes have read the old one.
+
+    Last, a temporary that nobody reads from the first write to an output on lies in that output's bytes.
+    """
+    link = dict(inner_storage(operator))
+
+    def root_of(name: str) -> str:
+        top = name
+        while top in link:
+            top = link[top]
+        while name != top:
+            link[name], name = top, link[name]
+        return top
+
+    read = set(operator.inputs)
+    outside = {*operator.inputs, *operator.outputs}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for k, node in enumerate(operator.nodes):
+        for name in filter(None, (*node.inputs, *node.outputs)):
+            root = root_of(name)
+            first.setdefault(root, k)
+            last[root] = k
+    replaced = {new: old for old, new in operator.updates}
+
+    def done_with(old: str, k: int) -> bool:
+        """Whether node k may write over `old`: it is the last that reads it, or none does from there on."""
+        if last[old] != k:
+            return last[old] < k
+        return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
+
+    for k, node in enumerate(operator.nodes):
+        over = runtime.in_place(node) if len(node.outputs) == 1 else ()
+        if not over:
+            continue
+        written = root_of(node.outputs[0])
+        if written in read or first[written] != k:
+            continue
+        size = find(operator, node, node.outputs[0], tensors).nbytes
+        for index in over:
+            name = node.inputs[index] if index < len(node.inputs) else ""
+            root = root_of(name)
+            if not name or root in outside or last[root] != k or root == written:
+                continue
+            if written in replaced and not done_with(replaced[written], first[root]):
+                continue
+            if find(operator, node, name, tensors).nbytes == size == tensors[written].nbytes == tensors[root].nbytes:
+                link[root] = written
+                first[written] = first[root]
+                break
+    # what the graph lacks is told where its size is asked for
+    known = [name for name in first if root_of(name) == name and name in tensors]
+    temporaries = [name for name in known if name not in outside]
+    idle = [name for name in known if name in operator.outputs and _idle_at_first(name, operator, tensors)]
+    link.update(_lodgers(temporaries, idle, first, last, tensors))
+    return {name: root_of(name) for name in link}
+
+
+def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether an output's bytes are in the arena, and nobody's until it is written."""
+    lies_on_old = operator.over or output in (new for _, new in operator.updates)
+    return not (operator.view or lies_on_old or tensors[output].resident)
+
+
+def _lodgers(
+    temporaries: Sequence[str],
+    outputs: Sequence[str],
+    first: Mapping[str, int],
+    last: Mapping[str, int],
+    tensors: Mapping[str, Tensor],
+) -> Mapping[str, str]:
+    """Temporaries that lie in an output until it is written, and in which.
+
+    first, last
+        Of each storage, the nodes that use it first and last.
+
+    The largest come first, each into the smallest output that has room; no two of one output are alive together.
+    """
+    found: dict[str, str] = {}
+    busy: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs if name in first}
+    rooms = sorted(busy, key=lambda name: tensors[name].nbytes)
+    for name in sorted(temporaries, key=lambda name: -tensors[name].nbytes):
+        start, end = first[name], last[name]
+        for output in rooms:
+            fits = tensors[name].nbytes <= tensors[output].nbytes and end < first[output]
+            if fits and all(end < begin or stop < start for begin, stop in busy[output]):
+                busy[output].append((start, end))
+                found[name] = output
+                break
+    return found
+
+
+def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
+    place = 0
+    for start, end in alive:
+        if start - place >= need:
+            break
+        place = max(place, -(-end // alignment) * alignment)
+    return place

@@ -1,0 +1,216 @@
+"""The open nodes of a branch and bound, and what their bounds prove: shared by all who explore it.
+
+The node with the least bound is given out first. What is proven is the least bound of those that are open and of those
+at which somebody is at work.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poetopt.backends.solvers.nodes import Floats
+from poetopt.util.work import Work
+
+MOST_OPEN = 20_000
+"""A tree that is wider gives up: each node has a basis, and what is proven rises no more."""
+QUICK = 8_000
+"""A tree of at most so many columns gets through hundreds of nodes in a minute."""
+DIVE_SHARE, DIVE_S = 0.25, 2.0
+"""Share of a tree's time beyond which no further dive begins, and none goes on, though for so many seconds at least."""
+PROBE_S, PROBE_SHARE = (2.0, 0.5), 0.1
+"""Probing may take so many seconds at least, at the root and at others; at the root, this share of what is left."""
+TURN_S = 0.1
+"""How often one who waits for a node looks whether the tree is given up."""
+
+
+@dataclass(order=True)
+class Open:
+    """A node to be explored: the least bound first, of equal ones the latest.
+
+    Kept are the `columns` (m,) whose bounds aren't the root's, and theirs: nodes are many, and so are columns.
+    """
+
+    bound: float
+    order: int
+    columns: NDArray[np.int64] = field(compare=False)
+    lower: Floats = field(compare=False)
+    upper: Floats = field(compare=False)
+    basis: object = field(compare=False)
+
+
+class Pseudocosts:
+    """What branching on a column brought: sums and counts by column and side, per unit of what it moved."""
+
+    def __init__(self, columns: int) -> None:
+        self._sums, self.counts = np.zeros((columns, 2)), np.zeros((columns, 2))
+
+    def learn(self, column: int, side: int, gain: float) -> None:
+        self._sums[column, side] += gain
+        self.counts[column, side] += 1
+
+    def gains(self, columns: NDArray[np.int64]) -> Floats:
+        """(m, 2) of columns; the mean of all where there is nothing of one."""
+        mean = self._sums.sum(axis=0) / np.maximum(self.counts.sum(axis=0), 1)
+        own = self._sums[columns] / np.maximum(self.counts[columns], 1)
+        return np.where(self.counts[columns] > 0, own, mean)
+
+
+class Tree:
+    """Give out nodes with `take`, and take their children back with `put`, from any number of threads.
+
+    `counting` says whether counts may be branched on; who explores the root decides it.
+
+    lower, upper
+        (n,) bounds of the columns at the root.
+    cutoff
+        The value of the best solution known anywhere; inf.
+    on_bound
+        Told what is proven whenever a node is given out (inf: that there is no solution); says whether that is enough.
+    gap
+        Nothing is looked for that is better than the best solution by less than this share of it.
+    remaining_s
+        Seconds that are left.
+    work
+        Counts what all who explore do.
+    dives
+        Whether solutions are to be looked for below nodes.
+    """
+
+    def __init__(
+        self,
+        lower: Floats,
+        upper: Floats,
+        *,
+        cutoff: Callable[[], float],
+        on_bound: Callable[[float], bool],
+        gap: float,
+        remaining_s: Callable[[], float] = lambda: math.inf,
+        work: Work | None = None,
+        dives: bool = True,
+    ) -> None:
+        self.lower, self.upper = lower, upper
+        self._cutoff, self._on_bound, self._gap, self._remaining_s = cutoff, on_bound, gap, remaining_s
+        self._dives = dives
+        self.learned = Pseudocosts(len(lower))
+        self.explored = 0
+        self.counting = True
+        self._whole = math.inf
+        self._queue = [self.open(-math.inf, lower, upper, None)]
+        self._at_work: dict[int, float] = {}
+        """By thread: what is proven of the node that it took."""
+        self.work = work or Work()
+        self._begun_s = self.work.seconds
+        self._count = 0
+        self._over = False
+        self._change = threading.Condition()
+        self._next_dive, self._dived_s = 1, 0.0
+
+    def open(self, bound: float, lower: Floats, upper: Floats, basis: object) -> Open:
+        """A node with these bounds, (n,) each."""
+        columns = np.flatnonzero((lower != self.lower) | (upper != self.upper))
+        return Open(bound, 0, columns, lower[columns], upper[columns], basis)
+
+    def limit(self) -> float:
+        """Nodes from here on are of no interest."""
+        cutoff = self._cutoff()
+        return cutoff - self._gap * abs(cutoff) if math.isfinite(cutoff) else cutoff
+
+    def whole(self, value: float) -> None:
+        """A point of `value` was whole and broke nothing, whatever became of it."""
+        with self._change:
+            self._whole = min(self._whole, value)
+
+    @property
+    def bound(self) -> float:
+        """What is proven of all that is left."""
+        with self._change:
+            first = self._queue[0].bound if self._queue else math.inf
+            return min(first, self._whole, *self._at_work.values(), self.limit())
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody needs to look any further, or can."""
+        return self._over
+
+    @property
+    def quick(self) -> bool:
+        """Whether its nodes take little."""
+        return len(self.lower) <= QUICK
+
+    def give_up(self) -> None:
+        """Nobody is given a node any more."""
+        with self._change:
+            self._over = True
+            self._change.notify_all()
+
+    def take(self) -> Open | None:
+        """The next node, once there is one; None when nothing is left, or what is proven is enough."""
+        with self._change:
+            while not self._over:
+                if self._finished():
+                    self._over = True
+                    self._change.notify_all()
+                elif self._queue:
+                    node = heapq.heappop(self._queue)
+                    if node.bound < self.limit():
+                        self._at_work[threading.get_ident()] = node.bound
+                        self.explored += 1
+                        return node
+                else:
+                    self._change.wait(TURN_S)  # somebody's children are still to come
+            return None
+
+    def put(self, children: Sequence[Open]) -> None:
+        """The open children of the node that this thread took."""
+        with self._change:
+            for child in children:
+                self._count -= 1
+                child.order = self._count
+                heapq.heappush(self._queue, child)
+            del self._at_work[threading.get_ident()]
+            self._change.notify_all()
+
+    def _finished(self) -> bool:
+        """Tell what is proven, if anything; whether that is all that there is to say."""
+        bound = self.bound
+        if self._on_bound(bound) or bound >= min(self._whole, self.limit()):
+            return True
+        return len(self._queue) >= MOST_OPEN or not (self._queue or self._at_work)
+
+    def time_to_probe(self) -> float:
+        """Seconds that probing may take at the node at hand: at the root a share of the rest, else a node's time."""
+        with self._change:
+            if self.explored == 1:
+                return max(PROBE_S[0], PROBE_SHARE * self._remaining_s())
+            return max(PROBE_S[1], self._node_s)
+
+    @property
+    def _node_s(self) -> float:
+        """What a node took, without dives, in the mean."""
+        return (self._spent_s - self._dived_s) / self.explored
+
+    @property
+    def _spent_s(self) -> float:
+        """What all who explore have spent on nodes."""
+        return self.work.seconds - self._begun_s
+
+    def time_to_dive(self) -> float:
+        """Seconds that a dive may take now, at nodes 1, 2, 4, ...; 0 where none is due. What it took is for `dived`."""
+        with self._change:
+            share_s = DIVE_SHARE * self._spent_s
+            if not self._dives or self.explored < self._next_dive or self._dived_s > share_s:
+                return 0.0
+            self._next_dive = 2 * self.explored
+            return max(DIVE_S, share_s)
+
+    def dived(self, seconds: float) -> None:
+        """What a dive took."""
+        with self._change:
+            self._dived_s += seconds

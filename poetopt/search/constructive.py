@@ -1,0 +1,170 @@
+"""Constructive heuristics: schedules that a search begins with, of replays and of plainer problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from poetopt.formulations import formulation
+from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.schedule import Schedule
+from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.heuristics.lasting import lasting_sets
+from poetopt.search.heuristics.ways import ALL_PLAIN, Ways, streamed_out
+from poetopt.search.incumbent import Incumbent
+from poetopt.search.run import Run
+from poetopt.search.solution import Options, Solution
+from poetopt.search.tuning import (
+    GRACE_S,
+    HEURISTICS_SHARE,
+    OFFER_WORK,
+    PLAIN,
+    QUICK_PRICES,
+    QUICK_SHARE,
+    WORK,
+)
+from poetopt.util.work import OutOfWorkError, Work
+
+STREAMING_SHARES = (1.0, 0.88)
+"""The targets at which all ways to stream are tried; at the others only the first."""
+
+
+def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:
+    """Heuristic plans at several targets: the replay is a little optimistic about memory.
+
+    run
+        Its incumbent and its starts take what is found, in a part of its time limit; all of it where there is none yet.
+    strict
+        Whether plans are warm starts only: what the solver accepts of them counts.
+    given
+        Schedules found elsewhere, taken first.
+    """
+    trial = Incumbent(run.problem, run.options) if strict else run.incumbent
+    for known in given:
+        _taken(run, trial, known, "start", strict)
+    options = run.options
+    modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
+    all_ways, joules = Ways(run.problem), run.chosen.plain
+    found = False  # a given schedule is no reason to look for quick ones any less
+    for paging, remat in dict.fromkeys(modes):
+        if not paging and not remat:
+            continue
+        for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
+            if (
+                trial.best and run.work.seconds > HEURISTICS_SHARE * run.budget.effort_s
+            ) or run.work.clock_s < -GRACE_S:
+                return
+            aim = int(options.ram_bytes * share)
+            for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
+                if place and share not in STREAMING_SHARES:
+                    break
+                if ways and joules and trial.value is not None and all_ways.more_j(ways) >= trial.value:
+                    continue
+                for lasting in lasting_sets(run.problem, aim, streamed_out(run.problem, ways)):
+                    schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways, work=run.work)
+                    run.work.done += OFFER_WORK * len(run.problem.operators)
+                    found |= _taken(run, trial, schedule, "heuristic", strict)
+    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
+        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+    if not found and options.deadline_s is not None:
+        _quick_schedules(run, trial, strict)
+
+
+def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
+    """Solutions of plainer problems.
+
+    Without paging, and without recomputation, where waking the storage costs energy: wakes are counted by stages, and a
+    relaxation pays for a small part of one in each. It tells little, and a search guided by it may end above what
+    either of the two finds at once.
+
+    solve
+        What solves them (`search`), in a part of the run's effort each; an interrupt of it is one of the run.
+    """
+    options, problem = run.options, run.problem
+    if not (problem.wake_j and problem.paging and options.paging and options.remat):
+        return
+    for paging, remat, share in PLAIN:
+        with run.timed("plain schedules"):
+            found = solve(problem, replace(options, paging=paging, remat=remat), whole=run, share=share)
+        if found.plan is not None:
+            known = schedule_of(found.plan, page_outs=run.chosen.transfer_times)
+            _taken(run, run.incumbent, known, "start", strict=False)
+        if found.interrupted:
+            raise KeyboardInterrupt
+
+
+def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
+    """Whether a schedule is the best so far; it is a start then, and told where plans count."""
+    if schedule is None or not trial.offer(schedule):
+        return False
+    run.starts.insert(0, schedule)
+    if not strict:
+        run.say(phase)
+    return True
+
+
+def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
+    """Heuristic plans where those of least energy come late: a second has a price, and targets lie closer together.
+
+    All targets of one price are tried, since the best plan counts; dearer seconds only where there is none.
+    """
+    options = run.options
+    found = False
+    until = run.budget.part(QUICK_SHARE)
+    modes = [(options.paging, options.remat, second_j) for second_j in quick_prices(run.problem)]
+    modes += [(False, options.remat, 0.0), (options.paging, False, 0.0)]
+    for paging, remat, second_j in modes:
+        if not (paging or remat):
+            continue
+        for percent in range(100, 50, -2):
+            if run.remaining_s(until) <= 0:
+                return
+            ram_bytes = options.ram_bytes * percent // 100
+            schedule = greedy(run.problem, ram_bytes, paging=paging, remat=remat, second_j=second_j, work=run.work)
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+        if found:
+            return
+
+
+def quick_prices(problem: Problem) -> list[float]:
+    """What a second is worth in replays that hurry, in joules, ascending."""
+    watts = problem.baseline_energy_j / (problem.baseline_time_s or 1.0)
+    return [times * watts for times in QUICK_PRICES]
+
+
+def greedy_schedules(
+    problem: Problem, options: Options, ram_bytes: int, work: Work, second_j: float = 0.0
+) -> Iterator[Schedule]:
+    """A few schedules that may fit `ram_bytes`, by greedy rules, until the work is done.
+
+    second_j
+        What a second counts for beside its energy, in joules.
+    """
+    room = ram_bytes - problem.reserve_bytes - formulation(options.formulation).reserve_bytes(problem)
+    all_ways = Ways(problem)
+    for paging, remat in dict.fromkeys([(options.paging, False), (options.paging, options.remat)]):
+        for share, rounded in ((1.0, False), (1.0, True), (0.95, False), (0.88, False)):
+            if rounded and not any(tensor.nbytes % problem.alignment for tensor in problem.tensors):
+                continue
+            aim = int(room * share)
+            for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
+                if place and share < 1.0:
+                    break
+                try:
+                    schedule = greedy(
+                        problem,
+                        aim,
+                        paging=paging,
+                        remat=remat,
+                        second_j=second_j,
+                        work=work,
+                        rounded=rounded,
+                        ways=ways,
+                    )
+                    work.spend(OFFER_WORK * len(problem.operators) if schedule is not None else 0)
+                except OutOfWorkError:
+                    return
+                if schedule is not None:
+                    yield schedule

@@ -1,0 +1,292 @@
+"""One ladder of scopes: each begins with what the one before left, and the widest that is proven is claimed.
+
+A shallow scope is proven in a fraction of the time of a wide one, and leaves the wide one an incumbent, the cuts that
+were tight, and what need not be searched again. Where a scope was asked for, the shallower ones only warm it up, each
+in a share of the time. With `auto` each may be the answer: a scope is left for a wider one once it is proven, or nearly
+and a share of the time is over; the last one has the rest of the time, for as long as its proof is within reach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from poetopt.formulations.scope import kind_words, scope_depth, scope_name
+from poetopt.search.budget import Budget
+from poetopt.search.labels import LabelSetting
+from poetopt.search.model import limits_of
+from poetopt.search.outer import no_plan
+from poetopt.search.proof import Proof
+from poetopt.search.relaxation import RelaxedRun
+from poetopt.search.run import Run
+from poetopt.search.scope_search import interrupted, search_scope
+from poetopt.search.solution import Options
+from poetopt.search.tuning import (
+    BESIDE_SHARE,
+    BRIEF_S,
+    BRIEF_SHARE,
+    CLAIMED_SHARE,
+    FINER,
+    FINEST,
+    LABELS_SHARE,
+    LEAST_S,
+    NEARLY,
+    NO_GOODS_SHARE,
+    OUTER_SHARE,
+    SOON_SHARE,
+    WARM_ENOUGH_SHARE,
+    WARM_UP_GAP,
+    WARM_UP_SHARES,
+    WARM_UP_TIME,
+)
+from poetopt.util.units import show_share
+
+
+def _asked(options: Options, scopes: Sequence[str]) -> str:
+    """The scope that is asked for: where nothing runs again, all are one; `auto` is the only one where there is one."""
+    alone = len(scopes) == 1 and (options.scope == "auto" or not options.remat)
+    return scopes[0] if alone else options.scope
+
+
+def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
+    """The scopes inside of the one asked for that warm it up."""
+    if len(scopes) == 1:
+        return ()
+    depths = [scope for scope in scopes if scope_depth(scope) < scope_depth(asked)]
+    between = _between(scopes)
+    return (depths[0], between) if between and _wide(asked) and asked != between else tuple(depths[:3])
+
+
+def _wide(scope: str) -> bool:
+    """Whether its chains have any length."""
+    return math.isinf(scope_depth(scope))
+
+
+def _between(scopes: Sequence[str]) -> str:
+    """`needed`, where it stands before `forward`: searched for schedules and cuts, not for its bound. Else empty."""
+    wide = [scope for scope in scopes[:-1] if _wide(scope)]
+    return wide[0] if len(wide) > 1 else ""
+
+
+class Deepening:
+    """The way up one run's ladder, as far as its options ask, or as far as the time allows.
+
+    first
+        The scope that is searched first: what is found before is said to be of it.
+    """
+
+    def __init__(self, run: Run) -> None:
+        options = run.options
+        self._run = run
+        self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
+        self._asked = _asked(options, self._scopes)
+        self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
+        self._at_hand = self.first
+        """The scope that is searched."""
+        self._last: Proof | None = None
+        """What the last one proved, if anything."""
+        self._proven: Proof | None = None
+        self._nearly: Proof | None = None
+        """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
+        self._labels: LabelSetting | None = None
+        self._aside: tuple[Proof | None, bool] = None, False
+        """Of the warm-up that leaves small tensors' room free: a Proof with cuts to use again; whether it closed."""
+
+    def deepen(self) -> Proof:
+        """What is proven in the end, or was when it was interrupted."""
+        try:
+            return self._through() if self._asked == "auto" else self._to(self._asked)
+        except KeyboardInterrupt:
+            self._run.interrupt()
+            found = interrupted(self._run, self._at_hand, self._last)
+            return claim(self._proven, self._nearly, found, self._run.options.gap)
+
+    @property
+    def _warm_ups(self) -> tuple[str, ...]:
+        """The scopes inside of the one asked for that warm it up."""
+        return _warm_ups(self._scopes, self._asked)
+
+    def _to(self, asked: str) -> Proof:
+        """Prove the scope that was asked for, once narrower ones have warmed it up."""
+        run = self._run
+        if proof := self._beside_plain([asked]):
+            return proof
+        # Label setting says as much of a depth, but depths are asked for to see what lies in them.
+        self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
+        quick = paid = True
+        between = _between(self._scopes)
+        for place, scope in enumerate(self._warm_ups):
+            if place > 1 and not (paid and quick and self._last is not None and self._last.within(WARM_UP_GAP)):
+                break
+            if place and (proof := self._by_labels(asked)):
+                return proof
+            budget, before = run.budget, run.incumbent.value
+            left_s, begun_s = budget.meant_s, run.work.seconds
+            finer = max(budget.gap / FINER, FINEST)
+            part = replace(budget, gap=min(budget.gap, finer)).part(WARM_UP_SHARES[place])
+            if scope == between:
+                self._warm_up(scope, part)
+                continue
+            if between and not place:
+                part = part.for_s(max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S)))
+            self._search(scope, part.nearly_after(WARM_ENOUGH_SHARE))
+            assert self._last is not None
+            quick = run.work.seconds - begun_s <= WARM_UP_TIME * left_s
+            paid = self._last.pays(before, run.options.gap)
+        last = self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
+        return self._of_all(last, 1.0) if asked == self._scopes[-1] else last
+
+    def _through(self) -> Proof:
+        """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
+        run, gap = self._run, self._run.options.gap
+        *rungs, widest = self._scopes
+        top = rungs[-1]
+        settled = False
+        last = self._beside_plain(rungs)
+        self._proven = last
+        begin = 0 if last is None else rungs.index(last.asked) + 1
+        for place, scope in enumerate(rungs[begin:], begin):
+            if place and run.remaining_s(run.budget) < LEAST_S:
+                break
+            if settled and not _wide(scope):
+                continue
+            if scope != top and _wide(scope):
+                self._warm_up(scope, run.budget.part(WARM_UP_SHARES[1]))
+                continue
+            if place == 1 and _wide(top):
+                self._labels = LabelSetting.of(run, top)
+                if proof := self._by_labels(top):
+                    return proof
+            before = run.incumbent.value
+            search = self._last_scope if _wide(scope) else self._search
+            share = 1.0 if scope == top else NO_GOODS_SHARE
+            last = search(scope, self._budget(scope, top), no_goods=share)
+            paid = last.pays(before, gap)
+            if last.closed:
+                settled = self._proven is not None and not paid
+                self._proven = last
+            elif last.within(NEARLY):
+                settled = self._proven is not None and not paid
+                self._nearly = last
+            elif not last.infeasible and not last.finished:
+                settled = True
+        assert last is not None
+        if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
+            last = self._of_all(last, OUTER_SHARE)
+        if last.infeasible and not last.of_all and run.remaining_s(run.budget) >= LEAST_S:
+            last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
+        if run.incumbent.best is None and not last.infeasible and run.remaining_s(run.budget) > 2 * LEAST_S:
+            self._last = None
+            last = self._search(last.asked, run.budget, no_goods=1.0)
+        return claim(self._proven, self._nearly, last, gap)
+
+    def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
+        """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""
+        run, plain, best = self._run, self._run.plain, self._run.incumbent.best
+        if plain is None or plain.asked not in scopes or best is None or best.schedule.variants:
+            return None
+        self._at_hand = plain.asked
+        found = search_scope(run, plain.asked, run.budget.part(BESIDE_SHARE), None, bound_only=True)
+        if not found.closed:
+            return None
+        self._last = found
+        return found
+
+    def _of_all(self, last: Proof, share: float) -> Proof:
+        """`last`, a proof that a scope has no schedule, as one that there is no plan at all, where that is proven."""
+        if not last.infeasible or self._run.incumbent.best is not None:
+            return last
+        if not no_plan(self._run, self._run.budget.part(share)):
+            return last
+        widest = self._scopes[-1]
+        return replace(last, asked=widest, scope=scope_name(widest), of_all=True)
+
+    def _budget(self, scope: str, top: str) -> Budget:
+        budget = self._run.budget
+        if scope == top:
+            # what no narrower scope has an answer for is worth all of the time
+            return replace(budget, in_reach=self._proven is not None)
+        if self._proven is not None and _wide(top):
+            budget = budget.part(CLAIMED_SHARE)
+        return budget.nearly_after(SOON_SHARE)
+
+    def _last_scope(self, scope: str, budget: Budget, *, no_goods: float = 0.0) -> Proof:
+        """Search the last scope: of a relaxation of the problem first, where there is one whose proof may be enough."""
+        run = self._run
+        relaxed = RelaxedRun.of(run)
+        if relaxed is None:
+            return self._search(scope, budget, no_goods=no_goods)
+        self._at_hand = scope
+        bound = 0.0 if self._labels is None else self._labels.bound_j
+        run.enter(scope, bound)
+        cuts, closed = self._aside
+        found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=closed)
+        if found.infeasible or run.closed(run.options.gap) or run.remaining_s(run.budget) < LEAST_S:
+            self._last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
+            return self._last
+        return self._search(scope, budget, no_goods=no_goods, bound=run.bound)  # what is small made the difference
+
+    def _warm_up(self, scope: str, budget: Budget) -> None:
+        """Search a scope for schedules and cuts; with the room of small tensors set aside, where that is quicker."""
+        run = self._run
+        aside = RelaxedRun.of(run, aside=True)
+        budget = budget.nearly_after(WARM_ENOUGH_SHARE)
+        if aside is None:
+            self._search(scope, budget)
+            return
+        self._at_hand = scope
+        run.enter(scope)
+        found = search_scope(aside, scope, budget, None)
+        # Of less room nothing is proven: only the cuts are worth something.
+        self._aside = replace(found, closed=False, infeasible=False), found.within(budget.gap)
+
+    def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
+        self._at_hand = scope
+        if self._labels is not None and scope == self._labels.scope:
+            bound = max(bound, self._labels.bound_j)
+        self._last = search_scope(self._run, scope, budget, self._last, no_goods=no_goods, bound=bound)
+        return self._last
+
+    def _by_labels(self, scope: str) -> Proof | None:
+        """What label setting proves of `scope`, if that is enough."""
+        run, labels = self._run, self._labels
+        if labels is None:
+            return None
+        self._at_hand = scope
+        run.enter(scope, labels.bound_j)
+        with run.timed("labels"):
+            labels.climb(run.budget.part(LABELS_SHARE))
+        if not run.closed(run.options.gap):
+            return None
+        return Proof(scope, run.scope, run.bound, False, run.incumbent.value, True, True)
+
+
+def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -> Proof:
+    """What is said of several scopes: the widest that is proven, with a note of what a wider one left open.
+
+    proven, nearly, last
+        The widest scope that is proven, the widest that is but for a little, and the last one searched.
+    """
+    if last.closed:
+        return last
+    if proven is None and nearly is not None and last.gap > nearly.gap and last.value == nearly.value:
+        return replace(nearly, note=_open(last))  # nothing better was found beyond it
+    if proven is None:
+        return last
+    return replace(
+        proven,
+        note=(
+            f"the plan is of a wider kind, {kind_words(last.scope)}; a better one of that kind may save up to "
+            f"{show_share(last.gap)} of the overhead (asked: {show_share(gap)})"
+        )
+        if last.value is not None and (proven.value is None or last.value < proven.value)
+        else _open(last),
+    )
+
+
+def _open(last: Proof) -> str:
+    kind = kind_words(last.scope)
+    if last.gap >= 1.0:
+        return f"nothing is proven of schedules of the next kind, {kind}: give more --time-limit to search them"
+    return f"a schedule of the next kind, {kind}, may save up to {show_share(last.gap)} of the overhead"

@@ -1,0 +1,221 @@
+"""Why there is no schedule: what binds, found by leaving out one thing at a time, and the step that needs the most.
+
+Everything said here is of a schedule that was found, or of sums that hold for all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from poetopt.formulations import formulation
+from poetopt.formulations.block import Block
+from poetopt.formulations.energy_budget import quickest
+from poetopt.formulations.goal import ENERGY, Goal
+from poetopt.formulations.scope import kind_words
+from poetopt.graph.problem import Problem
+from poetopt.plan.simulate import Simulation
+from poetopt.search.constructive import greedy_schedules
+from poetopt.search.diagnosis.minimum_budget import Search
+from poetopt.search.incumbent import Incumbent
+from poetopt.search.limits import Step, hardest_step
+from poetopt.search.solution import DeadlineModel, Options, Solution, Status
+from poetopt.search.tuning import WORK
+from poetopt.util.units import show_bytes, show_joules, show_limit, show_seconds
+from poetopt.util.work import Work
+
+SECONDS = 6.0
+"""What all trials together may take."""
+TRIAL_S = 2.5
+"""What one of them may take."""
+LEAST_GAP = 0.01
+"""How close a trial comes to the least of what a block limits, in time."""
+NAMED = 3
+"""How many kept tensors are named."""
+
+
+@dataclass(frozen=True)
+class Why:
+    """What `explain` found: sentences, and figures that are sharper than those known before (None: they aren't)."""
+
+    says: tuple[str, ...] = ()
+    ram_bound_bytes: int | None = None
+    least_deadline_s: float | None = None
+    interrupted: bool = False
+
+
+def explain(
+    problem: Problem, options: Options, solution: Solution, search: Search | None, seconds: float = SECONDS
+) -> Why:
+    """What binds in a problem that `solution` found no schedule for.
+
+    search
+        A whole solve, for the trials; without it they are of heuristics alone, and say the same in each call.
+    seconds
+        What they may take together; a trial that finds nothing in its share proves nothing, and nothing is said of it.
+    """
+    until = time.monotonic() + seconds
+    says: list[str] = []
+    step = hardest_step(problem, options)
+    bound = step.nbytes if step.nbytes > problem.least_ram_bytes else None
+    if bound is not None and step.nbytes > options.ram_bytes:
+        says.append(_step_words(problem, options, step))
+    one_pass = problem.baseline_time_s * (1 - 1e-9)
+    hurried = options.deadline_s is not None and options.deadline_s < one_pass
+    if options.ram_bytes < (step.nbytes if hurried else problem.least_ram_bytes):
+        return Why(tuple(says), bound)  # nothing but RAM helps
+    try:
+        if search is None:
+            says += _at_hand(problem, options)
+            shortest = None
+        elif hurried:
+            shortest = _shortest(problem, options, solution, search, until)
+        else:
+            shortest = _tried(problem, options, solution, search, until, says)
+    except KeyboardInterrupt:  # the user doesn't want to wait for more
+        return Why(tuple(says), bound, interrupted=True)
+    return Why(tuple(says), bound, shortest)
+
+
+def _tried(
+    problem: Problem, options: Options, solution: Solution, search: Search, until: float, says: list[str]
+) -> float | None:
+    """Leave out one thing at a time, and note in `says` what that makes possible; the shortest deadline, if it's new.
+
+    Raises KeyboardInterrupt.
+    """
+    in_vain: list[str] = []
+    for what, eased, block in _eased(options, problem):
+        left = until - time.monotonic()
+        if left <= 0.2:
+            if block is not None and block.limits is not None:
+                says += _least_at_hand(problem, eased, block, block.limits)
+            continue
+        gap = 1.0 if block is None or block.limits is None else LEAST_GAP
+        found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
+        if found.simulation is not None:
+            says.append(f"without {what} a schedule exists{_figures(found.simulation)}")
+            if block is not None and block.limits is not None:
+                says.append(least_words(problem, block, block.limits, found))
+        elif found.status is Status.INFEASIBLE:
+            in_vain.append(what)
+    left = until - time.monotonic()
+    if problem.storage_bytes is not None and options.paging and problem.paging and left > 0.2:
+        roomy = replace(problem, storage_bytes=None)
+        found = _trial(roomy, replace(options, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
+        if found.simulation is not None:
+            says.append(
+                f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
+                f"{_figures(found.simulation)}, with {show_bytes(found.simulation.stored_bytes)} on it"
+            )
+    if in_vain and not any(text.startswith("without") for text in says):
+        says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
+    return _shortest(problem, options, solution, search, until)
+
+
+def _trial(problem: Problem, options: Options, search: Search) -> Solution:
+    """A solve. Raises KeyboardInterrupt where that cut it short."""
+    found = search(problem, options)
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
+    """What was asked for beside the RAM, the options without it, and the block that asked, if one did.
+
+    Without a block that limits something, the least of that is what is looked for.
+    """
+    if options.deadline_s is not None:
+        yield f"the deadline of {show_seconds(options.deadline_s)}", replace(options, deadline_s=None), None
+    if not options.paging and problem.paging:
+        yield "--no-paging", replace(options, paging=True), None
+    if not options.remat:
+        yield "--no-remat", replace(options, remat=True), None
+    chosen = formulation(options.formulation)
+    for block in chosen.blocks:
+        if block.name not in chosen.simulated:
+            eased = chosen.without(block, minimising=block.limits)
+            what = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
+            yield what, replace(options, formulation=eased), block
+
+
+def _shortest(problem: Problem, options: Options, solution: Solution, search: Search, until: float) -> float | None:
+    """Seconds of the quickest schedule that a search finds within the RAM, where that beats what is known."""
+    chosen = formulation(options.formulation)
+    left = until - time.monotonic()
+    paper = options.deadline_model is DeadlineModel.PAPER
+    if options.deadline_s is None or paper or chosen.goal is not ENERGY or left <= 0.2:
+        return None
+    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()), gap=0.01, time_limit_s=left)
+    found = _trial(problem, quick, search)
+    known = solution.least_deadline_s
+    if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
+        return None
+    return found.simulation.makespan_s
+
+
+def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> str:
+    """What `block` can be asked for at least: what `found`, which minimises that, takes and proves."""
+    assert found.plan is not None
+    assert found.simulation is not None
+    chosen = formulation(found.options.formulation)
+    base = goal.baseline(problem, chosen.baseline_j(problem))
+    least = base + goal.value(chosen.trial(found.plan, found.simulation))
+    bound = found.overhead_bound_j if found.objective is None else found.objective.bound
+    proof = ""
+    if found.status is Status.OPTIMAL:
+        proof = f", and no schedule of the kind searched ({kind_words(found.scope)}) has less"
+    elif bound:
+        proven = show_limit(base + bound, goal.unit, up=False)
+        proof = f", and no schedule of the kind searched ({kind_words(found.scope)}) has less than {proven}"
+    known = show_limit(least, goal.unit)
+    return f"the least known to be feasible for {block.name} is {known} a step{proof}"
+
+
+def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
+    """What leaving out one thing at a time makes possible by heuristics."""
+    for what, eased, block in _eased(options, problem):
+        trial = Incumbent(problem, eased)
+        for schedule in greedy_schedules(problem, eased, eased.ram_bytes, Work(WORK)):
+            trial.offer(schedule, quick=True)
+        if trial.best is None:
+            continue
+        yield f"without {what} a schedule exists{_figures(trial.best.simulation)}"
+        if block is not None and block.limits is not None:
+            yield from _least_at_hand(problem, eased, block, block.limits)
+
+
+def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
+    """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
+    chosen = formulation(eased.formulation)
+    if not chosen.plans_count:
+        return []
+    trial = Incumbent(problem, eased)
+    for schedule in greedy_schedules(problem, eased, eased.ram_bytes, Work(WORK)):
+        trial.offer(schedule)
+    if trial.best is None:
+        return []
+    least = goal.baseline(problem, chosen.baseline_j(problem)) + trial.best.value
+    return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
+
+
+def _figures(simulation: Simulation) -> str:
+    moved = f", {show_bytes(simulation.bytes_paged)} moved" if simulation.bytes_paged else ""
+    energy, seconds = show_joules(simulation.energy_j), show_seconds(simulation.makespan_s)
+    return f" ({energy} and {seconds} a step{moved})"
+
+
+def _step_words(problem: Problem, options: Options, step: Step) -> str:
+    names = [f"'{problem.tensors[i].name}'" for i in sorted(step.kept, key=lambda i: (-problem.tensors[i].nbytes, i))]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    again = "can't be computed again" if options.remat else "may not be computed again"
+    kernels = f", kernels {problem.reserve_bytes:,}" if problem.reserve_bytes else ""
+    need = (
+        f"{step.nbytes:,} bytes without paging: {step.working_bytes:,} for its inputs, outputs and workspace{kernels}"
+    )
+    return (
+        f"operator {step.operator} '{problem.operators[step.operator].name}' needs {need}, and "
+        f"{problem.nbytes(step.kept):,} for {', '.join(names[:NAMED])}{more}, read later, which {again}"
+    )

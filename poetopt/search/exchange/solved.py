@@ -1,0 +1,208 @@
+"""A Pyomo model that somebody else has solved: the rows that it still lacks, and its plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any
+
+import numpy as np
+import pyomo.environ as pyo
+from pyomo.core.expr.numeric_expr import LinearExpression
+
+from poetopt.formulations import parameters
+from poetopt.formulations.language import Formulation
+from poetopt.formulations.rows import Floats, Row
+from poetopt.plan.instructions import Plan
+from poetopt.search.incumbent import Incumbent
+from poetopt.search.solution import DeadlineModel, Options
+from poetopt.util.errors import FormulationError, PlanError
+from poetopt.util.units import show_limit
+
+WHOLE = 1e-4
+"""How far from a whole number a solver may leave what must be one."""
+LATE, CUTS = "late_rows", "cuts"
+"""The attributes of the model under which rows that came late stand, and those that a relaxation broke."""
+
+
+class _Values:
+    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0.
+
+    integral
+        Whether what must be whole is held to that; else it is a relaxation's.
+    """
+
+    def __init__(self, model: Any, *, integral: bool = True) -> None:
+        """Raises PlanError where there is no value at all, and for a value that is no number within its bounds."""
+        entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
+        if entries and all(entry.value is None for entry in entries):
+            raise PlanError(
+                f"the model has no solution in it: none of its {len(entries):,} variables has a value; solve it first "
+                "(and load the solution, where your solver leaves that to you)"
+            )
+        for entry in model.component_data_objects(pyo.Var):
+            if entry.value is not None and not _possible(entry):
+                raise PlanError(
+                    f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
+                    f"{entry.ub}); give the variables what your solver found"
+                )
+        self.integral = integral
+        self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
+
+    def __getitem__(self, variable: Any) -> Floats:
+        values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
+        if not self.integral:
+            return values
+        whole: Floats = np.rint(values)
+        if not len(values) or not (id(variable) in self._whole or all(v.is_integer() for v in variable.values())):
+            return values
+        worst = int(np.argmax(np.abs(values - whole)))
+        if abs(values[worst] - whole[worst]) > WHOLE:
+            raise PlanError(
+                f"{variable.name} isn't solved to whole numbers ({values[worst]:g}); "
+                "solve the model as an integer program first"
+            )
+        return whole
+
+
+def _possible(entry: Any) -> bool:
+    """Whether the value of a variable is a number within its bounds, as far as solvers keep them."""
+    if not isinstance(entry.value, Real) or not math.isfinite(entry.value):
+        return False
+    value = float(entry.value)
+    low, high = entry.bounds
+    slack = WHOLE * max(1.0, abs(value))
+    return (low is None or value >= low - slack) and (high is None or value <= high + slack)
+
+
+def add_late_rows(model: Any) -> int:
+    """Add the rows that the solution in `model` breaks and that blocks bring late; how many there were.
+
+    Solve again for as long as there are any: without them a solution may take more than the budget.
+
+    Raises PlanError for a model without a solution or with one that isn't whole, FormulationError for what is no model
+    of a formulation.
+    """
+    chosen = _formulation(model)
+    with _by_itself(model):
+        rows = [row for row in chosen.separate(model, _Values(model)) if row.core]
+    return _added(chosen, model, rows, LATE)
+
+
+def add_cuts(model: Any) -> int:
+    """Add the rows that the relaxation's solution in `model` breaks and every schedule keeps; how many there were.
+
+    Raises PlanError for a model without a solution, FormulationError for what is no model of a formulation, and for one
+    whose budget may change, as cuts hold for one.
+    """
+    chosen = _formulation(model)
+    if model.space.limits.open:
+        raise FormulationError("cuts hold for one budget, deadline and device; build the model without mutable=True")
+    with _by_itself(model):
+        rows = chosen.separate(model, _Values(model, integral=False))
+    return _added(chosen, model, rows, CUTS)
+
+
+def _added(chosen: Formulation, model: Any, rows: list[Row], name: str) -> int:
+    if rows and model.component(name) is None:
+        model.add_component(name, pyo.ConstraintList())
+    for row in rows:
+        model.component(name).add(_expression(chosen, model, row))
+    return len(rows)
+
+
+def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
+    """The row for Pyomo; where the budget is a Param, in it."""
+    body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
+    lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
+    asked = chosen.priced if model.space.limits.open else None
+    if asked is not None and asked(model).budget.parent_block().local_name == row.block:
+        upper = parameters.upper_bound(model, row, chosen.reserve_bytes(model.space.problem))
+    return lower, body, upper
+
+
+def plan_in(model: Any) -> Plan:
+    """The plan that the solution in `model` stands for: simulated, laid out, and judged as a solve judges its own.
+
+    Raises PlanError for a model without a solution or with one that isn't whole, and for a plan that breaks the budget,
+    the deadline or a block's rule; FormulationError for what is no model of a formulation.
+    """
+    chosen = _formulation(model)
+    with _by_itself(model):
+        schedule = chosen.points.schedule(model, _Values(model))
+    incumbent = Incumbent(model.space.problem, _options(chosen, model.space))
+    if not incumbent.offer(schedule):
+        excess = incumbent.excess_bytes(schedule)
+        if excess:
+            raise PlanError(
+                f"the solution's plan takes {excess:,} bytes more than the budget of "
+                f"{incumbent.options.ram_bytes:,}: add the rows that come late (add_late_rows), and solve again"
+            )
+        raise PlanError(f"the solution's plan keeps the budget, but {_refusal(incumbent, incumbent.broken(schedule))}")
+    incumbent.settle()
+    assert incumbent.best is not None
+    return incumbent.best.plan
+
+
+def _options(chosen: Formulation, space: Any) -> Options:
+    """What the model was built with, as a solve is asked for it."""
+    limits = space.limits
+    paper = limits.compute_s is not None
+    return Options(
+        ram_bytes=limits.ram_bytes + chosen.reserve_bytes(space.problem),
+        deadline_s=limits.compute_s if paper else limits.makespan_s,
+        deadline_model=DeadlineModel.PAPER if paper else DeadlineModel.MAKESPAN,
+        formulation=chosen,
+    )
+
+
+def _refusal(incumbent: Incumbent, rule: str | None) -> str:
+    if rule is not None:
+        return f"a block refuses it: {rule}"
+    if incumbent.arena_excess is not None:
+        return (
+            f"the best memory layout found is {incumbent.arena_excess:,} bytes over it; build the model with so much "
+            "less ram_bytes"
+        )
+    if incumbent.makespan_excess_s is not None:
+        return (
+            f"it takes {show_limit(incumbent.makespan_excess_s, 's')} more than the deadline, as transfers don't hide "
+            "as the model says; build the model with so much less time"
+        )
+    return "the simulator refuses it; has the model lost some of its rows?"
+
+
+@contextmanager
+def _by_itself(model: Any) -> Iterator[None]:
+    """`model` as the root, where it is a block of a larger one: blocks look at `block.model()`."""
+    component = model.parent_component()
+    parent = component._parent
+    component._parent = None
+    try:
+        yield
+    finally:
+        component._parent = parent
+
+
+def _formulation(model: Any) -> Formulation:
+    """What the model was built of. Raises FormulationError for what no formulation has built, naming those inside."""
+    found = getattr(model, "formulation", None)
+    if isinstance(found, Formulation):
+        if model.space.limits.open:
+            model.space = parameters.current(model, found.reserve_bytes(model.space.problem))
+        return found
+    if not hasattr(model, "component_data_objects"):
+        raise FormulationError(f"a {type(model).__name__} is no Pyomo model")
+    inside = [
+        block.name
+        for block in model.component_data_objects(pyo.Block)
+        if isinstance(getattr(block, "formulation", None), Formulation)
+    ]
+    if inside:
+        raise FormulationError(
+            f"this model has {len(inside)} of a formulation in it ({', '.join(inside[:3])}"
+            f"{', ...' if len(inside) > 3 else ''}); ask for each by itself"
+        )
+    raise FormulationError("this is no model that a formulation's `build` has made")

@@ -1,0 +1,222 @@
+"""A search from beginning to end: what is plain without one, heuristics, scope after scope, the answer."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from poetopt.backends.solvers.solver import backend
+from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.scope import kind_words
+from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
+from poetopt.plan.closing import closing_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes, lay_out
+from poetopt.plan.schedule import Schedule
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import everything, store_all_bytes
+from poetopt.search.all_plans import DECIDING_SHARE, decidable, decided
+from poetopt.search.constructive import first_schedules, plain_schedules
+from poetopt.search.deepening import Deepening
+from poetopt.search.ends import with_ends, without_ends
+from poetopt.search.limits import impossible, within
+from poetopt.search.objective import objective_of
+from poetopt.search.outer import bound_all, bounding
+from poetopt.search.proof import Proof, outdone
+from poetopt.search.run import Run
+from poetopt.search.run_plain import plain_first
+from poetopt.search.solution import Listener, Options, Solution, Status, graded
+from poetopt.search.tuning import ALL_SHARE
+
+MODELS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
+SUPPORTS = MODELS | {Feature.MAPPED, Feature.CARRIED, Feature.RESULT}
+"""Features of problems that schedules are searched for, and those among them that models have decisions for."""
+
+_BY_SUMS = " (where operators may stream, only sums of bytes and seconds prove that)"
+_NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
+
+
+def search(
+    problem: Problem,
+    options: Options,
+    listener: Listener | None = None,
+    starts: Sequence[Schedule] = (),
+    begin: float | None = None,
+    whole: Run | None = None,
+    share: float = 1.0,
+    of_all: bool = True,
+) -> Solution:
+    """Find the schedule of least energy for `problem` within `options`.
+
+    Never raises for an infeasible problem or an interrupt: the Solution's status says so. `poetopt.search.diagnosis.solve`
+    adds what would help where there is no schedule.
+
+    starts
+        Schedules found elsewhere, taken like those of the heuristics.
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
+    whole, share
+        The search of which this one is a part, and its share of that one's effort.
+    of_all
+        Whether time is kept for a bound on all plans.
+
+    Raises FormulationError and BackendUnavailableError for options that don't exist, ProblemError for a problem with
+    features that no search plans for yet.
+    """
+    check_supported(problem, "the search", SUPPORTS)
+    if problem.beyond(MODELS) is not None:
+        begin = time.monotonic() if begin is None else begin
+        vars(problem)["asked"] = problem  # nothing that is carried in RAM was kept there by choice
+        found = search(without_ends(problem), options, listener, starts, begin)
+        return _with_ends(found, Run(problem, options, listener, begin=begin))
+    chosen, now = formulation_of(options.formulation), time.monotonic()
+    run = Run(problem, options, listener, begin=now if begin is None else begin)
+    if whole is not None:
+        part = whole.budget.part(share)
+        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, given=part)
+    if begin is not None:
+        run.timing["reading"] = now - begin
+    backend(options.backend)  # says at once where there is none
+    with run.timed("layout"):
+        store_all = store_all_bytes(problem)
+    try:
+        with run.timed("layout"):
+            if chosen.judged:
+                run.offer(everything(problem), "store-all")
+            run.incumbent.settle()
+    except KeyboardInterrupt:
+        run.interrupt()
+    if run.incumbent.best is not None and not _streams_behind(run.incumbent.best.plan):
+        # what comes anew with each batch is moved in every schedule, and what updates behind its parts alone read
+        run.least = run.incumbent.best.value
+        run.raise_bound(run.least, "store-all")
+        return _solution(run, Status.OPTIMAL, store_all)
+    refusal = impossible(problem, options)
+    if refusal is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), **refusal)
+    hopeless = chosen.impossible(problem)
+    if hopeless is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
+    if run.interrupted:
+        return _solution(run, Status.UNKNOWN, store_all)
+    strict = not chosen.plans_count
+    deepening = Deepening(run)
+    run.enter(deepening.first)
+    rest = 1.0 - (ALL_SHARE if of_all and bounding(run) is not None else 0.0)
+    few = decidable(run)
+    run.allot(rest)
+    try:
+        with run.timed("heuristics"):
+            first_schedules(run, strict=strict, given=starts)
+        if not strict:
+            plain_schedules(run, partial(search, of_all=False))
+            run.plain = plain_first(run, deepening.first)
+        run.allot(rest - DECIDING_SHARE if few else rest)
+        proof = deepening.deepen()
+        if few:
+            run.allot(rest)
+            with run.timed("exhaustive"):
+                proof = decided(run, proof)
+    except KeyboardInterrupt:
+        run.interrupt()
+        proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
+    try:
+        run.allot(1.0)
+        if of_all and not run.interrupted:
+            bound_all(run, run.budget)
+    except KeyboardInterrupt:
+        run.interrupt()
+    return _conclude(run, proof, store_all)
+
+
+def _with_ends(found: Solution, run: Run) -> Solution:
+    """What was found of `without_ends` of a problem, of the problem itself."""
+    if found.plan is None:
+        return found
+    problem, options = run.problem, run.options
+    plan = with_ends(problem, found.plan)
+    laid_out = lay_out(plan, ram_bytes=run.incumbent.room_bytes)
+    simulation, arena = simulate(plan), arena_bytes(laid_out)
+    if within(options, problem, simulation, arena):
+        return replace(found, plan=laid_out, simulation=simulation, arena_bytes=arena)
+    proof = Proof(found.scope, found.scope, found.overhead_bound_j or 0.0, False, None, False)
+    return _conclude(run, decided(run, proof) if decidable(run) else proof, found.store_all_peak_bytes)
+
+
+def _streams_behind(plan: Plan) -> bool:
+    """Whether something streams behind the last part of a batch, for what the parts keep in RAM: less might do."""
+    behind = closing_of(plan.problem, plan.instructions)
+    return behind is not None and any(step.variant for step in behind.instructions)
+
+
+def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
+    run.enter(proof.scope, max(proof.bound, run.least))
+    begin = time.monotonic()
+    try:
+        if not run.interrupted:  # seconds, for large ones
+            run.incumbent.hide_transfers(quick=time.monotonic() > run.latest)
+        run.incumbent.settle()
+    except KeyboardInterrupt:
+        run.interrupt()
+    run.timing["layout"] = run.timing.get("layout", 0.0) + time.monotonic() - begin
+    best = run.incumbent.best
+    if best is None:
+        status, reason = _without_plan(run, proof)
+        exhausted = proof.infeasible or proof.exhausted
+        return replace(_solution(run, status, store_all_peak), reason=reason, exhausted=exhausted)
+    found = _solution(run, Status.FEASIBLE, store_all_peak)
+    return replace(found, status=graded(found.overhead_gap, run.options.gap), reason=proof.note)
+
+
+def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
+    """What is known where no plan was found. It is infeasible where that is proven of all that was asked for: of all
+    plans, or of those of the scope, or of the formulation with rules of its own, that was named."""
+    chosen, kind = run.chosen, kind_words(proof.scope)
+    if proof.exhausted:
+        return Status.UNKNOWN, (
+            "each schedule of the kind searched that keeps the budget in bytes was tried, and has no memory layout "
+            f"within it, or is refused by the clock or a block; kind: {kind}"
+        )
+    sums = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
+    if not proof.infeasible:
+        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{sums}"
+    if proof.of_all:
+        return Status.INFEASIBLE, "no schedule exists"
+    none = f"no schedule of the kind searched exists, by proof; kind: {kind}"
+    if proof.scope == "full" and not chosen.plans_count:
+        return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
+    if proof.scope == "full":
+        return Status.UNKNOWN, f"{none}, once in a stage at most; whether another one exists is open{sums}"
+    named = run.options.scope == proof.asked
+    return Status.INFEASIBLE if named else Status.UNKNOWN, f"{none}; a wider --scope may have one"
+
+
+def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
+    best = run.incumbent.best
+    total_s = run.elapsed_s
+    value = math.inf if best is None else best.value
+    impossible = status is Status.INFEASIBLE
+    bound, scope_bound = (None if impossible else min(one, value) for one in (run.least, run.bound))
+    bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
+    return Solution(
+        status=status,
+        scope=run.scope,
+        options=run.options,
+        plan=None if best is None else best.plan,
+        simulation=None if best is None else best.simulation,
+        overhead_bound_j=bound_j,
+        scope_bound=scope_bound,
+        outdone=best is not None and outdone(best.value, run.bound),
+        objective=objective,
+        arena_bytes=None if best is None else best.arena_bytes,
+        store_all_peak_bytes=store_all_peak,
+        build_s=run.timing.get("build", 0.0),
+        solve_s=total_s - run.timing.get("build", 0.0) - run.timing.get("reading", 0.0),
+        timing=dict(run.timing),
+        total_s=total_s,
+        interrupted=run.interrupted,
+        trace=tuple(run.trace),
+    )

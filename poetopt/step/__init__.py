@@ -1,5 +1,0 @@
-"""A plan bound to addresses: which node runs on which bytes, and what moves where, without a runtime.
-
-`poetopt.step.parts` says it as data, for any machine. `poetopt.step.program` runs it on this one, with kernels that a
-runtime brings (`poetopt.step.program`).
-"""

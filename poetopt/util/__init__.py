@@ -1,0 +1,1 @@
+"""What any room may use: units, errors, files, interrupts, progress."""

@@ -1,0 +1,58 @@
+"""Small sweeps of problem files, and what they have to find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from poetopt.api.sweeps.evaluate import Value, evaluate
+from poetopt.api.sweeps.points import read_sweep
+from poetopt.api.sweeps.store import POINT, RESULT
+from tests.cli.support import chain, write_problem
+
+FILE = """
+models = ["chain.json", { model = "short.json", name = "short" }]
+devices = ["a72", "m4"]
+ram = ["40%", "60%", "3MB"]
+deadlines = ["none", "1.4x"]
+methods = ["poet", "revolve"]
+time_limit = "20s"
+"""
+_EVALUATED: dict[str, list[tuple[Value, ...]]] = {}
+
+
+def write_sweep(folder: Path, text: str = FILE) -> Path:
+    """A sweep with its two problem files beside it."""
+    write_problem(folder / "chain.json", chain(5))
+    write_problem(folder / "short.json", chain(3))
+    path = folder / "sweep.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def fixed(rows: Sequence[dict[str, Value]]) -> list[tuple[Value, ...]]:
+    """The columns that don't depend on the run."""
+    return [tuple(row.get(name) for name in (*POINT, *RESULT)) for row in rows]
+
+
+def undisturbed(path: Path) -> list[tuple[Value, ...]]:
+    """What the sweep has to find: every point evaluated in this process, one after another; once for each text."""
+    text = path.read_text(encoding="utf-8")
+    if text not in _EVALUATED:
+        _EVALUATED[text] = _evaluated(path)
+    return _EVALUATED[text]
+
+
+def _evaluated(path: Path) -> list[tuple[Value, ...]]:
+    rows: list[dict[str, Value]] = []
+    for point in read_sweep(path):
+        named: dict[str, Value] = {
+            "point": point.index,
+            "model": point.model.name,
+            "device": point.device.name,
+            "method": point.method,
+            "ram": point.ram_text,
+            "deadline": point.deadline_text,
+        }
+        rows.append({**named, **evaluate(point)})
+    return fixed(rows)

@@ -1,0 +1,190 @@
+"""The runtime `c`: what it runs of an operator, what that takes of RAM, and kernels that packages register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.autodiff import differentiate
+from poetopt.autodiff.optimizers import with_updates
+from poetopt.autodiff.passes.in_place import in_place
+from poetopt.frontends import load
+from poetopt.graph import OWN_DOMAIN, Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.ops.runtimes import runtime
+from poetopt.ops.runtimes.c import registry
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.ops.runtimes.c.steps import as_run, layout, steps
+from poetopt.report.needs import needs
+from poetopt.util import plugins
+from poetopt.util.errors import DeviceError, UnsupportedOpError
+
+NETWORKS = ("mlp", "lenet", "bert-tiny")
+
+
+def _step(name: str) -> TrainingGraph:
+    graph = load(name, batch=1)
+    assert isinstance(graph, Graph)
+    return differentiate(graph)
+
+
+def _normalized() -> TrainingGraph:
+    """Conv, BatchNormalization in training mode, Relu."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = {"w": np.ones((4, 3, 3, 3), np.float32), **{n: np.ones(4, np.float32) for n in ("s", "b", "m", "v")}}
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[3, 3]),
+        helper.make_node("BatchNormalization", ["c", "s", "b", "m", "v"], ["n", "m2", "v2"], training_mode=1),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3, 8, 8])]
+    out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4, 6, 6])]
+    arrays = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    proto = helper.make_graph(nodes, "normalized", given, out, arrays)
+    graph = load(helper.make_model(proto, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    assert isinstance(graph, Graph)
+    return differentiate(graph, loss="mse")
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "normalized"])
+def test_runs_of_nodes_that_amount_to_one_op_read_and_write_what_their_nodes_do(name: str) -> None:
+    graph = _normalized() if name == "normalized" else _step(name)
+    found = 0
+    for one in (graph, in_place(graph, runtime("c")), with_updates(graph, "sgd"), with_updates(graph, "adam")):
+        for operator in one.operators:
+            ends = 0
+            for whole in operator.whole:
+                assert whole.first >= ends
+                ends = whole.first + whole.count
+                run = operator.nodes[whole.first : ends]
+                rest = [*operator.nodes[: whole.first], *operator.nodes[ends:]]
+                written = {n for node in run for n in node.outputs}
+                assert {*filter(None, whole.node.inputs)} <= {n for node in run for n in node.inputs} - written
+                assert {*filter(None, whole.node.outputs)} <= written
+                elsewhere = {n for node in rest for n in node.inputs} | {*operator.outputs}
+                assert written & elsewhere <= {*whole.node.outputs}
+                found += 1
+    assert found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_operator_has_its_steps(name: str) -> None:
+    graph = in_place(_step(name), runtime("c"))
+    constants = {n: value for n, value in graph.values.items() if graph.tensors[n].role is Role.CONSTANT}
+    for operator in graph.operators:
+        place = layout(operator, graph.tensors)
+        inside = {*operator.inputs, *operator.outputs, *place.offsets, *place.storage}
+        for step in steps(operator, graph.tensors, constants):
+            assert {*filter(None, (*step.call.node.inputs, *step.call.node.outputs))} <= inside
+            assert step.scratch_offset + step.scratch_bytes <= place.temporaries_bytes
+    assert runtime("c").notes(graph) == ()
+
+
+def test_whole_kernels_need_no_workspace_and_nothing_lies_beside_it() -> None:
+    graph = _step("lenet")
+    for operator in graph.operators:
+        found = layout(operator, graph.tensors)
+        assert set(found.kernel_bytes) <= {0}
+        if operator.kind in {"Conv.grad_weight", "Conv.grad_input", "MaxPool", "MaxPool.grad_input"}:
+            assert found.temporaries_bytes == 0
+    problem = po.load("lenet", batch=1).differentiate().cost("m4", runtime="c")
+    assert (problem.alignment, problem.reserve_bytes) == (8, 0)
+    # MaxPool: what it reads, a quarter of that, and where its maxima were
+    relu, pool = (graph.tensors[name].nbytes for name in ("relu1_out", "pool1_out"))
+    assert needs(problem).least_ram_bytes == relu + 2 * pool
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
+def test_a_gradient_and_its_update_are_one_kernel_without_a_whole_gradient(optimizer: str) -> None:
+    graph = with_updates(_step("lenet"), optimizer)
+    ops = {node.op_type for operator in graph.operators for node in as_run(operator, graph.tensors).nodes}
+    assert {f"Gemm+{optimizer}.update", f"Conv.grad_weight+{optimizer}.update"} <= ops
+    biases = max(graph.tensors[name].nbytes for name in graph.trained if len(graph.tensors[name].shape) == 1)
+    assert max(layout(operator, graph.tensors).temporaries_bytes for operator in graph.operators) <= biases
+
+
+def test_scratch_is_part_of_the_workspace_beside_the_temporaries() -> None:
+    kernel = Kernel("Neg", lambda call, arguments: "", scratch_bytes=lambda call: 20)
+    tensors = {name: Tensor(name, (4,), "float32", Role.ACTIVATION) for name in "xaby"}
+    nodes = (Node("Exp", ("x",), ("a",)), Node("Neg", ("a",), ("b",)), Node("Add", ("a", "b"), ("y",)))
+    operator = Operator("o", "Exp", nodes, ("x",), ("y",))
+    with pytest.MonkeyPatch.context() as patch:
+        known = {**registry.kernels(), ("", "Neg"): kernel}
+        patch.setattr(registry, "kernels", lambda: known)
+        found = layout(operator, tensors)
+        second = steps(operator, tensors)[1]
+    assert second.scratch_bytes == 20
+    alive = {found.offsets[name] for name in "ab" if name in found.offsets}
+    spans = sorted([(second.scratch_offset, 20), *((at, 16) for at in alive)])
+    assert all(start + size <= later for (start, size), (later, _) in pairwise(spans))
+    assert found.temporaries_bytes == max(start + size for start, size in spans)
+
+
+def test_an_op_without_a_kernel_is_named_with_its_node() -> None:
+    tensors = {name: Tensor(name, (4,), "float32", Role.ACTIVATION) for name in "xy"}
+    operator = Operator("head", "Det", (Node("Det", ("x",), ("y",), name="det.1"),), ("x",), ("y",))
+    assert layout(operator, tensors).temporaries_bytes == 0
+    with pytest.raises(
+        UnsupportedOpError, match=r"operator 'head', node 'det.1' \(Det\): .* no kernel for Det; plan with --runtime"
+    ):
+        steps(operator, tensors)
+
+
+def test_a_run_of_nodes_goes_by_its_nodes_where_no_kernel_takes_all_of_it() -> None:
+    graph = _step("lenet")
+    (operator,) = (o for o in graph.operators if o.kind == "Conv.grad_input")
+    assert [node.op_type for node in as_run(operator, graph.tensors).nodes] == ["Conv.grad_input"]
+    (whole,) = operator.whole
+    node = Node("Conv.other", whole.node.inputs, whole.node.outputs, whole.node.attributes, OWN_DOMAIN)
+    refused = replace(operator, whole=(replace(whole, node=node),))
+    assert as_run(refused, graph.tensors).nodes == operator.nodes
+
+
+def _double(call: Call, arguments: Arguments) -> str:
+    return f"po_double({arguments.outputs[0]}, {arguments.inputs[0]}, {call.output().size});"
+
+
+doubled = Kernel("Double", _double, domain="third.party", headers=("double.h",), include="tests.runtimes")
+several = (doubled, Kernel("Add", _double, version="9"))
+odd = "no kernel"
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    points = [EntryPoint(name, f"{__name__}:{name}", registry.GROUP) for name in request.param]
+
+    def entry_points(group: str) -> Sequence[EntryPoint]:
+        return points if group == registry.GROUP else []
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.name])
+    for cached in (registry.kernels, registry.version):
+        cached.cache_clear()
+    yield
+    monkeypatch.undo()
+    for cached in (registry.kernels, registry.version):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("registered", [("several",)], indirect=True)
+def test_packages_register_kernels_and_replace_ours() -> None:
+    assert registry.kernel_for(Node("Double", ("x",), ("y",), domain="third.party")) is doubled
+    found = registry.kernel_for(Node("Add", ("a", "b"), ("y",)))
+    assert found is not None
+    assert found.version == "9"
+    assert runtime("c").version == "2+several"
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("registered", [("odd",)], indirect=True)
+def test_what_a_package_registers_must_be_kernels() -> None:
+    with pytest.raises(DeviceError, match=r"kernel 'odd' \(entry point .*\) is a str, no Kernel; tell its authors"):
+        registry.kernels()

@@ -1,0 +1,117 @@
+"""Runtimes by name: our own, those of other packages, and what a device file says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import poetopt as po
+from poetopt.graph import Node
+from poetopt.ops import runtimes
+from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
+from poetopt.ops.runtimes.onnxruntime import runtime as ours
+from poetopt.util.errors import DeviceError
+
+HERE = "tests.ops.test_names"
+
+
+class Bare(OnnxRuntime):
+    """A runtime that works nowhere in place, sets nothing aside, and packs tightly."""
+
+    name = "bare"
+    version = "0"
+    alignment = 8
+
+    def in_place(self, node: Node) -> tuple[int, ...]:
+        return ()
+
+    def reserve_bytes(self, kernels: int) -> int:
+        return 0
+
+
+BARE = Bare()
+ODD = object()
+
+
+@pytest.fixture
+def others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that register a runtime: one that is whole, one of another name, one that is none."""
+    points = [
+        EntryPoint("bare", f"{HERE}:BARE", "poetopt.ops.runtimes"),
+        EntryPoint("naked", f"{HERE}:BARE", "poetopt.ops.runtimes"),
+        EntryPoint("odd", f"{HERE}:ODD", "poetopt.ops.runtimes"),
+        EntryPoint("gone", f"{HERE}:GONE", "poetopt.ops.runtimes"),
+    ]
+    known = importlib.metadata.entry_points
+    monkeypatch.setattr(
+        importlib.metadata,
+        "entry_points",
+        lambda *, group: points if group == "poetopt.ops.runtimes" else known(group=group),
+    )
+
+
+def board(folder: Path, runtime: str) -> Path:
+    path = folder / "board.toml"
+    path.write_text(f'base = "m4"\nruntime = "{runtime}"\n', encoding="utf-8")
+    return path
+
+
+MICROCONTROLLERS = {"m0", "m4", "m4-c", "rp2040", "rp2350", "stm32f767", "stm32h743", "esp32-s3"}
+
+
+def test_microcontrollers_have_c_and_a_device_that_names_none_has_onnxruntime() -> None:
+    assert runtimes.names()[0] == runtimes.DEFAULT == "onnxruntime"
+    assert runtimes.runtime("onnxruntime") is ours
+    found = {name: po.device(name).runtime for name in po.devices.names()}
+    assert found == {name: "c" if name in MICROCONTROLLERS else "onnxruntime" for name in found}
+
+
+def test_a_device_that_names_it_costs_the_same(tmp_path: Path) -> None:
+    step = po.load("mlp").differentiate()
+    named, plain = step.cost(board(tmp_path, "onnxruntime")), step.cost("m4", runtime="onnxruntime")
+    assert (named.operators, named.tensors, named.reserve_bytes) == (
+        plain.operators,
+        plain.tensors,
+        plain.reserve_bytes,
+    )
+
+
+def test_an_unknown_runtime_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"board\.toml: .*runtime: unknown runtime 'onnx': there are onnxruntime"):
+        po.device(board(tmp_path, "onnx"))
+    by_hand = replace(po.device("m4"), runtime="onnx")
+    with pytest.raises(DeviceError, match="device 'm4': unknown runtime 'onnx'"):
+        po.load("mlp").differentiate().cost(by_hand)
+
+
+@pytest.mark.usefixtures("others")
+def test_a_device_counts_with_the_runtime_that_it_names(tmp_path: Path) -> None:
+    """What works in place, the reserve and the alignment are that runtime's, whichever was asked for first."""
+    step = po.load("lenet").differentiate()
+    assert isinstance(step, po.Training)
+    assert step.derived is not None
+    bare, plain = step.cost(board(tmp_path, "bare")), step.cost("m4", runtime="onnxruntime")
+    assert (bare.alignment, bare.reserve_bytes) == (8, 0)
+    assert plain.alignment == ours.alignment
+    assert plain.reserve_bytes >= ours.reserve_bytes(0)
+    alone = [operator.name for operator in step.derived.operators if not operator.view]
+    assert [operator.name for operator in bare.operators] == alone
+    assert len(plain.operators) < len(alone)
+    assert [o.name for o in step.cost("m4", runtime="onnxruntime").operators] == [o.name for o in plain.operators]
+    blocks = po.load("lenet").differentiate(granularity="block").cost(board(tmp_path, "bare"))
+    assert len(blocks.operators) < len(alone)
+
+
+@pytest.mark.usefixtures("others")
+def test_what_a_package_registers_must_be_a_runtime_of_that_name() -> None:
+    assert runtimes.names() == ("onnxruntime", "c", "bare", "gone", "naked", "odd")
+    with pytest.raises(DeviceError, match=r"runtime 'naked' \(.*\) is a Bare of the name 'bare'; tell its authors"):
+        runtimes.runtime("naked")
+    with pytest.raises(DeviceError, match=r"runtime 'odd' \(.*\) is a object without name, version, alignment"):
+        runtimes.runtime("odd")
+    with pytest.raises(DeviceError, match=r"runtime 'gone' \(.*\) can't be loaded"):
+        runtimes.runtime("gone")

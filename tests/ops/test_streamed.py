@@ -1,0 +1,264 @@
+"""Operators that stream: the plain ones' bits, just the transfers that they say, and RAM to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from benchmarks import kernels_streamed
+from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.ops.nodes import constants_of
+from poetopt.ops.runtimes import runtime
+from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.tiles import choice, windows
+from poetopt.ops.runtimes.c.tiles.choice import outline
+from poetopt.ops.runtimes.c.tiles.tiling import Rows
+from poetopt.ops.runtimes.c.tiles.variants import Candidate, Streamed, Ways
+from poetopt.ops.runtimes.contract import RuntimeVariant
+from poetopt.testing.contract import ContractError
+from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial
+from tests.backends.c.support import needs_host
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+OPERATORS = {
+    "resnet8": (
+        "conv1", "conv1.relu", "stage2.conv1", "stage2.shortcut", "stage2.relu", "stage3.conv2.bn", "pool",
+        "pool.grad_input", "stage3.conv2.bn.bias.update", "stage2.conv1.grad_input", "stage2.conv2.weight.update",
+        "stage2.conv2.bias.update", "stage3.relu.grad_input",
+    ),
+    "lenet": ("relu1", "relu3", "fc1.grad_input", "fc1.weight.update", "conv2.grad_input"),
+    "bert-tiny": (
+        "bert.encoder.layer.0.attention.output.dense.weight.update", "bert.embeddings.ln",
+        "bert.encoder.layer.0.attention.self.key.transpose", "bert.encoder.layer.0.attention.self.softmax",
+        "bert.encoder.layer.0.attention.self.mixed.grad_weight", "bert.encoder.layer.0.attention.self.mixed.grad_input",
+        "bert.encoder.layer.0.attention.self.softmax.grad_input", "bert.encoder.layer.0.output.LayerNorm.bias.update",
+        "bert.encoder.layer.0.intermediate.dense.bias.update",
+    ),
+}  # fmt: skip
+"""Of each kind one or more, with the optimizer momentum."""
+
+
+@cache
+def graph(network: str) -> TrainingGraph:
+    """A training step at batch 1, as the runtime c has it."""
+    model = po.load(network, batch=1)
+    assert isinstance(model, po.Model)
+    return model.differentiate(optimizer="momentum").on("c").graph
+
+
+def ways(network: str, operator: Operator) -> Ways:
+    """How an operator can stream, with everything on storage."""
+    found = graph(network)
+    names = (*operator.inputs, *operator.outputs)
+    return Ways(operator, found.tensors, movable=names, values=constants_of(found))
+
+
+def operators() -> Iterator[tuple[str, Operator]]:
+    for network, names in OPERATORS.items():
+        by_name = {operator.name: operator for operator in graph(network).operators}
+        yield from ((network, by_name[name]) for name in names if name in by_name)
+
+
+def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | None = None) -> Trial:
+    """A trial of one of its ways by each form of its loops, with random operands."""
+    found = graph(network)
+    random = np.random.default_rng(len(operator.name))
+    constants = constants_of(found)
+    given = {
+        name: constants[name]
+        if name in constants
+        else (random.standard_normal(found.tensors[name].shape) + 0.1).astype("float32")
+        for name in operator.inputs
+    }
+    given = {name: np.abs(value) if "variance" in name else value for name, value in given.items()}
+    if variants is None:
+        made = ways(network, operator)
+        by_form: dict[int, list[Candidate]] = {}
+        for way in made.candidates():
+            by_form.setdefault(way.form, []).append(way)
+        variants = [made.variant(some[random.integers(len(some))]) for some in by_form.values()]
+    return trial(operator, found.tensors, constants, given, variants)
+
+
+@needs_host
+def test_each_way_gives_the_plain_operators_bits_and_moves_what_it_says() -> None:
+    trials = [drawn(network, operator) for network, operator in operators()]
+    assert all(one.variants for one in trials)
+    assert check_streamed(trials, "-O0", sanitize=False) >= 50
+
+
+SWEPT = (
+    "Concat",
+    "Split",
+    "Slice",
+    "Transpose",
+    "MatMul.grad_weight",
+    "ReduceSum",
+    "InstanceNormalization",
+    "Conv.grad_input",
+    "Conv.grad_weight",
+    "Gradient.squares",
+    "adamw.update",
+)
+"""Kernels of which networks have few shapes."""
+
+
+@needs_host
+@small_blocks()
+def test_kernels_of_random_shapes_give_the_plain_ones_bits() -> None:
+    found = [kernel for kernel in kernels().values() if kernel.op_type in SWEPT]
+    of = {kernel.op_type: list(kernels_streamed.trials(kernel, 2, 3, kernels_streamed.Tally())) for kernel in found}
+    assert set(of) == set(SWEPT)
+    assert all(of.values())
+    assert check_streamed([one for some in of.values() for one in some], "-O0", sanitize=False) >= 40
+
+
+@needs_host
+@small_blocks()
+def test_rows_of_tables_are_picked_and_updated_by_the_plain_kernels_bits() -> None:
+    """Numbers come twice or from the end; the table lies on the storage in order, or its rows here and there."""
+    random = np.random.default_rng(7)
+    trials: list[Trial] = []
+    for dtype in ("int64", "int32", "int64"):
+        rows, inner, count = (int(random.integers(*range_)) for range_ in ((2, 7), (1, 4), (1, 10)))
+        shapes = {"table": (rows, 8 * inner), "picked": (1, count, 8 * inner), "dy": (1, count, 8 * inner)}
+        shapes |= {"gradient": (rows, 8 * inner), "new": (rows, 8 * inner), "rate": (), "kept": ()}
+        tensors = {name: Tensor(name, shape, "float32", Role.ACTIVATION) for name, shape in shapes.items()}
+        tensors["ids"] = Tensor("ids", (1, count), dtype, Role.INPUT)
+        given: dict[str, Array] = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+        given["ids"] = random.integers(-rows, rows, (1, count))
+        for op, inputs, output in (
+            ("Gather", ("table", "ids"), "picked"),
+            ("Gather.grad_input", ("dy", "ids"), "gradient"),
+            ("Gather.grad_input+sgd.update", ("dy", "ids", "table", "rate", "kept"), "new"),
+        ):
+            updates = (("table", "new"),) if output == "new" else ()
+            node = Node(op, inputs, (output,), {}, OWN_DOMAIN if "." in op else "")
+            operator = Operator(op, op, (node,), inputs, (output,), updates=updates)
+            tables = [(), ("table",)] if "table" in inputs else [()]
+            trials += [trial(operator, tensors, {}, given, None, listed) for listed in tables]
+    streamed = {frozenset(variant.streamed_in) for one in trials for variant in one.variants}
+    assert streamed >= {frozenset({"dy"}), frozenset({"table"}), frozenset({"dy", "table"})}
+    assert check_streamed(trials, "-O0", sanitize=True) > 100
+
+
+@needs_host
+@pytest.mark.parametrize("wrong", ["reads", "chunk", "workspace"])
+def test_a_way_that_is_another_than_it_says_is_refused(wrong: str) -> None:
+    operator = next(operator for operator in graph("lenet").operators if operator.name == "fc1.weight.update")
+    made = ways("lenet", operator)
+    variant = made.variant(next(way for way in made.candidates() if way.outer == 40 and len(way.streamed) == 2))
+    assert check_streamed([drawn("lenet", operator, [variant])], "-O0", sanitize=True) == 1
+    detail = variant.detail
+    assert isinstance(detail, Streamed)
+    if wrong == "reads":
+        variant = replace(variant, reads=((variant.reads[0][0], variant.reads[0][1] + 1), *variant.reads[1:]))
+    elif wrong == "chunk":  # its last chunk isn't gone through
+        loop = detail.form.loop(0)
+        variant = replace(variant, detail=replace(detail, form=replace(detail.form, outer=replace(loop, extent=119))))
+    else:
+        less = variant.workspace.temporaries_bytes - 4
+        variant = replace(variant, workspace=replace(variant.workspace, temporaries_bytes=less))
+    with pytest.raises(ContractError, match=r"should|other bits|overflow"):
+        check_streamed([drawn("lenet", operator, [variant])], "-O0", sanitize=True)
+
+
+def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -> None:
+    for network, operator in operators():
+        found = graph(network)
+        names = (*operator.inputs, *operator.outputs)
+        _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=constants_of(found))
+        everything = list(ways(network, operator).candidates())
+        assert 0 < len(kept) <= choice.MOST
+        least = min(ram(way, found) for way in everything)
+        by_set: dict[tuple[str, ...], list[Candidate]] = {}
+        for way in everything:
+            by_set.setdefault(tuple(sorted(way.streamed)), []).append(way)
+        assert least in [ram_of(one, found) for one in kept]
+        for one in kept:
+            mine = by_set[tuple(sorted((*one.streamed_in, *one.streamed_out)))]
+            workspace, moved = one.workspace.temporaries_bytes, traffic(one)
+            assert not any(better(way, workspace, moved) for way in mine)
+
+
+def better(way: Candidate, workspace: int, moved: int) -> bool:
+    """Whether a way needs less of one, and no more of the other."""
+    return (way.workspace_bytes, way.traffic) != (workspace, moved) and (
+        way.workspace_bytes <= workspace and way.traffic <= moved
+    )
+
+
+def ram(way: Candidate, found: TrainingGraph) -> int:
+    return way.workspace_bytes - sum(found.tensors[name].nbytes for name in way.streamed)
+
+
+def ram_of(way: RuntimeVariant, found: TrainingGraph) -> int:
+    streamed = (*way.streamed_in, *way.streamed_out)
+    return way.workspace.temporaries_bytes - sum(found.tensors[name].nbytes for name in streamed)
+
+
+def traffic(way: RuntimeVariant) -> int:
+    """What its transfers take, counted anew."""
+    reads = sum(count * (nbytes + 1_000) for nbytes, count in way.reads)
+    return reads + sum(count * (nbytes + 5_000) for nbytes, count in way.writes)
+
+
+@pytest.mark.parametrize(("kernel", "step", "before"), [(3, 1, 1), (3, 2, 1), (5, 1, 0), (2, 2, 0), (7, 2, 3)])
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before: int, chunk: int) -> None:
+    height, unit, pieces = 24, 128, 3
+    out = (height + 2 * before - kernel) // step + 1
+    taken = Rows(height, step, 1, -before, kernel - before - step)
+    for row in range(out):
+        met = [r for r in range(row * step - before, row * step - before + kernel) if 0 <= r < height]
+        assert taken.span(row, row + 1) == (met[0], met[-1] + 1)
+    found = windows.rows(taken, unit, pieces, out, chunk, 1, True, False)
+    assert found is not None
+    _, last = taken.span(out - 1, out)
+    moved = sum(nbytes * count for nbytes, count in found.reads.items())
+    assert moved == pieces * -(-last * unit // windows.BLOCK_BYTES) * windows.BLOCK_BYTES
+    widest = ((chunk - 1) * step + kernel) * unit
+    assert found.buffer_bytes <= pieces * (widest + 2 * windows.BLOCK_BYTES)
+    assert windows.rows(replace(taken, extent=23), unit, pieces, out, chunk, 1, True, False) is None  # no whole blocks
+
+
+@pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
+def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
+    found = windows.run(total, chunk, 3, True, True)
+    once = windows.run(total, chunk, 1, True, True)
+    assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
+    assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
+    assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total
+    assert chunk <= found.buffer_bytes <= chunk + 2 * windows.BLOCK_BYTES
+    assert all(
+        nbytes % windows.BLOCK_BYTES in (0, total % windows.BLOCK_BYTES) for nbytes in (*once.reads, *once.writes)
+    )
+
+
+def test_layers_that_are_alike_stream_in_the_same_ways() -> None:
+    found = graph("bert-tiny")
+    movables = {o.name: (*o.inputs, *o.outputs) for o in found.operators}
+    by_outline: dict[Hashable, list[Operator]] = {}
+    for operator in found.operators:
+        key = outline(operator, found.tensors, constants_of(found), movables[operator.name])
+        by_outline.setdefault(key, []).append(operator)
+    repeated = [some for some in by_outline.values() if len(some) > 1 and not some[0].view]
+    assert len(repeated) > 20
+    for first, second, *_ in repeated[::4]:
+        figures = [
+            [(v.workspace.temporaries_bytes, v.reads, v.writes) for v in runtime("c").variants(
+                operator, found.tensors, movable=movables[operator.name], values=constants_of(found)
+            )]
+            for operator in (first, second)
+        ]  # fmt: skip
+        assert figures[0] == figures[1]
+        kept = outline(first, found.tensors, constants_of(found), movables[first.name][1:])
+        assert kept != outline(first, found.tensors, constants_of(found), movables[first.name])
