@@ -1,4 +1,4 @@
-"""What `--granularity block` loses and what it saves: the same networks and budgets at both granularities.
+"""What `--with granularity=block` loses and what it saves: the same networks and budgets at both granularities.
 
     .venv/bin/python -m benchmarks.granularity [--only NAME] [--time-limit 30s] [--output FILE.md]
 

@@ -26,7 +26,7 @@ REFUSALS = (
     ("lenet", "--device", "m0", "--ram", "400KB"),
     ("lenet", "--device", "a72", "--ram", "300KB", "--no-paging"),
     ("lenet", "--device", "m0", "--ram", "550KB", "--deadline", "0.9x"),
-    ("lenet", "--device", "m0", "--ram", "550KB", "--energy-limit", "0.9x"),
+    ("lenet", "--device", "m0", "--ram", "550KB", "--with", "energy-limit=0.9x"),
     ("mlp", "--device", "m0", "--ram", "20KB"),
     ("resnet18-cifar", "--device", "a72", "--ram", "1MB"),
 )

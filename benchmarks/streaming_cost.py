@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.streaming_cost [--only SUBSTRING]... [--output FILE.md]
 
-Each cell is solved twice, one right after the other and each in a fresh process, as a user would: `--stream never`,
+Each cell is solved twice, one right after the other, each in a fresh process, as a user would: `--with stream=never`,
 then with operators that may stream. Seconds are of the processor (user and system, all threads), imports and reading
 the model included, so that other work on the machine counts little.
 """

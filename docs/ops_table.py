@@ -52,7 +52,7 @@ REGIONS = """
 
 Nodes that exporters write in place of one op, recognised by their values or structure (`poetopt.autodiff.regions`);
 held against the same network without regions by `tests/autodiff/test_regions.py`. QuantizeLinear and
-DequantizeLinear stand here as they are for `--straight-through` (`poetopt.autodiff.quantization`).
+DequantizeLinear stand here as they are for `--with straight-through` (`poetopt.autodiff.quantization`).
 
 | region | rule |
 |---|---|

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         store_all_peak_bytes,
         train,
     )
+    from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, train_on
     from poetopt.api.schedule_file import write_schedule
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from poetopt.api.verification import verify
     from poetopt.compare import baselines
     from poetopt.compare.goals import front, lexicographic
-    from poetopt.compare.interface import compare, pareto
     from poetopt.devices import Device
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.graph.problem import Problem
@@ -142,7 +142,7 @@ _HOMES = {
     "TrainingGraph": "poetopt.graph",
     "add_cuts": "poetopt.api",
     "add_late_rows": "poetopt.api",
-    "compare": "poetopt.compare.interface",
+    "compare": "poetopt.api.comparing",
     "export": "poetopt.api",
     "front": "poetopt.compare.goals",
     "lexicographic": "poetopt.compare.goals",
@@ -161,7 +161,7 @@ _HOMES = {
     "import_solution": "poetopt.api",
     "inspect": "poetopt.api.inspection",
     "verify": "poetopt.api.verification",
-    "pareto": "poetopt.compare.interface",
+    "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
     "sensitivity": "poetopt.api.sensitivity",
     "show": "poetopt.api.showing",

@@ -205,7 +205,7 @@ def test_a_plan_by_its_path(model: Path, tmp_path: Path) -> None:
     assert po.train(plan, 2, 0.1, check=1).bit_identical
 
 
-@pytest.mark.parametrize("use", [po.compare, po.pareto, po.store_all_peak_bytes, po.formulations.retention.build])
+@pytest.mark.parametrize("use", [po.store_all_peak_bytes, po.formulations.retention.build])
 def test_what_is_no_problem_yet_says_what_is_missing(use: Callable[..., object]) -> None:
     given = {"ram_bytes": 1} if use == po.formulations.retention.build else {}
     model = po.load("lenet")

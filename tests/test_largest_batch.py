@@ -88,8 +88,8 @@ def test_where_none_fits_the_smallest_is_told(run: Runner) -> None:
         (("--batch", "most", "--ram", "1MB"), "--batch most: must be a whole number from 1 on, or max"),
         (("--batch", "max", "--ram", "40%"), "--ram 40% grows with the batch"),
         (
-            ("--batch", "max", "--ram", "1MB", "--sensitivity"),
-            "--sensitivity: is of one problem; give what --batch max finds",
+            ("--batch", "max", "--ram", "1MB", "--with", "sensitivity"),
+            "--with sensitivity: is of one problem; give what --batch max finds",
         ),
     ],
 )

@@ -5,25 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from poetopt.api.options import asked
+from poetopt.api.problems import problem_of
 from poetopt.util.units import Factor, Share
 
 if TYPE_CHECKING:
+    from poetopt.api.problems import Solvable, TrainingOptions
     from poetopt.backends.solvers.solver import Backend
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
-    from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.search.exchange.model_files import Exported
 
 
 def export(
-    problem: Problem,
+    problem: Solvable,
     path: str | os.PathLike[str],
     *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     also: Sequence[str | os.PathLike[str]] = (),
     ram: str | float | Share | None = None,
     deadline: str | float | Factor | None = None,
@@ -36,9 +42,12 @@ def export(
     paging: bool = True,
     remat: bool = True,
     time_limit: str | float = 20.0,
+    **model: Unpack[TrainingOptions],
 ) -> Exported:
     """Write the model as `.mps`, `.lp` or `.nl` (with `.col` and `.row` beside), for a solver of your own.
 
+    problem, device, profile, runtime, model
+        As in `compare`.
     path
         Its suffix says the format.
     also
@@ -54,8 +63,9 @@ def export(
     """
     from poetopt.search.exchange.model_files import export as write
 
+    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
     options = asked(
-        problem,
+        found,
         ram=ram,
         deadline=deadline,
         steps=steps,
@@ -68,13 +78,16 @@ def export(
         remat=remat,
         time_limit=time_limit,
     )
-    return write(problem, options, path, also=also)
+    return write(found, options, path, also=also)
 
 
 def import_solution(
-    problem: Problem,
+    problem: Solvable,
     path: str | os.PathLike[str],
     *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     ram: str | float | Share | None = None,
     deadline: str | float | Factor | None = None,
     steps: int = 1,
@@ -84,6 +97,7 @@ def import_solution(
     scope: str = "auto",
     paging: bool = True,
     remat: bool = True,
+    **model: Unpack[TrainingOptions],
 ) -> Report:
     """The report on a solution file's schedule, simulated and laid out. Nothing is proven about it.
 
@@ -97,8 +111,9 @@ def import_solution(
     from poetopt.search.exchange.model_files import import_solution as read
     from poetopt.search.solution import IMPORTED
 
+    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
     options = asked(
-        problem,
+        found,
         ram=ram,
         deadline=deadline,
         steps=steps,
@@ -110,7 +125,7 @@ def import_solution(
         paging=paging,
         remat=remat,
     )
-    return Report(problem=problem, solution=read(problem, options, path))
+    return Report(problem=found, solution=read(found, options, path))
 
 
 def add_late_rows(model: Any) -> int:

@@ -67,7 +67,7 @@ def problems(
     Raises OptionError for other words, and for what a Problem has already; else as `Training.cost`.
     """
     if stream not in STREAM:
-        raise OptionError(f"--stream {stream}: must be {' or '.join(STREAM)}")
+        raise OptionError(f"--with stream={stream}: must be {' or '.join(STREAM)}")
     if parameters not in (AUTO, *PARAMETERS):
         raise OptionError(f"--parameters {parameters}: must be {AUTO}, {RESIDENT} or {PAGED}")
     if isinstance(step, Problem):

@@ -85,7 +85,7 @@ class Model:
         from poetopt.autodiff.passes.rows import by_rows as with_rows
 
         if granularity not in GRANULARITIES:
-            raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
+            raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
         derived = self.training_graph(
             loss=loss,
             output=output,

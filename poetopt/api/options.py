@@ -77,7 +77,7 @@ def asked(
         deadline_model=DeadlineModel(deadline_model),
         formulation=chosen,
         backend=backend,
-        scope=_scope(scope),
+        scope=checked_scope(scope),
         paging=paging,
         remat=remat,
         time_limit_s=parse_time(time_limit, option="--time-limit"),
@@ -124,7 +124,8 @@ def _deadline_s(problem: Problem, deadline: float | Factor | None, steps: int, t
     return deadline / steps
 
 
-def _scope(scope: str) -> str:
+def checked_scope(scope: str) -> str:
+    """A scope as options spell it. Raises OptionError."""
     kind, _, depth = scope.partition(":")
     if scope in SCOPES or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
         return scope

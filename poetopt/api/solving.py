@@ -199,7 +199,7 @@ def solve(
         most = "100%" if least and ram is None and total is None and problem.device_ram_bytes is None else ram
         options = options_of(problem, ram=most, steps=steps, counted=samples is not None or energy_limit is not None)
         if least:
-            found = None if energy_limit is None else parse_energy(energy_limit, option="--energy-limit")
+            found = None if energy_limit is None else parse_energy(energy_limit, option="--with energy-limit=")
             one_pass_j = formulation_of(options.formulation).baseline_j(problem)
             limit_j = found.times * one_pass_j if isinstance(found, Factor) else found and found / steps
             options = limited(problem, options, limit_j)
@@ -283,9 +283,9 @@ def solve(
 def _least_ram(minimize: str, model: SolveOptions) -> bool:
     """Whether the least RAM is asked for. Raises OptionError for another word, and for what doesn't go with it."""
     if minimize not in ("energy", "ram"):
-        raise OptionError(f"--minimize {minimize}: must be energy or ram")
+        raise OptionError(f"--with minimize={minimize}: must be energy or ram")
     if minimize == "ram" and (model.get("batch") == MAX or model.get("micro_batch") == AUTO):
-        raise OptionError("--minimize ram: is of one problem; leave out --batch max and --micro-batch auto")
+        raise OptionError("--with minimize=ram: is of one problem; leave out --batch max and --micro-batch auto")
     return minimize == "ram"
 
 

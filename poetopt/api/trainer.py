@@ -52,7 +52,7 @@ class Trainer(Closing):
         are part of checkpoints.
     accumulate, clip_norm
         For such a plan: sum the gradients of so many steps before an update, and bound the norm of all of them. A plan
-        whose step clips (`solve --clip-norm`) takes `clip_norm` too, 1 by default.
+        whose step clips (`solve --with clip-norm`) takes `clip_norm` too, 1 by default.
     seed
         Of the order of batches.
     workdir

@@ -224,7 +224,7 @@ class TrainingFile:
         if asked != ("auto", None, "operator", False, "none", True, False, False):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--granularity, --straight-through, --optimizer, --separate-updates, --clip-norm and --lazy-tables"
+                "--optimizer, and --with granularity, straight-through, separate-updates, clip-norm and lazy-tables"
             )
         return self
 
@@ -310,14 +310,18 @@ def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
 
 
 def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
-    """What becomes of --lazy-tables."""
+    """What becomes of --with lazy-tables."""
     tables = dict.fromkeys(rows.of for rows in graph.joint.rows.values() if rows.of)
     if tables:
         return (
             f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change in those steps alone that "
             f"use it, where {graph.optimizer} would move every row in every step",
         )
-    return ("--lazy-tables changes nothing here: no table is paged by rows that has optimizer states",) if asked else ()
+    return (
+        ("--with lazy-tables changes nothing here: no table is paged by rows that has optimizer states",)
+        if asked
+        else ()
+    )
 
 
 def _pedigree(device: Device) -> str:

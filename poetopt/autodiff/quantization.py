@@ -89,7 +89,7 @@ class Stopped:
 
     def notes(self, *, asked: bool) -> list[Note]:
         """What to say where nobody named these parameters."""
-        remedy = "" if asked else "; --straight-through lets gradients pass where nothing is clipped"
+        remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
         found = []
         if self.behind:
             text = f"{_counted(self.behind)} before a quantizer and {_are(self.behind)} not trained, as no gradient "
@@ -171,9 +171,9 @@ def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str
         inside = f", and {integer.name!r} ({_op(integer)}) computes with its integers" if integer is not None else ""
         return (
             f"{where}{inside}: no gradient passes; train what stands behind (--train PATTERN), or export the model "
-            "with QuantizeLinear and DequantizeLinear around float operators and use --straight-through"
+            "with QuantizeLinear and DequantizeLinear around float operators and use --with straight-through"
         )
     return (
         f"{where}: no gradient passes it; train what stands behind (--train PATTERN), or let gradients pass where "
-        "nothing is clipped: --straight-through"
+        "nothing is clipped: --with straight-through"
     )

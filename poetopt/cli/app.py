@@ -19,6 +19,7 @@ from poetopt.cli.compare import compare, pareto
 from poetopt.cli.console import complain, guarded, own_the_process, say
 from poetopt.cli.exchange import export, import_solution
 from poetopt.cli.models import grad, inspect
+from poetopt.cli.options import Paneled
 from poetopt.cli.plans import emit, run, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.schedule import schedule
@@ -38,24 +39,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.command(short_help="Find the schedule of least energy.")(solve)
-app.command(short_help="Execute a plan and check its gradients, or train with it.")(run)
-app.command(short_help="Train for epochs by a plan, and write the trained network.")(train)
-app.command(short_help="Write a plan as C for a microcontroller.")(emit)
-app.command(short_help="Write a plan's order as an ONNX file.")(schedule)
-app.command(short_help="Check a plan again, and its proof.")(verify)
-app.command(short_help="Show a plan as a page, a picture, a text or a trace.")(show)
-app.command(short_help="Compare the schedulers of the literature.")(compare)
-app.command(short_help="Draw the least energy against RAM or time.")(pareto)
-app.command(short_help="Solve many points on many processors; it resumes.")(sweep)
-app.command(short_help="Measure this machine, or read a board's figures.")(profile)
-app.command(short_help="Show what a model's training takes.")(inspect)
-app.command(short_help="Write the training graph as an ONNX file.")(grad)
-app.command(short_help="Write the model for a solver of your own.")(export)
-app.command("import-solution", short_help="Read that solver's solution back as a plan.")(import_solution)
-app.command(short_help="List formulations and blocks, or show their mathematics.")(formulations)
-app.command(short_help="List the devices, or show one with its sources.")(devices)
-app.command(short_help="List the built-in networks, or write one.")(zoo)
+app.command(short_help="Find the schedule of least energy.", cls=Paneled)(solve)
+app.command(short_help="Execute a plan and check its gradients, or train with it.", cls=Paneled)(run)
+app.command(short_help="Train for epochs by a plan, and write the trained network.", cls=Paneled)(train)
+app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(emit)
+app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(schedule)
+app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
+app.command(short_help="Show a plan as a page, a picture, a text or a trace.", cls=Paneled)(show)
+app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)
+app.command(short_help="Draw the least energy against RAM or time.", cls=Paneled)(pareto)
+app.command(short_help="Solve many points on many processors; it resumes.", cls=Paneled)(sweep)
+app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
+app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
+app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
+app.command(short_help="Write the model for a solver of your own.", cls=Paneled)(export)
+app.command("import-solution", short_help="Read that solver's solution back as a plan.", cls=Paneled)(import_solution)
+app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
+app.command(short_help="List the devices, or show one with its sources.", cls=Paneled)(devices)
+app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)
 
 
 def _version(wanted: bool) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from poetopt.cli import completion
 from poetopt.cli.console import check_outputs, say, write_json
-from poetopt.cli.options import BatchOption, JsonOption
+from poetopt.cli.options import BATCH, JsonOption, sharing
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.suggest import closest
 
@@ -70,6 +70,7 @@ def devices(
     return 0
 
 
+@sharing(BATCH)
 def zoo(
     name: Annotated[
         str | None,
@@ -80,7 +81,7 @@ def zoo(
     out: Annotated[
         str | None, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")
     ] = None,
-    batch: BatchOption = None,
+    **options: Any,
 ) -> int:
     """List the built-in networks, or write one as an ONNX file."""
     from poetopt import zoo as networks
@@ -99,6 +100,6 @@ def zoo(
     check_outputs([], {"-o": out})
     from poetopt.util.files import write_atomically
 
-    write_atomically(out, networks.build(name, batch).SerializeToString())
+    write_atomically(out, networks.build(name, options["batch"]).SerializeToString())
     say(f"{out}: {networks.ZOO[name].about}")
     return 0

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,44 +16,49 @@ from poetopt.cli import completion
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, say, write_json, write_text
 from poetopt.cli.options import (
-    AllowSymlinksOption,
-    BatchOption,
+    BACKEND,
+    BATCH,
+    DEADLINE,
+    DEVICE,
+    GAP,
+    GRANULARITY,
+    LOSS,
+    PARTS,
+    PROFILE,
+    READING,
+    RUNTIME,
+    SPACE,
+    STATISTICS,
+    THREADS,
+    TIME_LIMIT,
+    UPDATES,
     CsvOption,
-    DeadlineOption,
-    DeviceOption,
-    DimOption,
     JsonOption,
-    LossOption,
     ModelArgument,
-    OutputOption,
-    RuntimeOption,
-    ShapeOption,
-    StraightThroughOption,
-    ThreadsOption,
-    TrainOption,
-    ValueOption,
-    reading,
+    PictureOption,
+    sharing,
 )
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
     from poetopt.compare.compare import Comparison
 
-PictureOption = Annotated[
-    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
-]
-GapOption = Annotated[
-    str,
-    typer.Option(
-        "--gap", metavar="PERCENT", help="Stop a solve when its overhead is proven to be this close to the least."
+SCOPE = next(option for option in SPACE if option.name == "scope")
+OPTIONS = (
+    DEVICE, DEADLINE, BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, GRANULARITY, SCOPE, BACKEND, THREADS,
+    RUNTIME, PROFILE,
+)  # fmt: skip
+
+
+@sharing(
+    *OPTIONS,
+    replace(
+        TIME_LIMIT, default="12s", help="For one solve, of methods with a proof; POET also gets what the others left."
     ),
-]
-
-
+    GAP,
+)
 def compare(
     model: ModelArgument,
-    device: DeviceOption,
-    runtime: RuntimeOption = None,
     ram: Annotated[
         str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
     ] = "20%..100%/9",
@@ -60,37 +66,18 @@ def compare(
         str,
         typer.Option(metavar="all|A,B", help="The methods; all of them by default.", autocompletion=completion.methods),
     ] = "all",
-    deadline: DeadlineOption = None,
-    batch: BatchOption = None,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
-    time_limit: Annotated[
-        str,
-        typer.Option(
-            metavar="TIME", help="For one solve, of methods with a proof; POET also gets what the others left."
-        ),
-    ] = "12s",
-    gap: GapOption = "0.1%",
-    threads: ThreadsOption = 0,
     out: PictureOption = None,
     csv: CsvOption = None,
     plans: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write every plan there, as METHOD-BUDGET.json, for `run`.")
     ] = None,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
     import poetopt as po
-    from poetopt.api.models import read
     from poetopt.util.files import check_folder
 
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     if out is not None:
         from poetopt.report.plots import check_picture
@@ -103,17 +90,8 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)
     with _told() as told:
-        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
-        problem = training.cost(device, runtime=runtime)
         found = po.compare(
-            problem,
-            ram=ram,
-            methods=methods,
-            deadline=deadline,
-            time_limit=time_limit,
-            gap=gap,
-            threads=threads,
-            told=lambda name, budget: told(f"{name} at {budget:,} B"),
+            model, ram=ram, methods=methods, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options
         )
     if plans is not None:
         _save_plans(found, plans)
@@ -130,10 +108,11 @@ def compare(
     return 0
 
 
+@sharing(
+    *OPTIONS, replace(TIME_LIMIT, default="230s", help="Take up no new point after that."), replace(GAP, default="2%")
+)
 def pareto(
     model: ModelArgument,
-    device: DeviceOption,
-    runtime: RuntimeOption = None,
     against: Annotated[
         str,
         typer.Option(
@@ -147,29 +126,15 @@ def pareto(
         str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
     ] = None,
     points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
-    deadline: DeadlineOption = None,
-    batch: BatchOption = None,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Take up no new point after that.")] = "230s",
-    gap: GapOption = "2%",
-    threads: ThreadsOption = 0,
     out: PictureOption = None,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
-    from poetopt.api.models import read
+    from poetopt.api.comparing import point_words
     from poetopt.compare.deadlines import DeadlineFront
-    from poetopt.compare.interface import point_words
 
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs([model], {"-o": out, "--json": json})
     if against not in ("ram", "deadline"):
         raise OptionError(f"--against {against}: must be ram or deadline")
@@ -179,18 +144,13 @@ def pareto(
         check_picture(out)
 
     with _told() as told:
-        training = read(model, options).differentiate(loss=loss, output=output, straight_through=straight_through)
-        problem = training.cost(device, runtime=runtime)
         try:
             front = po.pareto(
-                problem,
+                model,
                 against="deadline" if against == "deadline" else "ram",
                 ram=ram,
                 points=points,
-                deadline=deadline,
-                time_limit=time_limit,
-                gap=gap,
-                threads=threads,
+                **options,
                 told=lambda limit, why: told(point_words(limit, why, against)),
             )
         except (InfeasibleError, NoScheduleError) as error:

@@ -2,118 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from poetopt.cli.console import check_outputs, say, write_json
 from poetopt.cli.options import (
-    AllowSymlinksOption,
-    BatchOption,
-    ClipNormOption,
-    DimOption,
+    BATCH,
+    LOSS,
+    PARTS,
+    READING,
+    RUNTIME,
+    STATISTICS,
+    UPDATES,
     JsonOption,
-    LossOption,
-    MicroBatchOption,
-    MicroBatchStatisticsOption,
     ModelArgument,
-    OptimizerOption,
-    OutputOption,
-    RuntimeOption,
-    SeparateUpdatesOption,
-    ShapeOption,
-    StraightThroughOption,
-    TrainOption,
-    ValueOption,
-    reading,
+    sharing,
 )
 from poetopt.util.errors import ModelError
 
 
+@sharing(BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, RUNTIME)
 def inspect(
     model: ModelArgument,
     device: Annotated[
         str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with what this device has.")
     ] = None,
-    batch: BatchOption = None,
-    micro_batch: MicroBatchOption = None,
-    micro_batch_statistics: MicroBatchStatisticsOption = False,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
-    optimizer: OptimizerOption = "none",
-    clip_norm: ClipNormOption = False,
-    runtime: RuntimeOption = None,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
     from poetopt.api.inspection import inspect as look
-    from poetopt.api.models import read
 
-    options = reading(
-        batch, train, dims, shapes, values, allow_symlinks,
-        micro_batch=micro_batch, micro_batch_statistics=micro_batch_statistics,
-    )  # fmt: skip
     check_outputs([model], {"--json": json})
-    found = look(
-        read(model, options),
-        device=device,
-        loss=loss,
-        output=output,
-        straight_through=straight_through,
-        optimizer=optimizer,
-        clip_norm=clip_norm,
-        runtime=runtime,
-    )
+    options.pop("fuse")
+    found = look(model, device=device, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0
 
 
+@sharing(BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES)
 def grad(
     model: ModelArgument,
     out: Annotated[str, typer.Option("-o", "--out", metavar="TRAIN.onnx", help="Write the training graph there.")],
-    batch: BatchOption = None,
-    micro_batch: MicroBatchOption = None,
-    micro_batch_statistics: MicroBatchStatisticsOption = False,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
-    optimizer: OptimizerOption = "none",
-    separate_updates: SeparateUpdatesOption = False,
-    clip_norm: ClipNormOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
     import poetopt as po
-    from poetopt.api.models import read
+    from poetopt.api.problems import READ
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
 
-    options = reading(
-        batch, train, dims, shapes, values, allow_symlinks,
-        micro_batch=micro_batch, micro_batch_statistics=micro_batch_statistics,
-    )  # fmt: skip
     check_outputs([model], {"-o": out, "--json": json})
-    loaded = read(model, options)
+    loaded = po.load(model, **{name: options.pop(name) for name in READ})
     if not isinstance(loaded, po.Model):
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
-    graph = loaded.training_graph(
-        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, fuse=not separate_updates,
-        clip_norm=clip_norm,
-    )  # fmt: skip
+    graph = loaded.training_graph(**options)
     save_model(graph.joint, out)
     document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}
     joint = graph.joint

@@ -1,18 +1,197 @@
-"""The arguments and options that several commands share."""
+"""The options that several commands share: each is declared once, and commands name the ones that they take.
+
+`@sharing(READING, STEP, ...)` gives a command the options of these groups: what was given comes as `**options`, under
+the names that `po.solve` and its like have, and `asked` makes their values of it. What few people ask for has no option
+of its own: `--with NAME[=VALUE]` takes it, beside the blocks of a formulation.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from poetopt.autodiff.optimizers import NAMES
 from poetopt.cli import completion
-from poetopt.cli.completion import choices
+from poetopt.cli.completion import Completion, choices
 from poetopt.util.errors import OptionError
+from poetopt.util.suggest import closest
 
-if TYPE_CHECKING:
-    from poetopt.frontends.reading import ReadOptions
+ADVANCED = "Advanced"
+"""The last panel of a command's help."""
+MAX, AUTO = "max", "auto"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of several commands.
+
+    name
+        As the Python call has it.
+    kind, default
+        What the parser makes of it.
+    words
+        The metavar; those of a choice are completed.
+    flag
+        Where it isn't the name; "" where only `--with` takes it.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    words: str
+    help: str
+    panel: str | None = ADVANCED
+    flag: str | None = None
+    completes: Completion | None = None
+    least: int | None = None
+
+    @property
+    def spelled(self) -> str:
+        """As it is written behind `--` or `--with`."""
+        return self.name.replace("_", "-")
+
+    def parameter(self) -> inspect.Parameter:
+        """As the parser takes it."""
+        completes = self.completes or (choices(*self.words.split("|")) if "|" in self.words else None)
+        given: dict[str, Any] = {"metavar": self.words} if self.words else {}
+        if completes is not None:
+            given["autocompletion"] = completes
+        if self.least is not None:
+            given["min"] = self.least
+        flag = self.flag or f"--{self.spelled}"
+        option = typer.Option(*flag.split(" "), help=self.help, rich_help_panel=self.panel, **given)
+        return inspect.Parameter(
+            self.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if self.default is ... else self.default,
+            annotation=Annotated[self.kind, option],
+        )
+
+
+_TEXT, _LIST, _WHOLE = str | None, list[str] | None, int | None
+DEVICE = Option(
+    "device", str, ..., "NAME|FILE", "A device (`poetopt devices`), or a TOML file of one.", None, "--device",
+    completion.devices,
+)  # fmt: skip
+RUNTIME = Option(
+    "runtime", _TEXT, None, "NAME", "What runs the operators: onnxruntime, c, or an installed one; default: the "
+    "device's.", completes=completion.runtimes,
+)  # fmt: skip
+PROFILE = Option("profile", _TEXT, None, "FILE", "Measured costs (`poetopt profile`), in place of estimates.")
+PARAMETERS = Option(
+    "parameters", str, AUTO, "auto|resident|paged",
+    "In RAM for good, or on storage and scheduled; auto: resident where that fits.",
+)  # fmt: skip
+STREAM = Option("stream", str, AUTO, "auto|never", "Whether operators may stream paged operands in parts.", flag="")
+BATCH = Option("batch", _WHOLE, None, "N", "Batch size.", None, least=1)
+BATCH_OR_MAX = replace(
+    BATCH, kind=_TEXT, words="N|max", help="Batch size; max: the largest that fits RAM and deadline.", least=None,
+    completes=choices(MAX),
+)  # fmt: skip
+MICRO_BATCH = Option(
+    "micro_batch", _TEXT, None, "K|auto",
+    "Cut the batch into K parts and sum their gradients; auto: the K of least energy that fits.",
+    completes=choices(AUTO),
+)  # fmt: skip
+PARTS = replace(MICRO_BATCH, words="K", help="Cut the batch into K parts and sum their gradients.", completes=None)
+STATISTICS = Option(
+    "micro_batch_statistics", bool, False, "",
+    "With --micro-batch: BatchNormalization in training mode takes each part's own statistics.",
+)  # fmt: skip
+ALLOW_SYMLINKS = Option(
+    "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
+)
+READING = (
+    Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
+    Option("dims", _LIST, None, "NAME=SIZE", "Size of a dimension that the file names.", flag="--dim"),
+    Option("shapes", _LIST, None, "INPUT=1x3x160x160", "Shape of an input.", flag="--shape"),
+    Option("values", _LIST, None, "INPUT=16000", "Make an input a constant of that value.", flag="--value"),
+    ALLOW_SYMLINKS,
+)
+"""How a model's file is read; beside the batch."""
+LOSS = (
+    Option("loss", str, AUTO, "auto|cross-entropy|bce|mse|none", "The loss to attach.", None),
+    Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
+    Option(
+        "straight_through", bool, False, "",
+        "Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.", flag="",
+    ),
+)  # fmt: skip
+UPDATES = (
+    Option(
+        "optimizer", str, "none", "none|sgd|momentum|adam|adamw",
+        "Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.", None,
+        completes=choices(*NAMES),
+    ),
+    Option("separate_updates", bool, False, "", "Updates are operators of their own.", flag=""),
+    Option("clip_norm", bool, False, "", "Updates clip gradients by the norm of all of them.", flag=""),
+)  # fmt: skip
+LAZY_TABLES = Option(
+    "lazy_tables", bool, False, "", "Rows of paged embeddings change in those steps alone that use them.", flag=""
+)
+GRANULARITY = Option(
+    "granularity", str, "operator", "operator|block", "The unit of scheduling; block: a chain of cheap operators.",
+    flag="",
+)  # fmt: skip
+RAM = Option("ram", _TEXT, None, "SIZE|PERCENT", "Budget of the schedule alone: 3MB, 300KiB, 40% of store-all.", None)
+DEADLINE = Option("deadline", _TEXT, None, "TIME|FACTOR", "250ms, 3h, or 1.5x one pass; default: none.", None)
+STEPS = Option(
+    "steps", int, 1, "N", "How many training steps an absolute deadline or limit is for.", least=1
+)  # fmt: skip
+DEADLINE_MODEL = Option(
+    "deadline_model", str, "makespan", "makespan|paper", "What the deadline bounds; paper: the sum of compute times."
+)
+SPACE = (
+    Option(
+        "formulation", str, "retention", "NAME", "Which model is solved: retention, poet (`poetopt formulations`).",
+        completes=completion.formulations,
+    ),
+    Option(
+        "scope", str, AUTO, "auto|depth:D|needed|forward|full", "Which schedules the proof covers.",
+        completes=choices(*completion.SCOPES),
+    ),
+    Option("no_paging", bool, False, "", "Recompute only."),
+    Option("no_remat", bool, False, "", "Page only."),
+)  # fmt: skip
+BACKEND = Option(
+    "backend", str, "highs", "NAME", "The solver: highs, gurobi, cbc, scip, or another one that is installed.",
+    completes=completion.backends,
+)  # fmt: skip
+GAP = Option("gap", str, "0.1%", "PERCENT", "Stop when the overhead is proven to be this close to the least.", None)
+TIME_LIMIT = Option("time_limit", str, "60s", "TIME", "Stop the search after that.", None)
+THREADS = Option(
+    "threads", int, 0, "N", "Threads of the solver; 0: it chooses. Unless 1, a search of ours runs beside.", least=0
+)
+SEARCHING = (BACKEND, TIME_LIMIT, GAP, THREADS)
+BLOCKS = Option("blocks", _LIST, None, "BLOCK=VALUE", "A block (`poetopt formulations`).", flag="")
+WITH = Option(
+    "more", _LIST, None, "NAME[=VALUE]",
+    "What is asked for seldom: {names}. May be repeated.", flag="--with",
+)  # fmt: skip
+GOALS = (
+    Option(
+        "total_ram", _TEXT, None, "SIZE",
+        "RAM for all of the step: schedule, parameters, states; default: the device's, unless --ram is given.", None,
+    ),
+    STEPS,
+    Option(
+        "samples", _WHOLE, None, "N",
+        "Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.", None, least=1,
+    ),
+    Option("epochs", _WHOLE, None, "E", "With --samples: for so many epochs; default: 1.", None, least=1),
+    Option("battery", _TEXT, None, "CHARGE", "The share of a battery that it takes: 3000mAh@3.7V, 40kJ.", flag=""),
+    Option("minimize", str, "energy", "energy|ram", "ram: the least that has a schedule.", flag=""),
+    Option("energy_limit", _TEXT, None, "JOULES|FACTOR", "Least time, or RAM, within this energy.", flag=""),
+)  # fmt: skip
+SOLVER = (
+    Option("solver_option", _LIST, None, "KEY=VALUE", "The solver's own option.", flag=""),
+    Option("log", _TEXT, None, "FILE", "What the solver prints.", flag=""),
+)
 
 ModelArgument = Annotated[
     str,
@@ -22,279 +201,16 @@ ModelArgument = Annotated[
         autocompletion=completion.models,
     ),
 ]
-
-
-DeviceOption = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        metavar="NAME|FILE",
-        help="A device (`poetopt devices`), or a TOML file of one.",
-        autocompletion=completion.devices,
-    ),
-]
-RuntimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--runtime",
-        metavar="NAME",
-        help="What runs the operators: onnxruntime, c, or an installed one; default: the device's.",
-        autocompletion=completion.runtimes,
-    ),
-]
-BatchOption = Annotated[int | None, typer.Option("--batch", metavar="N", help="Batch size.", min=1)]
-BatchOrMaxOption = Annotated[
-    str | None,
-    typer.Option("--batch", metavar="N|max", help="Batch size; max: the largest that fits RAM and deadline."),
-]
-MicroBatchOption = Annotated[
-    int | None,
-    typer.Option("--micro-batch", metavar="K", help="Cut the batch into K parts and sum their gradients.", min=1),
-]
-MicroBatchOrAutoOption = Annotated[
-    str | None,
-    typer.Option(
-        "--micro-batch",
-        metavar="K|auto",
-        help="Cut the batch into K parts and sum their gradients; auto: the K of least energy that fits.",
-        autocompletion=choices("auto"),
-    ),
-]
-MicroBatchStatisticsOption = Annotated[
-    bool,
-    typer.Option(
-        "--micro-batch-statistics",
-        help="With --micro-batch: BatchNormalization in training mode takes each part's own statistics.",
-    ),
-]
-TrainOption = Annotated[
-    list[str] | None,
-    typer.Option("--train", metavar="PATTERN", help="Train only these parameters (fc.*); may be repeated."),
-]
-DimOption = Annotated[
-    list[str] | None,
-    typer.Option("--dim", metavar="NAME=SIZE", help="Size of a dimension that the file names; may be repeated."),
-]
-ShapeOption = Annotated[
-    list[str] | None,
-    typer.Option("--shape", metavar="INPUT=1x3x160x160", help="Shape of an input; may be repeated."),
-]
-ValueOption = Annotated[
-    list[str] | None,
-    typer.Option("--value", metavar="INPUT=16000", help="Make an input a constant of that value; may be repeated."),
-]
+PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
 PlanModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="FILE", help="The model, where it is no longer where the plan says."),
 ]
-AllowSymlinksOption = Annotated[
-    bool,
-    typer.Option("--allow-symlinks", help="Read weights outside of the model's folder through symbolic links."),
-]
-LossOption = Annotated[
-    str,
-    typer.Option(
-        "--loss",
-        metavar="auto|cross-entropy|bce|mse|none",
-        help="The loss to attach.",
-        autocompletion=choices("auto", "cross-entropy", "bce", "mse", "none"),
-    ),
-]
-OutputOption = Annotated[
-    str | None,
-    typer.Option("--output", metavar="NAME", help="The output that the loss is on, where several could have it."),
-]
-StraightThroughOption = Annotated[
-    bool,
-    typer.Option(
-        "--straight-through",
-        help="Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.",
-    ),
-]
-OptimizerOption = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        metavar="none|sgd|momentum|adam|adamw",
-        help="Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.",
-        autocompletion=choices(*NAMES),
-    ),
-]
-SeparateUpdatesOption = Annotated[
-    bool,
-    typer.Option(
-        "--separate-updates",
-        help="With --optimizer: updates are operators of their own, so that whole gradients exist for a while.",
-    ),
-]
-ClipNormOption = Annotated[
-    bool,
-    typer.Option(
-        "--clip-norm",
-        help="With --optimizer: updates wait for the norm of all gradients, and clip them to the step's `clip_norm`.",
-    ),
-]
-LazyTablesOption = Annotated[
-    bool,
-    typer.Option(
-        "--lazy-tables",
-        help="With paged parameters: a row of an embedding and its momentum or moments change in those steps alone "
-        "that use it, and go to and from storage row by row.",
-    ),
-]
-GranularityOption = Annotated[
-    str,
-    typer.Option(
-        "--granularity",
-        metavar="operator|block",
-        help="The unit of scheduling; block: a chain of cheap operators is one.",
-        autocompletion=choices("operator", "block"),
-    ),
-]
-DeadlineOption = Annotated[
-    str | None, typer.Option("--deadline", metavar="TIME|FACTOR", help="250ms, 3h, or 1.5x one pass; default: none.")
-]
-ThreadsOption = Annotated[
-    int,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        help="Threads of the solver; 0: it chooses. Unless 1, a search of ours runs beside.",
-        min=0,
-    ),
-]
-BackendOption = Annotated[
-    str,
-    typer.Option(
-        "--backend",
-        metavar="NAME",
-        help="The solver: highs, gurobi, cbc, scip, or an installed one.",
-        autocompletion=completion.backends,
-    ),
-]
-SolverOption = Annotated[
-    list[str] | None,
-    typer.Option("--solver-option", metavar="KEY=VALUE", help="The solver's own option; may be repeated."),
-]
-LogOption = Annotated[
-    str | None, typer.Option("--log", metavar="FILE", help="Write what the solver prints there, as it goes.")
-]
-RamOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ram",
-        metavar="SIZE|PERCENT",
-        help="Budget of the schedule alone: 3MB, 300KiB, 40% of store-all.",
-    ),
-]
-TotalRamOption = Annotated[
-    str | None,
-    typer.Option(
-        "--total-ram",
-        metavar="SIZE",
-        help="RAM for all of the step: schedule, parameters, states; default: the device's, unless --ram is given.",
-    ),
-]
-ParametersOption = Annotated[
-    str,
-    typer.Option(
-        "--parameters",
-        metavar="auto|resident|paged",
-        help="In RAM for good, or on storage and scheduled; auto: resident where that fits.",
-        autocompletion=choices("auto", "resident", "paged"),
-    ),
-]
-StreamOption = Annotated[
-    str,
-    typer.Option(
-        "--stream",
-        metavar="auto|never",
-        help="With paged parameters, operators may stream operands chunk by chunk, where the runtime has ways; or not.",
-        autocompletion=choices("auto", "never"),
-    ),
-]
-StepsOption = Annotated[
-    int,
-    typer.Option("--steps", metavar="N", help="How many training steps an absolute deadline or limit is for.", min=1),
-]
-EpochsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--epochs", metavar="E", help="With --samples: the deadline is for so many epochs; default: 1.", min=1
-    ),
-]
-SamplesOption = Annotated[
-    int | None,
-    typer.Option(
-        "--samples",
-        metavar="N",
-        help="Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.",
-        min=1,
-    ),
-]
-BatteryOption = Annotated[
-    str | None,
-    typer.Option("--battery", metavar="CHARGE", help="Which share of a battery it takes: 3000mAh@3.7V, 11.1Wh, 40kJ."),
-]
-DeadlineModelOption = Annotated[
-    str,
-    typer.Option(
-        "--deadline-model",
-        metavar="makespan|paper",
-        help="What the deadline bounds; paper: the sum of compute times.",
-        autocompletion=choices("makespan", "paper"),
-    ),
-]
-FormulationOption = Annotated[
-    str,
-    typer.Option(
-        "--formulation",
-        metavar="NAME",
-        help="Which model is solved: retention, poet (`poetopt formulations`).",
-        autocompletion=completion.formulations,
-    ),
-]
-NoPagingOption = Annotated[bool, typer.Option("--no-paging", help="Recompute only.")]
-NoRematOption = Annotated[bool, typer.Option("--no-remat", help="Page only.")]
-ProfileOption = Annotated[
-    str | None,
-    typer.Option("--profile", metavar="FILE", help="Measured costs (`poetopt profile`), in place of estimates."),
-]
-StaticPowerOption = Annotated[
-    str | None,
-    typer.Option(metavar="WATTS", help="Idle power; it counts for the whole step in the energy that is minimised."),
-]
-EnergyLimitOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="JOULES|FACTOR",
-        help="Minimise time (or with --minimize ram the RAM), not energy, within this energy a step: 3J, 1.05x, 105%.",
-    ),
-]
-MinimizeOption = Annotated[
-    str,
-    typer.Option(
-        "--minimize",
-        metavar="energy|ram",
-        help="ram: the least RAM that has a schedule within --energy-limit and --deadline.",
-        autocompletion=choices("energy", "ram"),
-    ),
-]
-FlashWearOption = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Write at most this much to storage a step: 10MB.")
-]
-WithOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--with",
-        metavar="BLOCK=VALUE",
-        help="One more block (`poetopt formulations`); may be repeated.",
-        autocompletion=completion.blocks,
-    ),
-]
-PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
 PlanOutOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PLAN|-", help="Write the plan there; - is stdout.")
+]
+PictureOption = Annotated[
+    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
 CsvOption = Annotated[
     str | None, typer.Option("--csv", metavar="FILE|-", help="Write all rows there as CSV; - is stdout.")
@@ -303,64 +219,131 @@ JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
 
-
-def asked_blocks(
-    static_power: str | None, energy_limit: str | None, flash_wear: str | None, more: list[str] | None
-) -> list[str]:
-    """`--static-power`, `--energy-limit`, `--flash-wear` and `--with` as what `po.solve(blocks=...)` takes."""
-    named = {"static-power": static_power, "energy-limit": energy_limit, "flash-wear": flash_wear}
-    return [*(f"{name}={value}" for name, value in named.items() if value is not None), *(more or [])]
-
-
-def batch_size(text: str | None) -> int | None:
-    """`--batch`, where it isn't `max`. Raises OptionError."""
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise OptionError(f"--batch {text}: must be a whole number from 1 on, or max for the largest that fits")
-    return int(text)
-
-
-def micro_batches(text: str | None) -> int | None:
-    """`--micro-batch`, where it isn't `auto`. Raises OptionError."""
-    if text is None:
-        return None
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise OptionError(f"--micro-batch {text}: must be a whole number of parts from 1 on, or auto")
-    return int(text)
+REMOVED = {
+    **{
+        f"--{name}": f"--with {name}{value}"
+        for name, value in {
+            "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
+            "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
+            "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
+            "sensitivity": "", "allow-symlinks": "",
+        }.items()
+    },
+    "--sensitivity-plot": "--with sensitivity=PICTURE",
+    "--timing": "--json, whose `timing` has the seconds of each phase",
+    "--order": "nothing: orders of the operators aren't searched any more",
+}  # fmt: skip
+"""Options of the last release, and what to use instead."""
 
 
-def reading(
-    batch: int | None,
-    train: list[str] | None,
-    dims: list[str] | None,
-    shapes: list[str] | None,
-    values: list[str] | None,
-    allow_symlinks: bool,
-    *,
-    micro_batch: int | None = None,
-    micro_batch_statistics: bool = False,
-) -> ReadOptions:
-    """The options that say how MODEL is read. Raises OptionError."""
-    from poetopt.frontends.reading import read_options
+def sharing(*options: Option, sensitivity: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`.
 
-    return read_options(
-        batch=batch,
-        train=",".join(train) if train else None,
-        dims=_named("--dim", dims, "height=160"),
-        shapes=_named("--shape", shapes, "input=1x3x160x160"),
-        values=_named("--value", values, "sr=16000"),
-        allow_symlinks=allow_symlinks,
-        micro_batch=micro_batch,
-        micro_batch_statistics=micro_batch_statistics,
-    )
+    sensitivity
+        Whether it takes `--with sensitivity`.
+    """
+    named = [option for option in options if option.flag != ""]
+    behind = {option.spelled: option for option in options if option.flag == "" and option is not BLOCKS}
+    if sensitivity:
+        behind["sensitivity"] = Option("sensitivity", str, None, "PICTURE", "", flag="")
+    if behind or BLOCKS in options:
+        words = [f"{name}{f'={one.words}' if one.words else ''}" for name, one in behind.items()]
+        words += ["a block (`poetopt formulations`)"] if BLOCKS in options else []
+        spelled = [f"{name}=" if one.words else name for name, one in behind.items()]
+        mine = choices(*spelled)
+        also = completion.blocks if BLOCKS in options else choices()
+        named.append(
+            replace(
+                WITH,
+                help=WITH.help.format(names=", ".join(words)),
+                completes=lambda incomplete: list(dict.fromkeys([*mine(incomplete), *also(incomplete)])),
+            )
+        )
+
+    def taking(command: Callable[..., int]) -> Callable[..., int]:
+        hints = get_type_hints(command, include_extras=True)
+        own = list(inspect.signature(command).parameters.values())[:-1]
+        mine = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        required = [each for each in mine if each.default is inspect.Parameter.empty]
+        rest = [each for each in mine if each not in required]
+        parameters = [*required, *(option.parameter() for option in named), *rest]
+        parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)
+
+        def run(**given: Any) -> int:
+            taken = {each.name: given.pop(each.name) for each in own}
+            more = given.pop(WITH.name, None)
+            return command(**taken, **asked(given, behind, more, blocks=BLOCKS in options))
+
+        run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+        run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": int}
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return run
+
+    return taking
 
 
-def _named(option: str, texts: list[str] | None, example: str) -> dict[str, str]:
-    """Repeated NAME=VALUE; names may have = in them."""
+def asked(
+    given: Mapping[str, Any], behind: Mapping[str, Option], more: Sequence[str] | None, *, blocks: bool
+) -> dict[str, Any]:
+    """What was given to a command, as the Python calls take it. Raises OptionError.
+
+    behind, more
+        What `--with` takes beside blocks, and what was given to it.
+    """
+    found: dict[str, Any] = {option.name: option.default for option in behind.values()} | dict(given)
+    asked_blocks = []
+    for text in more or ():
+        name, equals, value = text.partition("=")
+        option = behind.get(name.strip())
+        if option is None:
+            if not blocks:
+                known = closest(name, behind) or f": it takes {', '.join(behind)}"
+                raise OptionError(f"--with {text}: {name} is nothing that this command takes{known}")
+            asked_blocks.append(text)
+        elif option.kind is bool:
+            if equals:
+                raise OptionError(f"--with {text}: it takes no value; write --with {option.spelled}")
+            found[option.name] = True
+        elif not equals and option.name == "sensitivity":
+            found[option.name] = ""
+        elif not value.strip():
+            raise OptionError(f"--with {text}: say --with {option.spelled}={option.words}")
+        elif option.kind == _LIST:
+            found[option.name] = [*(found[option.name] or ()), value]
+        elif found[option.name] != option.default:
+            raise OptionError(f"--with {text}: {option.spelled} is given already")
+        else:
+            found[option.name] = value
+    if blocks:
+        found["blocks"] = asked_blocks
+    for name, negated in (("no_paging", "paging"), ("no_remat", "remat"), ("separate_updates", "fuse")):
+        if name in found:
+            found[negated] = not found.pop(name)
+    if found.get("train"):
+        found["train"] = ",".join(found["train"])
+    for name, option_name, example in (
+        ("dims", "--dim", "height=160"), ("shapes", "--shape", "input=1x3x160x160"), ("values", "--value", "sr=16000"),
+    ):  # fmt: skip
+        if name in found:
+            found[name] = named(option_name, found[name], example)
+    if "solver_option" in found:
+        found["solver_options"] = named("--with solver-option", found.pop("solver_option"), "presolve=off", first=True)
+    for name, word, of in (("batch", MAX, "the largest that fits"), ("micro_batch", AUTO, "the best number of parts")):
+        if isinstance(found.get(name), str):
+            text = found[name].strip()
+            if text != word and not (text.isdecimal() and int(text) > 0):
+                option_name = name.replace("_", "-")
+                raise OptionError(f"--{option_name} {text}: must be a whole number from 1 on, or {word} for {of}")
+            found[name] = text if text == word else int(text)
+    return found
+
+
+def named(option: str, texts: Sequence[str] | None, example: str, *, first: bool = False) -> dict[str, str]:
+    """Repeated NAME=VALUE; names may have = in them, or values where the `first` one parts them. Raises OptionError."""
     found: dict[str, str] = {}
-    for text in texts or []:
-        name, equals, value = text.rpartition("=")
+    for text in texts or ():
+        name, equals, value = text.partition("=") if first else text.rpartition("=")
+        name, value = (name.strip(), value.strip()) if first else (name, value)
         if not equals or not name or not value.strip():
             raise OptionError(f"{option} {text}: say which and how much, as in {option} {example}")
         if name in found:
@@ -369,14 +352,18 @@ def _named(option: str, texts: list[str] | None, example: str) -> dict[str, str]
     return found
 
 
-def pairs(options: list[str] | None) -> dict[str, str]:
-    """Repeated `--solver-option` options as a mapping. Raises OptionError for one that isn't `key=value`."""
-    found: dict[str, str] = {}
-    for text in options or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise OptionError(f"--solver-option {text}: say KEY=VALUE, with the solver's own names, as in presolve=off")
-        if key.strip() in found:
-            raise OptionError(f"--solver-option {text}: {key.strip()} is given twice")
-        found[key.strip()] = value.strip()
-    return found
+class Paneled(TyperCommand):
+    """A command whose help has its options in panels: those that most people need, then the others."""
+
+    def format_options(self, context: Any, formatter: Any) -> None:
+        """Write them."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(context):
+            record = parameter.get_help_record(context)
+            if record is not None:
+                argument = parameter.param_type_name == "argument"
+                panel = "Arguments" if argument else getattr(parameter, "rich_help_panel", None) or "Options"
+                panels.setdefault(panel, []).append(record)
+        for panel in sorted(panels, key=lambda name: ("Arguments", "Options", ADVANCED).index(name)):
+            with formatter.section(panel):
+                formatter.write_dl(panels[panel])

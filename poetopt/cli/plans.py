@@ -9,13 +9,14 @@ import typer
 
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
-from poetopt.cli.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
+from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
 
 
+@sharing(ALLOW_SYMLINKS)
 def run(
     plan: PlanArgument,
     model: PlanModelOption = None,
@@ -60,8 +61,8 @@ def run(
             autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
-    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
 
@@ -74,9 +75,11 @@ def run(
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     if on is not None:
         check_on(on)
-        return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+        return _run_in_c(
+            plan, {"model": model, **options}, on, steps, lr, momentum, data, dump, seed, workdir, check, json
+        )
     every = _every(check, steps)
-    read = {"model": model, "allow_symlinks": allow_symlinks, "data": data, "seed": seed}
+    read = {"model": model, **options, "data": data, "seed": seed}
     try:
         if steps is not None and lr is not None:
             return _train(plan, read, workdir, steps, lr, momentum, every, dump, json)
@@ -87,13 +90,12 @@ def run(
         return _run_alone(plan, read, workdir, json)
     except OtherRuntimeError:
         on = "host"
-    return _run_in_c(plan, model, allow_symlinks, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+    return _run_in_c(plan, {"model": model, **options}, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
 
 
 def _run_in_c(
     plan: str,
-    model: str | None,
-    allow_symlinks: bool,
+    where: Mapping[str, Any],
     on: str,
     steps: int | None,
     lr: float | None,
@@ -112,7 +114,7 @@ def _run_in_c(
     if check is not None:
         raise OptionError("--check: a step in C is always compared; leave it out")
     with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        loaded = po.load_plan(plan, **where)
     if steps is not None and lr is not None:
         return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
     return _run_on(loaded, on, data, dump, seed, json)
@@ -233,6 +235,7 @@ def _train_on(
     return 0
 
 
+@sharing(ALLOW_SYMLINKS)
 def emit(
     plan: PlanArgument,
     out: Annotated[str, typer.Option("-o", "--out", metavar="DIR", help="Write the folder there.")],
@@ -261,8 +264,8 @@ def emit(
         ),
     ] = "flash",
     model: PlanModelOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
     import poetopt as po
@@ -271,13 +274,14 @@ def emit(
 
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        loaded = po.load_plan(plan, model=model, **options)
     emitted = write(loaded, out, target=target, schedule=schedule, weights=weights)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0
 
 
+@sharing(ALLOW_SYMLINKS)
 def verify(
     plan: PlanArgument,
     bound: Annotated[
@@ -301,8 +305,8 @@ def verify(
         str | None, typer.Option(metavar="FILE", help="The profile that the plan was solved with.")
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
-    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
 
@@ -327,7 +331,7 @@ def verify(
             device=device,
             profile=profile,
             compare_model=not no_model,
-            allow_symlinks=allow_symlinks,
+            **options,
         )
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])

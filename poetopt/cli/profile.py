@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
-from poetopt.cli.options import (
-    AllowSymlinksOption,
-    BatchOption,
-    DimOption,
-    JsonOption,
-    LossOption,
-    ModelArgument,
-    OptimizerOption,
-    OutputOption,
-    ShapeOption,
-    StraightThroughOption,
-    TrainOption,
-    ValueOption,
-    reading,
-)
+from poetopt.cli.options import BATCH, LOSS, READING, UPDATES, JsonOption, ModelArgument, sharing
 from poetopt.util.errors import ModelError, OptionError
 
 
@@ -34,6 +20,7 @@ def check_modelled(on: str) -> None:
     core(on)
 
 
+@sharing(BATCH, *READING, *LOSS, UPDATES[0])
 def profile(
     model: ModelArgument,
     out: Annotated[
@@ -64,28 +51,19 @@ def profile(
     clock: Annotated[
         str | None, typer.Option(metavar="FREQUENCY", help="With --on: the core's; default: 64MHz, M0+ 48, M7 216.")
     ] = None,
-    optimizer: OptimizerOption = "none",
     dma: Annotated[bool, typer.Option("--dma", help="With --from-csv: transfers run beside the board's CPU.")] = False,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Measure the storage there; default: a temporary folder.")
     ] = None,
-    batch: BatchOption = None,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy.
 
     With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
     """
     import poetopt as po
-    from poetopt.api.models import read
+    from poetopt.api.problems import step_of
     from poetopt.devices.profile import load_profile
     from poetopt.devices.profile_csv import from_csv as read_csv
     from poetopt.devices.profile_csv import template as empty_csv
@@ -105,20 +83,17 @@ def profile(
         )
     if on is not None:
         check_modelled(on)
-    if on is None and (clock or optimizer != "none"):
+    if on is None and (clock or options["optimizer"] != "none"):
         raise OptionError(
             "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
         )
     clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
-    options = reading(batch, train, dims, shapes, values, allow_symlinks)
     check_outputs(
         [model, from_csv],
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
         texts=("-o", "--template", "--json"),
     )
-    training = read(model, options).differentiate(
-        loss=loss, output=output, straight_through=straight_through, optimizer=optimizer
-    )
+    training = step_of(model, **options)
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

@@ -2,243 +2,128 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from poetopt.cli.completion import SCOPES, choices
 from poetopt.cli.console import check_outputs, complain, live_progress, say, write_json, write_text
 from poetopt.cli.options import (
-    AllowSymlinksOption,
-    BackendOption,
-    BatchOrMaxOption,
-    BatteryOption,
-    ClipNormOption,
-    DeadlineModelOption,
-    DeadlineOption,
-    DeviceOption,
-    DimOption,
-    EnergyLimitOption,
-    EpochsOption,
-    FlashWearOption,
-    FormulationOption,
-    GranularityOption,
+    BATCH_OR_MAX,
+    BLOCKS,
+    DEADLINE,
+    DEADLINE_MODEL,
+    DEVICE,
+    GOALS,
+    GRANULARITY,
+    LAZY_TABLES,
+    LOSS,
+    MICRO_BATCH,
+    PARAMETERS,
+    PROFILE,
+    RAM,
+    READING,
+    RUNTIME,
+    SEARCHING,
+    SOLVER,
+    SPACE,
+    STATISTICS,
+    STREAM,
+    UPDATES,
     JsonOption,
-    LazyTablesOption,
-    LogOption,
-    LossOption,
-    MicroBatchOrAutoOption,
-    MicroBatchStatisticsOption,
-    MinimizeOption,
     ModelArgument,
-    NoPagingOption,
-    NoRematOption,
-    OptimizerOption,
-    OutputOption,
-    ParametersOption,
     PlanOutOption,
-    ProfileOption,
-    RamOption,
-    RuntimeOption,
-    SamplesOption,
-    SeparateUpdatesOption,
-    ShapeOption,
-    SolverOption,
-    StaticPowerOption,
-    StepsOption,
-    StraightThroughOption,
-    StreamOption,
-    ThreadsOption,
-    TotalRamOption,
-    TrainOption,
-    ValueOption,
-    WithOption,
-    asked_blocks,
-    batch_size,
-    micro_batches,
-    pairs,
-    reading,
-)
-from poetopt.cli.sensitivity import (
-    SensitivityOption,
-    SensitivityPlotOption,
-    add_sensitivity,
-    check_plot,
+    sharing,
 )
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
-    from poetopt.api.problems import SolveOptions
-    from poetopt.api.training import Training, TrainingFile
+    from poetopt.report.report import Report
+
+SHARE = 6
+"""Each optimum of `--with sensitivity` may take this part of the time limit of the solve."""
 
 
-def solve(
-    model: ModelArgument,
-    device: DeviceOption,
-    runtime: RuntimeOption = None,
-    ram: RamOption = None,
-    total_ram: TotalRamOption = None,
-    parameters: ParametersOption = "auto",
-    stream: StreamOption = "auto",
-    deadline: DeadlineOption = None,
-    steps: StepsOption = 1,
-    epochs: EpochsOption = None,
-    samples: SamplesOption = None,
-    battery: BatteryOption = None,
-    deadline_model: DeadlineModelOption = "makespan",
-    batch: BatchOrMaxOption = None,
-    micro_batch: MicroBatchOrAutoOption = None,
-    micro_batch_statistics: MicroBatchStatisticsOption = False,
-    train: TrainOption = None,
-    dims: DimOption = None,
-    shapes: ShapeOption = None,
-    values: ValueOption = None,
-    allow_symlinks: AllowSymlinksOption = False,
-    loss: LossOption = "auto",
-    output: OutputOption = None,
-    straight_through: StraightThroughOption = False,
-    optimizer: OptimizerOption = "none",
-    separate_updates: SeparateUpdatesOption = False,
-    clip_norm: ClipNormOption = False,
-    lazy_tables: LazyTablesOption = False,
-    granularity: GranularityOption = "operator",
-    formulation: FormulationOption = "retention",
-    static_power: StaticPowerOption = None,
-    minimize: MinimizeOption = "energy",
-    energy_limit: EnergyLimitOption = None,
-    flash_wear: FlashWearOption = None,
-    blocks: WithOption = None,
-    backend: BackendOption = "highs",
-    scope: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|depth:D|needed|forward|full",
-            help="Which schedules the proof covers.",
-            autocompletion=choices(*SCOPES),
-        ),
-    ] = "auto",
-    no_paging: NoPagingOption = False,
-    no_remat: NoRematOption = False,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Stop the search after that.")] = "60s",
-    gap: Annotated[
-        str, typer.Option(metavar="PERCENT", help="Stop when the overhead is proven to be this close to the least.")
-    ] = "0.1%",
-    threads: ThreadsOption = 0,
-    solver_option: SolverOption = None,
-    log: LogOption = None,
-    profile: ProfileOption = None,
-    sensitivity: SensitivityOption = False,
-    sensitivity_plot: SensitivityPlotOption = None,
-    timing: Annotated[bool, typer.Option("--timing", help="Tell the seconds and the memory of each phase.")] = False,
-    out: PlanOutOption = None,
-    json: JsonOption = None,
-) -> int:
+@sharing(
+    DEVICE, RAM, *GOALS, DEADLINE, DEADLINE_MODEL, RUNTIME, PARAMETERS, STREAM, BATCH_OR_MAX, MICRO_BATCH, STATISTICS,
+    *READING, *LOSS, *UPDATES, LAZY_TABLES, GRANULARITY, *SPACE, *SEARCHING, *SOLVER, PROFILE, BLOCKS, sensitivity=True,
+)  # fmt: skip
+def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     begin = time.monotonic()
     import poetopt as po
-    from poetopt.api.models import read
     from poetopt.util import interrupts
 
-    asked = asked_blocks(static_power, None if minimize == "ram" else energy_limit, flash_wear, blocks)
-    outputs = {"-o": out, "--json": json, "--log": log, "--sensitivity-plot": sensitivity_plot}
-    largest = batch is not None and batch.strip() == "max"
-    parts = micro_batch is not None and micro_batch.strip() == "auto"
-    if largest and micro_batch is not None:
+    picture = options.pop("sensitivity")
+    outputs = {"-o": out, "--json": json, "--with log": options["log"], "--with sensitivity": picture or None}
+    check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
+    if options["batch"] == "max" and options["micro_batch"] is not None:
         raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
-    options = reading(
-        None if largest else batch_size(batch), train, dims, shapes, values, allow_symlinks,
-        micro_batch=None if parts else micro_batches(micro_batch), micro_batch_statistics=micro_batch_statistics,
-    )  # fmt: skip
-    check_outputs([model, profile], outputs, texts=("-o", "--json"))
-    check_plot(sensitivity_plot)
-    if minimize == "ram" and (sensitivity or sensitivity_plot is not None):
-        raise OptionError("--sensitivity: is of the least energy; leave out --minimize ram")
-    if (largest or parts) and (sensitivity or sensitivity_plot is not None):
-        found = "--batch max" if largest else "--micro-batch auto"
-        raise OptionError(f"--sensitivity: is of one problem; give what {found} finds, as a number")
-    step: SolveOptions = {
-        "loss": loss,
-        "output": output,
-        "straight_through": straight_through,
-        "granularity": granularity,
-        "optimizer": optimizer,
-        "fuse": not separate_updates,
-        "clip_norm": clip_norm,
-        "lazy_tables": lazy_tables,
-    }
     with live_progress() as listener:
-        given: str | Training | TrainingFile = model
-        if largest:
-            step |= {"batch": "max", **options.named()}  # type: ignore[typeddict-item]
-        elif parts:
-            step |= {"batch": options.batch, "micro_batch": "auto", **options.named()}  # type: ignore[typeddict-item]
-        else:
-            given, step = read(model, options).differentiate(**step), {}  # type: ignore[misc]
-        if sensitivity or sensitivity_plot is not None:
-            from poetopt.compare.sensitivity import check_goal
-            from poetopt.formulations.options import with_options
-
-            assert not isinstance(given, str)
-            problem = given.cost(device, profile=profile, runtime=runtime)
-            check_goal(with_options(po.formulations.formulation(formulation), asked, problem, steps))
+        given: Any = model
+        if picture is not None:
+            given = _of_one_problem(model, picture, options)
         try:
-            report = po.solve(
-                given,
-                device=device,
-                profile=profile,
-                runtime=runtime,
-                ram=ram,
-                total_ram=total_ram,
-                parameters=parameters,
-                stream=stream,
-                deadline=deadline,
-                steps=steps,
-                epochs=epochs,
-                samples=samples,
-                battery=battery,
-                deadline_model=deadline_model,
-                minimize=minimize,
-                energy_limit=energy_limit if minimize == "ram" else None,
-                formulation=formulation,
-                blocks=asked,
-                backend=backend,
-                scope=scope,
-                paging=not no_paging,
-                remat=not no_remat,
-                time_limit=time_limit,
-                gap=gap,
-                threads=threads,
-                solver_options=pairs(solver_option),
-                log=log,
-                listener=listener,
-                begin=begin,
-                **step,
-            )
+            report = po.solve(given, listener=listener, begin=begin, **options)
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
                 write_json(error.report, json)
             raise
     if out is not None:
         write_text(report.plan_text(), out, option="-o")
-    document = report.to_dict()
-    more = []
-    if (sensitivity or sensitivity_plot is not None) and not report.solution.interrupted:
+    document, text = report.to_dict(), str(report)
+    if picture is not None and not report.solution.interrupted:
         interrupts.let_go()
-        told = add_sensitivity(
-            report,
-            document,
-            device=device,
-            profile=profile,
-            deadline=deadline,
-            time_limit=time_limit,
-            plot=sensitivity_plot,
-        )
-        more.append(told)
+        text = f"{text}\n\n{_sensitivity(report, document, options, picture)}"
     write_json(document, json)
-    say("\n\n".join([str(report), *more]), unless=[out, json])
+    say(text, unless=[out, json])
     if report.warning and "-" in (out, json):  # the summary isn't shown
         complain(f"warning: {report.warning}")
-    if timing:
-        say(report.timing_text(), unless=[out, json])
     return 0
+
+
+def _of_one_problem(model: str, picture: str, options: dict[str, Any]) -> object:
+    """The step of a model, taken out of the options. Raises OptionError where a sensitivity would be of nothing."""
+    from poetopt.api.problems import DERIVED, READ, step_of
+    from poetopt.compare.sensitivity import check_goal
+    from poetopt.formulations import formulation
+    from poetopt.formulations.options import with_options
+
+    if picture:
+        from poetopt.report.plots import check_picture
+
+        check_picture(picture, option="--with sensitivity")
+    if "max" in (options["batch"], options["micro_batch"]) or options["micro_batch"] == "auto":
+        found = "--batch max" if options["batch"] == "max" else "--micro-batch auto"
+        raise OptionError(f"--with sensitivity: is of one problem; give what {found} finds, as a number")
+    if options["minimize"] == "ram":
+        raise OptionError("--with sensitivity: is of the least energy; leave out --with minimize=ram")
+    step = step_of(model, **{name: options.pop(name) for name in (*READ, *DERIVED)})
+    limit = options["energy_limit"]
+    blocks = [*options["blocks"], *([] if limit is None else [f"energy-limit={limit}"])]
+    problem = step.cost(options["device"], profile=options["profile"], runtime=options["runtime"])  # type: ignore[union-attr]
+    check_goal(with_options(formulation(options["formulation"]), blocks, problem, options["steps"]))
+    return step
+
+
+def _sensitivity(report: Report, document: dict[str, object], options: dict[str, Any], picture: str) -> str:
+    """What the plan loses where the device's figures are off by up to 4x: into `document`, a picture and a text."""
+    import poetopt as po
+    from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
+    from poetopt.util.units import parse_time
+
+    def told(text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"sensitivity: {text}\n")
+
+    found = po.sensitivity(
+        report,
+        device=options["device"],
+        profile=options["profile"],
+        deadline=options["deadline"],
+        time_limit=parse_time(options["time_limit"], option="--time-limit") / SHARE,
+        told=told,
+    )
+    document["sensitivity"] = found.to_dict()
+    if picture:
+        save_sensitivity(found, report.title(), picture)
+    return sensitivity_text(found)

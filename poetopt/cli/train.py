@@ -11,7 +11,7 @@ import typer
 from poetopt.autodiff.optimizers import CLIP, NAMES
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.cli.options import AllowSymlinksOption, JsonOption, PlanArgument, PlanModelOption
+from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 
+@sharing(ALLOW_SYMLINKS)
 def train(
     plan: PlanArgument,
     data: Annotated[
@@ -108,14 +109,15 @@ def train(
             autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
-    allow_symlinks: AllowSymlinksOption = False,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
 
     Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
     is written are the parameters that came out of it.
     """
+    where = {"model": model, **options}
     from poetopt.report.trained import epoch_text, trained_document, trained_text
 
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
@@ -131,23 +133,22 @@ def train(
             )
         said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
         course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
-        return _train_in_c(plan, on, data, out, said, course, optimizer, model, allow_symlinks, json)
+        return _train_in_c(plan, on, data, out, said, course, optimizer, where, json)
 
     def after_epoch(position: Position, of: int) -> None:
         say_meanwhile(epoch_text(position, of), unless=[json])
 
     with ExitStack() as stack:
         told = stack.enter_context(doing("reading the plan and its model"))
-        made = stack.enter_context(_prepared(plan, model, allow_symlinks, workdir, check, validate is not None, told))
+        made = stack.enter_context(_prepared(plan, where, workdir, check, validate is not None, told))
         check_outputs([made.graph.source], {"-o": out})
         check_optimizer(made.graph.optimizer, optimizer, plan)
         from poetopt.api.trainer import Trainer
 
         trainer = stack.enter_context(
             Trainer(
-                made, model=model, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
-                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir,
-                allow_symlinks=allow_symlinks, told=told,
+                made, **where, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
+                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
             )
         )  # fmt: skip
         trainer.check_export(out)
@@ -187,8 +188,7 @@ def _train_in_c(
     said: Mapping[str, float | None],
     course: Mapping[str, Any],
     optimizer: str | None,
-    model: str | None,
-    allow_symlinks: bool,
+    where: Mapping[str, Any],
     json: str | None,
 ) -> int:
     import poetopt as po
@@ -198,14 +198,14 @@ def _train_in_c(
     check_on(on)
     given = {name: value for name, value in said.items() if value is not None}
     with doing("reading the plan and its model") as told:
-        loaded = po.load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+        loaded = po.load_plan(plan, **where)
         graph = loaded.plan.problem.graph
         if graph is not None:
             check_outputs([graph.source], {"-o": out})
             check_optimizer(graph.optimizer, optimizer, plan)
         told(f"compiling the steps for {on} and running them")
         ended = po.fit_on(
-            loaded, on, data, hyperparameters=given, out=out, model=model, allow_symlinks=allow_symlinks, told=told,
+            loaded, on, data, hyperparameters=given, out=out, **where, told=told,
             **course,
         )  # fmt: skip
     write_json(device_fit_document(loaded.plan, ended, out), json)
@@ -217,19 +217,17 @@ def _train_in_c(
 
 @contextmanager
 def _prepared(
-    plan: str, model: str | None, allow_symlinks: bool, workdir: str | None, check: bool, evaluates: bool, told: Told
+    plan: str, where: Mapping[str, Any], workdir: str | None, check: bool, evaluates: bool, told: Told
 ) -> Iterator[Prepared]:
     """The step, made ready in a process of its own, and compared with ordinary training there where that is asked."""
     from poetopt.api import apart
 
     try:
         if not check:
-            with apart.prepared(
-                plan, model=model, allow_symlinks=allow_symlinks, evaluates=evaluates, told=told
-            ) as made:
+            with apart.prepared(plan, **where, evaluates=evaluates, told=told) as made:
                 yield made
             return
-        with apart.compared(plan, model=model, allow_symlinks=allow_symlinks, workdir=workdir, told=told) as (
+        with apart.compared(plan, **where, workdir=workdir, told=told) as (
             made,
             found,
         ):

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from poetopt.cli.options import REMOVED
+
 MISSING = {
     "--device": "say for which device, as in --device a72; `poetopt devices` lists them",
     "--data": "say what to train on, as in --data train.npz",
@@ -33,8 +35,21 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
     """
     text = said.rstrip(".")
     text = text[:1].lower() + text[1:]
-    remedy = _extra(text, command, arguments) or _missing(text) or _no_command(text) or _value(text, arguments)
+    remedy = (
+        _removed(text)
+        or _extra(text, command, arguments)
+        or _missing(text)
+        or _no_command(text)
+        or _value(text, arguments)
+    )
     return f"{remedy or text}; see {command} --help"
+
+
+def _removed(text: str) -> str | None:
+    """An option of the last release."""
+    match = re.match(r"no such option: (--[\w-]+)", text)
+    instead = REMOVED.get(match[1]) if match else None
+    return instead and f"{match[1]}: there is no such option any more; give {instead}" if match else None
 
 
 def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:

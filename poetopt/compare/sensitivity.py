@@ -175,8 +175,8 @@ def check_goal(chosen: Formulation) -> None:
     asked = " and ".join(f"{block.name}{f' ({block.says})' if block.says else ''}" for block in swapping)
     leave = " and ".join(options.get(block.name, f"the block {block.name}") for block in swapping)
     raise OptionError(
-        "--sensitivity: it compares plans by the energy that the simulator counts, and that is not what is minimised "
-        f"with {asked}; leave out {leave}, or --sensitivity and --sensitivity-plot"
+        "--with sensitivity: it compares plans by the energy that the simulator counts, which is not what is minimised "
+        f"with {asked}; leave out {leave}, or --with sensitivity"
     )
 
 

@@ -31,8 +31,6 @@ HOMES = {
     "endurance": "poetopt.formulations.endurance",
 }
 """The blocks that come with poetopt, by name: the module that holds an object `option`."""
-NAMED = ("static-power", "energy-limit", "flash-wear")
-"""Those that the command line has options of their own for."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,8 @@ class BlockOption:
 
 
 def asked_by(name: str) -> str:
-    """How the command line asks for one of them: `--flash-wear`, `--with tariff`."""
-    return f"--{name}" if name in NAMED else f"--with {name}"
+    """How the command line asks for one of them: `--with flash-wear`, `--with tariff`."""
+    return f"--with {name}"
 
 
 def names() -> tuple[str, ...]:

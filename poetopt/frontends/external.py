@@ -48,7 +48,7 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
         if not allow_symlinks and not _lies_in(folder, path, file.fileno()):
             raise ModelError(
                 f"{what}: external data at {location!r} is a symbolic link out of the model's folder; copy the file "
-                "there, or read it all the same with --allow-symlinks (caches, as Hugging Face's, keep files so)"
+                "there, or read it all the same with --with allow-symlinks (caches, as Hugging Face's, keep files so)"
             )
         yield file
 

@@ -6,7 +6,7 @@
     --value sr=16000                 an input that becomes a constant
     --train 'fc.*'                   the parameters to train
     --micro-batch 4                  one of so many parts of the batch
-    --allow-symlinks                 weights may lie outside of the model's folder, behind symbolic links
+    --with allow-symlinks            weights may lie outside of the model's folder, behind symbolic links
 
 A plan file keeps them (`to_recipe`), so that its model is read in the same way again; but for the links, which whoever
 reads the plan has to allow.

@@ -340,17 +340,6 @@ class Report:
         text += f" ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else ""
         return text + streamed_words(simulation)
 
-    def timing_text(self) -> str:
-        """Seconds by phase, and the most memory that this process has had, for people."""
-        solution = self.solution
-        known = sum(solution.timing.values())
-        rows = [(phase, show_seconds(seconds)) for phase, seconds in solution.timing.items()]
-        rows += [("other", show_seconds(max(0.0, solution.total_s - known))), ("all", show_seconds(solution.total_s))]
-        peak = peak_bytes()
-        if peak is not None:
-            rows.append(("memory", f"{show_bytes(peak)} at most, of this process"))
-        return table("timing", rows)
-
     def _solved(self) -> str:
         solution = self.solution
         total = show_seconds(solution.total_s)

@@ -65,7 +65,7 @@ def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
 
 def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str]) -> None:
     """Draw the losses over the factors. Raises as `check_picture`, and OutputError."""
-    check_picture(path, option="--sensitivity-plot")
+    check_picture(path, option="--with sensitivity")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.4, 4.4), layout="constrained")

@@ -134,5 +134,5 @@ def run_rows(run: TrainingRun | None, solution: Solution) -> list[tuple[str, str
     if isinstance(share, float) and isinstance(held, float):
         ends = "IT ENDS BEFORE, after" if share > 1 else "enough for"
         told = f"{show_share(share)} of the {show_joules(held)} that it holds, {ends} {lasts:,} steps"
-        rows.append(("battery", told if idle else f"{told}; what is drawn in idle isn't counted (--static-power)"))
+        rows.append(("battery", told if idle else f"{told}; what is drawn in idle isn't counted (--with static-power)"))
     return rows

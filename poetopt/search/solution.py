@@ -109,7 +109,7 @@ class Options:
 
 
 RAM = "RAM"
-"""The objective of `--minimize ram`: the budget in bytes."""
+"""The objective of `--with minimize=ram`: the budget in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ def check_inside(
     for what, wanted in asked.items():
         if wanted:
             size = sum(graph.tensors[name].nbytes for name in graph.trained)
-            inside = f"solve with --optimizer {graph.optimizer} --clip-norm, so that the step clips, or "
+            inside = f"solve with --optimizer {graph.optimizer} --with clip-norm, so that the step clips, or "
             raise OptionError(
                 f"{what}: the plan's step updates each parameter by {graph.optimizer} itself, and leaves no gradients; "
                 f"{inside if clip_norm is not None else ''}solve without --optimizer, so that they stay "

@@ -53,8 +53,8 @@ def parse_ram(value: str | float | Share, *, option: str = "--ram") -> int | Sha
         return Share(number / 100)
     if not unit and 0 < number < 1:
         raise OptionError(
-            f"{option} {value}: a bare number is bytes, and this is less than one; did you mean {100 * number:g}% (of "
-            "what ordinary training takes)?"
+            f"{_written(option, value)}: a bare number is bytes, and this is less than one; did you mean "
+            f"{100 * number:g}% (of what ordinary training takes)?"
         )
     return parse_size(value, option=option, examples=RAM_EXAMPLES)
 
@@ -71,13 +71,13 @@ def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES
     if re.fullmatch(r"[kKmMgG]i?b?", unit):
         right = unit[0].upper().replace("K", "k")
         raise OptionError(
-            f"{option} {value}: '{unit}' may mean several things; write {number:g}{right}B (powers of 1000) "
+            f"{_written(option, value)}: '{unit}' may mean several things; write {number:g}{right}B (powers of 1000) "
             f"or {number:g}{unit[0].upper()}iB (powers of 1024)"
         )
     if not re.search(r"bits?$|bytes?$|octets?$|B$", unit):
         # Bytes have no dimension in pint: it would take radians for a size.
-        raise OptionError(f"{option} {value}: not a size; examples: {examples}")
-    nbytes = _by_pint(number, unit, "byte", f"{option} {value}: not a size", examples)
+        raise OptionError(f"{_written(option, value)}: not a size; examples: {examples}")
+    nbytes = _by_pint(number, unit, "byte", f"{_written(option, value)}: not a size", examples)
     return math.floor(_finite(nbytes, value, option, examples))
 
 
@@ -89,7 +89,7 @@ def parse_deadline(value: str | float | Factor, *, option: str = "--deadline") -
     if unit not in ("x", "X", "×"):
         return parse_time(value, option=option, examples=DEADLINE_EXAMPLES)
     if number <= 0:
-        raise OptionError(f"{option} {value}: must be more than 0x")
+        raise OptionError(f"{_written(option, value)}: must be more than 0x")
     return Factor(number)
 
 
@@ -99,13 +99,15 @@ def parse_time(value: str | float, *, option: str, examples: str = TIME_EXAMPLES
     if unit in _SECONDS:
         seconds = number * _SECONDS[unit]
     elif unit in ("m", "M"):
-        raise OptionError(f"{option} {value}: '{unit}' may mean several things; write {number:g}min or {number:g}ms")
+        raise OptionError(
+            f"{_written(option, value)}: '{unit}' may mean several things; write {number:g}min or {number:g}ms"
+        )
     elif unit in ("x", "X", "×", "%"):
-        raise OptionError(f"{option} {value}: not a time; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: not a time; examples: {examples}")
     else:
-        seconds = _by_pint(number, unit, "second", f"{option} {value}: not a time", examples)
+        seconds = _by_pint(number, unit, "second", f"{_written(option, value)}: not a time", examples)
     if seconds <= 0:
-        raise OptionError(f"{option} {value}: must be more than 0, as in {examples}")
+        raise OptionError(f"{_written(option, value)}: must be more than 0, as in {examples}")
     return _finite(seconds, value, option, examples)
 
 
@@ -115,7 +117,7 @@ def parse_watts(value: str | float, *, option: str) -> float:
     number, unit = _split(value, option, examples)
     factors = {"": 1.0, "W": 1.0, "mW": 1e-3, "uW": 1e-6, "µW": 1e-6, "kW": 1e3}
     if unit not in factors or number <= 0:
-        raise OptionError(f"{option} {value}: not a power; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: not a power; examples: {examples}")
     return _finite(number * factors[unit], value, option, examples)
 
 
@@ -125,7 +127,7 @@ def parse_frequency(value: str | float, *, option: str) -> float:
     number, unit = _split(value, option, examples)
     factors = {"": 1.0, "Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
     if unit not in factors or number <= 0:
-        raise OptionError(f"{option} {value}: not a frequency; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: not a frequency; examples: {examples}")
     return _finite(number * factors[unit], value, option, examples)
 
 
@@ -139,31 +141,31 @@ def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
     if unit in ("x", "X", "×", "%") and number > 0:
         return Factor(number / 100 if unit == "%" else number)
     if unit not in factors or number <= 0:
-        raise OptionError(f"{option} {value}: not an energy; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: not an energy; examples: {examples}")
     return _finite(number * factors[unit], value, option, examples)
 
 
-def parse_battery(value: str | float, *, option: str = "--battery") -> float:
+def parse_battery(value: str | float, *, option: str = "--with battery=") -> float:
     """Joules that a battery holds, from `3000mAh@3.7V` or an energy. Raises OptionError unless they are positive."""
     examples = "3000mAh@3.7V, 11.1Wh or 40kJ"
     charge, at, tension = str(value).partition("@")
     if not at:
         number, unit = _split(value, option, examples)
         if unit in ("mAh", "Ah"):
-            raise OptionError(f"{option} {value}: at how many volts? Write {number:g}{unit}@3.7V")
+            raise OptionError(f"{_written(option, value)}: at how many volts? Write {number:g}{unit}@3.7V")
         if unit in ("x", "X", "×", "%"):
-            raise OptionError(f"{option} {value}: not what a battery holds; examples: {examples}")
+            raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}")
         try:
             found = parse_energy(value, option=option)
         except OptionError as error:
-            raise OptionError(f"{option} {value}: not what a battery holds; examples: {examples}") from error
+            raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}") from error
         assert not isinstance(found, Factor)
         return found
     hours, unit = _split(charge, option, examples)
     volts, of_volts = _split(tension, option, examples)
     ampere_hours = {"mAh": 1e-3, "Ah": 1.0}
     if unit not in ampere_hours or of_volts not in ("V", "mV") or hours <= 0 or volts <= 0:
-        raise OptionError(f"{option} {value}: not what a battery holds; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}")
     joules = hours * ampere_hours[unit] * 3600.0 * volts * (1e-3 if of_volts == "mV" else 1.0)
     return _finite(joules, value, option, examples)
 
@@ -173,12 +175,17 @@ def parse_fraction(value: str | float, *, option: str) -> float:
     examples = "0.1% or 0.001"
     number, unit = _split(value, option, examples)
     if unit not in ("", "%"):
-        raise OptionError(f"{option} {value}: not a share, as in {examples}")
+        raise OptionError(f"{_written(option, value)}: not a share, as in {examples}")
     fraction = number / 100 if unit else number
     if fraction > 1:
         remedy = f"for {number:g} percent write {number:g}%" if not unit and number <= 100 else f"as in {examples}"
-        raise OptionError(f"{option} {value}: is more than 100%; {remedy}")
+        raise OptionError(f"{_written(option, value)}: is more than 100%; {remedy}")
     return fraction
+
+
+def _written(option: str, value: object) -> str:
+    """An option and its value: `--ram 3MB`, `--with battery=40kJ`."""
+    return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
 
 
 def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
@@ -186,21 +193,23 @@ def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
     comma = re.fullmatch(r"\s*[+-]?\d[\d,. ]*,\d.*", str(value), re.DOTALL)
     if comma is not None:
         point = re.sub(r"(?<=\d),(?=\d)", ".", str(value).strip(), count=1)
-        raise OptionError(f"{option} {value}: decimals have a point, and thousands no mark; did you mean {point}?")
+        raise OptionError(
+            f"{_written(option, value)}: decimals have a point, and thousands no mark; did you mean {point}?"
+        )
     match = _NUMBER.match(str(value))
     number = float(match[1]) if match else math.nan
     if match is None or not math.isfinite(number):
         value = value if str(value).strip() else f"'{value}'"
-        raise OptionError(f"{option} {value}: no finite number in it; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: no finite number in it; examples: {examples}")
     if number < 0:
-        raise OptionError(f"{option} {value}: must not be negative; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: must not be negative; examples: {examples}")
     return number, match[2]
 
 
 def _finite(found: float, value: str | float, option: str, examples: str) -> float:
     """`found`, which a unit made of `value`. Raises OptionError where that is more than a number holds."""
     if not math.isfinite(found):
-        raise OptionError(f"{option} {value}: too large; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: too large; examples: {examples}")
     return found
 
 

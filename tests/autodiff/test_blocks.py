@@ -92,5 +92,5 @@ def test_a_plan_of_blocks_is_found_again_and_executed(tmp_path: Path) -> None:
 def test_an_unknown_granularity_is_refused() -> None:
     model = po.load("mlp")
     assert isinstance(model, po.Model)
-    with pytest.raises(OptionError, match="--granularity layer: must be operator or block"):
+    with pytest.raises(OptionError, match="--with granularity=layer: must be operator or block"):
         model.differentiate(granularity="layer")

@@ -92,7 +92,7 @@ def test_a_table_with_another_reader_and_a_small_one_stay_whole() -> None:
         assert graph is not None
         assert not graph.rows
     lazy = po.load(model()).differentiate(optimizer="momentum", lazy_tables=True)
-    assert any("--lazy-tables changes nothing" in note for note in lazy.cost("a72").notes)
+    assert any("--with lazy-tables changes nothing" in note for note in lazy.cost("a72").notes)
 
 
 @pytest.mark.parametrize(("optimizer", "most"), [("momentum", 1e-6), ("adamw", 2e-6)])

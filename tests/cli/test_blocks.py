@@ -29,7 +29,7 @@ def solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Solve:
 
 
 def test_static_power_counts_in_what_is_minimised(solve: Solve) -> None:
-    plain, found = solve("--json", "-").document, solve("--static-power", "10W", "--json", "-").document
+    plain, found = solve("--json", "-").document, solve("--with", "static-power=10W", "--json", "-").document
     assert plain["formulation"] == "retention"
     assert plain["objective"]["name"] == "energy"
     assert plain["objective"]["overhead"] == plain["overhead_j"]
@@ -47,31 +47,31 @@ def test_static_power_counts_in_what_is_minimised(solve: Solve) -> None:
 
 def test_an_energy_limit_swaps_the_objective(solve: Solve) -> None:
     plain = solve("--json", "-").document
-    found = solve("--energy-limit", "2x", "--json", "-").document
+    found = solve("--with", "energy-limit=2x", "--json", "-").document
     assert found["objective"]["name"] == "time"
     assert found["objective"]["unit"] == "s"
     assert found["objective"]["overhead"] == pytest.approx(found["makespan_s"] - found["baseline_time_s"])
     assert found["makespan_s"] <= plain["makespan_s"] + 1e-9
     assert found["energy_j"] <= 2 * found["baseline_energy_j"]
-    told = solve("--energy-limit", "2x").out
+    told = solve("--with", "energy-limit=2x").out
     assert "asked" in told
     assert "the least time within" in told
     assert "minimised" in told
 
 
 def test_an_energy_limit_below_one_pass(solve: Solve) -> None:
-    solve("--energy-limit", "0.5x").assert_one_message("energy limit", "one pass", code=3)
+    solve("--with", "energy-limit=0.5x").assert_one_message("energy limit", "one pass", code=3)
 
 
 def test_flash_wear_bounds_what_is_written(solve: Solve) -> None:
     free = solve("--json", "-").document
     assert free["page_outs"] > 0
-    spared = solve("--flash-wear", 0, "--json", "-").document
+    spared = solve("--with", "flash-wear=0", "--json", "-").document
     assert spared["page_outs"] == 0
     assert spared["overhead_j"] > free["overhead_j"]
     assert spared["asks"] == ["at most 0 B written to storage a step"]
     assert spared["objective"]["bound"] == spared["overhead_bound_j"]
-    divided = solve("--flash-wear", "1.5kB", "--steps", 2, "--json", "-").document
+    divided = solve("--with", "flash-wear=1.5kB", "--steps", 2, "--json", "-").document
     assert divided["page_outs"] == 0
 
 
@@ -83,7 +83,7 @@ def test_blocks_together_with_a_deadline(solve: Solve) -> None:
 
 
 def test_poet_takes_them_too(solve: Solve) -> None:
-    found = solve("--formulation", "poet", "--flash-wear", 0, "--json", "-").document
+    found = solve("--formulation", "poet", "--with", "flash-wear=0", "--json", "-").document
     assert found["formulation"] == "poet+flash_wear"
     assert found["page_outs"] == 0
 
@@ -91,14 +91,14 @@ def test_poet_takes_them_too(solve: Solve) -> None:
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [
-        (["--static-power", "warm"], "no finite number"),
-        (["--static-power", "0W"], "not a power"),
-        (["--energy-limit", "3bananas"], "not an energy"),
-        (["--flash-wear", "-1"], "negative"),
+        (["--with", "static-power=warm"], "no finite number"),
+        (["--with", "static-power=0W"], "not a power"),
+        (["--with", "energy-limit=3bananas"], "not an energy"),
+        (["--with", "flash-wear=-1"], "negative"),
         (["--with", "flesh-wear=3"], "closest: flash-wear"),
         (["--with", "flash-wear"], "no finite number"),
-        (["--flash-wear", "1kB", "--with", "flash-wear=2kB"], "already"),
-        (["--energy-limit", "2x", "--with", "energy-limit=3J"], "already"),
+        (["--with", "flash-wear=1kB", "--with", "flash-wear=2kB"], "already"),
+        (["--with", "energy-limit=2x", "--with", "energy-limit=3J"], "already"),
     ],
 )
 def test_what_can_not_be_read(solve: Solve, asked: list[str], complaint: str) -> None:
@@ -109,7 +109,7 @@ def test_a_plan_with_blocks_is_verified_and_shown(
     solve: Solve, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
-    assert solve("--energy-limit", "2x", "-o", plan).code == 0
+    assert solve("--with", "energy-limit=2x", "-o", plan).code == 0
     run = runner(capsys)
     assert run("verify", plan).code == 0
     certified = run("verify", plan, "--bound")
@@ -163,7 +163,7 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
     ("line", "expected"),
     [
         ("poetopt formul", "formulations"),
-        ("poetopt solve --flash", "--flash-wear"),
+        ("poetopt solve --total", "--total-ram"),
         ("poetopt solve x --device m", "m4"),
         ("poetopt solve x --device rasp", "raspberry-pi-4"),
         ("poetopt solve le", "lenet"),
@@ -174,7 +174,7 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
         ("poetopt export x --scope depth", "depth:8"),
         ("poetopt solve x --formulation r", "retention"),
         ("poetopt solve x --with flash", "flash-wear="),
-        ("poetopt solve x --granularity b", "block"),
+        ("poetopt solve x --with gran", "granularity="),
         ("poetopt show x --format t", "trace"),
         ("poetopt compare x --methods chen", "chen-sqrtn"),
         ("poetopt pareto x --against d", "deadline"),
@@ -198,9 +198,9 @@ def completing(line: str) -> dict[str, str]:
 
 
 def test_the_program_completes_as_a_shell_calls_it() -> None:
-    environment = {**os.environ, **completing("poetopt solve --flash")}
+    environment = {**os.environ, **completing("poetopt solve --total")}
     run = subprocess.run([sys.executable, "-m", "poetopt"], env=environment, capture_output=True, text=True, check=True)
-    assert "--flash-wear" in run.stdout.split()
+    assert "--total-ram" in run.stdout.split()
 
 
 def test_the_version_is_said_and_cited(capsys: pytest.CaptureFixture[str]) -> None:

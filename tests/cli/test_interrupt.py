@@ -134,7 +134,7 @@ def interrupted(inside: str, command: str, folder: Path, program: str = WATCHED)
         ("unhurried/deepen", "pareto chain.json --against deadline --ram 30%"),
         ("compare/deepen", "compare chain.json --methods poet --gap 0 --plans made"),
         ("compare/deepen", "compare chain.json --methods checkmate"),
-        ("sensitivity/deepen", "solve chain.json --ram 40% --sensitivity"),
+        ("sensitivity/deepen", "solve chain.json --ram 40% --with sensitivity"),
     ],
 )
 def test_many_solves_end_at_once(tmp_path: Path, inside: str, command: str) -> None:

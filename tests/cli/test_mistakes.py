@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from poetopt.cli.options import REMOVED
 from poetopt.util.errors import InfeasibleError, OptionError
 from tests.cli.support import Runner, runner
 from tests.compare.chains import chain
@@ -45,7 +46,7 @@ MISTAKES = [
     (f"{SOLVE} --backend HiGHS", 6, "unknown backend 'HiGHS'", "closest: highs"),
     (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "did you mean depth:4?"),
     (f"{SOLVE} --scope fulll", 2, "--scope fulll: must be", "did you mean full?"),
-    (f"{SOLVE} --granularity blocks", 2, "--granularity blocks", "operator or block"),
+    (f"{SOLVE} --with granularity=blocks", 2, "--with granularity=blocks", "operator or block"),
     ("show plan.json --format htlm", 2, "--format htlm: not a format", "closest: html"),
     ("show plan.json -o plan.pdf", 2, "-o plan.pdf: its suffix names no format", "--format html|png"),
     (f"{SOLVE} --ram -40%", 2, "--ram -40%: must not be negative", "40% of"),
@@ -151,3 +152,15 @@ def test_a_name_with_a_capital_keeps_it(run: Runner) -> None:
 ])  # fmt: skip
 def test_a_path_that_isn_t_utf_8_is_refused_at_once(run: Runner, command: tuple[str, ...]) -> None:
     run(*command).assert_one_message("it isn't UTF-8", "\\udcff", code=2)
+
+
+def test_help_has_what_most_people_need_first(run: Runner) -> None:
+    """At most 14 options before the panel of the others, and 32 in all; what isn't there any more says what to give."""
+    first, others = run("solve", "--help").out.split("Advanced:")
+    options = [line.split()[0] for line in first.splitlines() if line.startswith("  -")]
+    options.remove("-h,")
+    more = [line.split()[0] for line in others.splitlines() if line.startswith("  -")]
+    assert len(options) <= 14
+    assert len(options) + len(more) <= 32
+    for name, instead in REMOVED.items():
+        run("solve", "mlp", "--device", "a72", name).assert_one_message(name, instead, code=2)

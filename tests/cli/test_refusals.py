@@ -18,16 +18,19 @@ SOLVE = ("--device", "a72", "--ram", "70%")
         (("--threads", "100000"), ("--threads 100000", "512")),
         (("--gap", "200%"), ("--gap 200%", "0.1%")),
         (("--gap", "2"), ("--gap 2", "write 2%")),
-        (("--static-power", "-1W"), ("--static-power -1W", "3W")),
-        (("--static-power", "1W", "--with", "static-power=2W"), ("--with static-power=2W", "already")),
+        (("--with", "static-power=-1W"), ("--with static-power=-1W", "3W")),
+        (("--with", "static-power=1W", "--with", "static-power=2W"), ("--with static-power=2W", "already")),
         (("--with", "flash-wear=1MB", "--with", "flash-wear=2MB"), ("--with flash-wear=2MB", "already")),
         (("--formulation", "retension"), ("retension", "closest: retention")),
-        (("--solver-option", "zzzzzz=1"), ("--solver-option zzzzzz=1", "see the list")),
-        (("--sensitivity-plot", "plot.docx"), ("--sensitivity-plot plot.docx", ".png")),
-        (("--sensitivity", "--energy-limit", "1.2x"), ("--sensitivity", "leave out --energy-limit")),
+        (("--with", "solver-option=zzzzzz=1"), ("--with solver-option=zzzzzz=1", "see the list")),
+        (("--with", "sensitivity=plot.docx"), ("--with sensitivity plot.docx", ".png")),
         (
-            ("--sensitivity-plot", "plot.png", "--with", "static-power=1W"),
-            ("--sensitivity", "leave out --static-power"),
+            ("--with", "sensitivity", "--with", "energy-limit=1.2x"),
+            ("--with", "sensitivity", "leave out --with energy-limit"),
+        ),
+        (
+            ("--with", "sensitivity=plot.png", "--with", "static-power=1W"),
+            ("--with", "sensitivity", "leave out --with static-power"),
         ),
     ],
     ids=lambda value: " ".join(value),
@@ -48,7 +51,7 @@ def test_far_from_every_name_no_name_is_called_the_closest(run: Runner, problem:
 
 
 def test_a_limit_that_is_too_low_blames_nothing_else(run: Runner, problem: Path) -> None:
-    ended = run("solve", problem, *SOLVE, "--energy-limit", "0.5x")
+    ended = run("solve", problem, *SOLVE, "--with", "energy-limit=0.5x")
     ended.assert_one_message("energy limit", "without the block", code=3)
     assert "--ram" not in ended.err
 

@@ -28,7 +28,7 @@ SOLVE = ("--device", "a72", "--ram", "60%", "--gap", "50%")
 
 
 def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
-    ended = run("solve", problem, *SOLVE, "-o", "-", "--timing", "--json", "report.json")
+    ended = run("solve", problem, *SOLVE, "-o", "-", "--json", "report.json")
     assert (ended.code, ended.err) == (0, "")
     assert sorted(os.listdir()) == ["chain.json", "report.json"]
     Path("plan.json").write_text(ended.out)
@@ -66,8 +66,8 @@ def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
     [
         ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"), ("-o", "export mlp --device a72 -o -"),
         ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
-        ("--log", "solve mlp --device a72 --log -"), ("--dump", "run plan.json --dump -"),
-        ("--sensitivity-plot", "solve mlp --device a72 --sensitivity-plot -"),
+        ("--with log", "solve mlp --device a72 --with log=-"), ("--dump", "run plan.json --dump -"),
+        ("--with sensitivity", "solve mlp --device a72 --with sensitivity=-"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_refused_there(run: Runner, option: str, line: str) -> None:

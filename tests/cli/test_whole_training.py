@@ -1,4 +1,4 @@
-"""`solve --epochs --samples --battery`: the answer for all of the training, which is a step's times as many."""
+"""`solve --epochs --samples --with battery`: the answer for all of the training, which is a step's times as many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LENET = ("solve", "lenet", "--device", "a72", "--ram", "100%", "--batch", "8")
 
 def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
     told = run(
-        *LENET, "--epochs", 3, "--samples", 1001, "--deadline", "1min", "--battery", "3000mAh@3.7V", "--json", "-"
+        *LENET, "--epochs", 3, "--samples", 1001, "--deadline", "1min", "--with", "battery=3000mAh@3.7V", "--json", "-"
     )
     document = told.document
     found = document["training"]
@@ -41,14 +41,14 @@ def test_a_step_alone_has_no_training(run: Runner) -> None:
 
 
 def test_a_battery_that_ends_before_is_told(run: Runner) -> None:
-    ended = run(*LENET, "--samples", 1000, "--battery", "1J")
+    ended = run(*LENET, "--samples", 1000, "--with", "battery=1J")
     assert ended.code == 0
     assert "IT ENDS BEFORE, after 54 steps" in ended.out  # 18.2 mJ each
 
 
 def test_idle_power_that_is_asked_for_counts(run: Runner) -> None:
     without = run(*LENET, "--steps", 10, "--deadline", "1h", "--json", "-").document
-    document = run(*LENET, "--steps", 10, "--deadline", "1h", "--static-power", "2W", "--json", "-").document
+    document = run(*LENET, "--steps", 10, "--deadline", "1h", "--with", "static-power=2W", "--json", "-").document
     idle_j = 2 * document["makespan_s"]
     assert document["training"]["energy_j"] == pytest.approx(10 * (document["energy_j"] + idle_j))
     assert without["training"]["energy_j"] == pytest.approx(10 * without["energy_j"])
@@ -70,10 +70,10 @@ def test_the_deadline_of_a_refusal_is_for_all_steps(run: Runner) -> None:
         ({"samples": 5}, "--samples 5: a batch has 8"),
         ({"samples": 5, "steps": 3}, "--steps 3: --epochs and --samples say how many steps"),
         ({"samples": 0}, "--samples 0: must be at least 1"),
-        ({"battery": "3000mAh"}, "--battery 3000mAh: at how many volts? Write 3000mAh@3.7V"),
-        ({"battery": "3000mAh@3.7W"}, "--battery 3000mAh@3.7W: not what a battery holds"),
-        ({"battery": "2x"}, "--battery 2x: not what a battery holds"),
-        ({"battery": "0J"}, "--battery 0J: not what a battery holds"),
+        ({"battery": "3000mAh"}, "--with battery=3000mAh: at how many volts? Write 3000mAh@3.7V"),
+        ({"battery": "3000mAh@3.7W"}, "--with battery=3000mAh@3.7W: not what a battery holds"),
+        ({"battery": "2x"}, "--with battery=2x: not what a battery holds"),
+        ({"battery": "0J"}, "--with battery=0J: not what a battery holds"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, object], says: str) -> None:

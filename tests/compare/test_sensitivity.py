@@ -169,9 +169,9 @@ def test_the_sentence_says_what_matters_most() -> None:
 
 
 SWAPPED = (
-    ("energy-limit=9J", "leave out --energy-limit, or --sensitivity"),
-    ("static-power=1W", "leave out --static-power, or --sensitivity"),
-    (quickest(), "leave out the block quickest, or --sensitivity"),
+    ("energy-limit=9J", "leave out --with energy-limit, or --with sensitivity"),
+    ("static-power=1W", "leave out --with static-power, or --with sensitivity"),
+    (quickest(), "leave out the block quickest, or --with sensitivity"),
 )
 
 
@@ -339,8 +339,8 @@ def test_the_command_tells_writes_and_draws(tmp_path: Path) -> None:
     result = CliRunner().invoke(
         app,
         [
-            "solve", "mlp", "--device", "a72", "--ram", "80%", "--scope", "depth:4", "--sensitivity",
-            "--sensitivity-plot", str(tmp_path / "s.png"), "--json", str(tmp_path / "s.json"),
+            "solve", "mlp", "--device", "a72", "--ram", "80%", "--scope", "depth:4", "--with",
+            f"sensitivity={tmp_path / 's.png'}", "--json", str(tmp_path / "s.json"),
         ],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -363,7 +363,7 @@ def test_with_a_profile_the_share_of_the_storage_is_that_of_measured_transfers(t
     assert a72.storage.cpu_power_w == 0
     (tmp_path / "p.toml").write_text(Profile(storage=MEASURED).text(), encoding="utf-8")  # by the CPU
     command = [
-        "solve", "mlp", "--device", "a72", "--ram", "90%", "--no-remat", "--sensitivity",
+        "solve", "mlp", "--device", "a72", "--ram", "90%", "--no-remat", "--with", "sensitivity",
         "--profile", str(tmp_path / "p.toml"), "--json", str(tmp_path / "s.json"),
     ]  # fmt: skip
     result = CliRunner().invoke(app, command)

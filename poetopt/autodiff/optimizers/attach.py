@@ -49,8 +49,8 @@ def with_updates(
         raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
     if clip and optimizer == "none":
         raise OptionError(
-            "--clip-norm: the step ends with gradients, and has no update to clip them for; name one with --optimizer, "
-            "or clip what such a step leaves, with train --clip-norm"
+            "--with clip-norm: the step ends with gradients, and has no update to clip them for; name one with "
+            "--optimizer, or clip what such a step leaves, with train --clip-norm"
         )
     if graph.parts > 1:
         from poetopt.autodiff.optimizers.sums import with_sums

@@ -39,8 +39,8 @@ RESERVED = {
     "ratiogap": "--gap",
     "allowablegap": "--gap",
     "threads": "--threads",
-    "solution": "--log",
-    "printingoptions": "--log",
+    "solution": "--with log",
+    "printingoptions": "--with log",
 }
 GRACE_S = 3.0
 """How long CBC may take to end after it has been asked to, before it is killed."""
@@ -231,7 +231,7 @@ class CbcSession(MatrixSession):
     def _check_options(self, unknown: Sequence[str]) -> None:
         for key, value in self._options.items():
             if {key, f"-{key}", value} & set(unknown):
-                raise OptionError(f"--solver-option {key}={value}: CBC knows no such option; `cbc -?` lists them")
+                raise OptionError(f"--with solver-option={key}={value}: CBC knows no such option; `cbc -?` lists them")
 
 
 class Process:

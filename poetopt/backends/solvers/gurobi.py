@@ -30,9 +30,9 @@ RESERVED = {
     "mipgap": "--gap",
     "mipgapabs": "--gap",
     "threads": "--threads",
-    "logfile": "--log",
-    "outputflag": "--log",
-    "logtoconsole": "--log",
+    "logfile": "--with log",
+    "outputflag": "--with log",
+    "logtoconsole": "--with log",
 }
 LICENCES = "https://www.gurobi.com/downloads (free for academic use)"
 
@@ -246,7 +246,7 @@ def _set(env: gp.Env, key: str, value: str) -> None:
     names = {name.lower(): name for name in dir(GRB.Param) if not name.startswith("_")}
     if key.lower() not in names:
         hint = closest(key, names.values()) or "; see the list of Gurobi's parameters"
-        raise OptionError(f"--solver-option {key}={value}: Gurobi has no such parameter{hint}")
+        raise OptionError(f"--with solver-option={key}={value}: Gurobi has no such parameter{hint}")
     told = ""
     for kind in (int, float, str):
         try:
@@ -255,7 +255,7 @@ def _set(env: gp.Env, key: str, value: str) -> None:
             told = told or str(error)
         else:
             return
-    raise OptionError(f"--solver-option {key}={value}: not a value of Gurobi's {key} ({told})")
+    raise OptionError(f"--with solver-option={key}={value}: not a value of Gurobi's {key} ({told})")
 
 
 backend = GurobiBackend()

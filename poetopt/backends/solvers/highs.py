@@ -28,9 +28,9 @@ RESERVED = {
     "mip_rel_gap": "--gap",
     "mip_abs_gap": "--gap",
     "threads": "--threads",
-    "log_file": "--log",
-    "output_flag": "--log",
-    "log_to_console": "--log",
+    "log_file": "--with log",
+    "output_flag": "--with log",
+    "log_to_console": "--with log",
 }
 """HiGHS's options that poetopt sets itself, and which of ours does."""
 

@@ -94,7 +94,7 @@ class HighsRelaxation(MatrixSession):
                         file.write(event.message)
                 except OSError as error:
                     raise OutputError(
-                        f"--log {path}: can't be written ({error.strerror}); give another path"
+                        f"--with log={path}: can't be written ({error.strerror}); give another path"
                     ) from error
 
             solver.setOptionValue("log_to_console", False)
@@ -282,7 +282,7 @@ def _set(solver: highspy.Highs, key: str, value: str) -> None:
     names = [name for name in dir(solver.getOptions()) if not name.startswith("_")]
     if key not in names:
         hint = closest(key, names) or "; see the list of HiGHS's options"
-        raise OptionError(f"--solver-option {key}={value}: HiGHS has no such option{hint}")
+        raise OptionError(f"--with solver-option={key}={value}: HiGHS has no such option{hint}")
     if solver.setOptionValue(key, value) != highspy.HighsStatus.kOk:
         shown = str(kind).rpartition("k")[2].lower()
-        raise OptionError(f"--solver-option {key}={value}: not a value of HiGHS's {key} (a {shown})")
+        raise OptionError(f"--with solver-option={key}={value}: not a value of HiGHS's {key} (a {shown})")

@@ -29,7 +29,7 @@ RESERVED = {
     "limits/gap": "--gap",
     "limits/absgap": "--gap",
     "parallel/maxnthreads": "--threads",
-    "display/verblevel": "--log",
+    "display/verblevel": "--with log",
 }
 
 _attendant = Attendant("scip")
@@ -200,12 +200,12 @@ def _set(model: Any, key: str, value: str) -> None:
     known = model.getParams()
     if key not in known:
         hint = closest(key, known) or "; see the list of SCIP's parameters"
-        raise OptionError(f"--solver-option {key}={value}: SCIP has no such option{hint}")
+        raise OptionError(f"--with solver-option={key}={value}: SCIP has no such option{hint}")
     try:
         kind = type(known[key])
         model.setParam(key, value.lower() in ("true", "1") if kind is bool else kind(value))
     except (ValueError, TypeError, KeyError, LookupError) as error:
-        raise OptionError(f"--solver-option {key}={value}: not a value of SCIP's {key} ({error})") from error
+        raise OptionError(f"--with solver-option={key}={value}: not a value of SCIP's {key} ({error})") from error
 
 
 class ScipBackend:

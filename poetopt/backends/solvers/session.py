@@ -240,7 +240,7 @@ def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[
         if key.lower() in reserved:
             ours = reserved[key.lower()]
             raise OptionError(
-                f"--solver-option {key}={options[key]}: poetopt sets {backend}'s {key} itself; use {ours}"
+                f"--with solver-option={key}={options[key]}: poetopt sets {backend}'s {key} itself; use {ours}"
             )
 
 

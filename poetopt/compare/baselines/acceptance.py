@@ -27,7 +27,7 @@ class Settings:
         Bound on the makespan, or None.
     time_limit_s, gap, threads
         Of the methods that solve an integer program; see `poetopt.search.solution.Options`.
-    scope
+    backend, scope
         Of the same.
     """
 
@@ -36,6 +36,7 @@ class Settings:
     gap: float = 1e-3
     threads: int = 0
     scope: str = "auto"
+    backend: str = "highs"
 
 
 DEFAULTS = Settings()

@@ -53,6 +53,7 @@ def options(ram_bytes: int, settings: Settings, *, paging: bool = True, remat: b
     return Options(
         ram_bytes=ram_bytes,
         deadline_s=settings.deadline_s,
+        backend=settings.backend,
         scope=settings.scope,
         paging=paging,
         remat=remat,

@@ -1,6 +1,6 @@
 """Quantized operators: nothing flows back through them, but straight through pairs that undo one another.
 
-Rules are for `--straight-through` alone (`poetopt.autodiff.quantization`): the gradient of the integers between is that
+Rules are for `straight-through` alone (`poetopt.autodiff.quantization`): the gradient of the integers between is that
 of the numbers that they stand for.
 """
 

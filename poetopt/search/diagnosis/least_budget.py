@@ -1,4 +1,4 @@
-"""The goal `--minimize ram`: the least budget of a schedule within an energy and a deadline, and what is proven of it.
+"""The goal `--with minimize=ram`: the least budget of a schedule within an energy and a deadline, and its proof.
 
 A budget that a search proves to hold no such schedule bounds it from below, in the scope of that proof; a schedule that
 is found bounds it from above, by what it takes. Bisection closes in from both sides.
@@ -39,7 +39,8 @@ def limited(problem: Problem, options: Options, energy_j: float | None) -> Optio
     chosen = formulation(options.formulation)
     if chosen.goal is not ENERGY or not chosen.plans_count:
         raise OptionError(
-            f"--minimize ram: the formulation '{chosen.name}' has a goal or rules of its own; leave --formulation and "
+            f"--with minimize=ram: the formulation '{chosen.name}' has a goal or rules of its own; leave --formulation "
+            "and "
             "--with out"
         )
     if energy_j is None:
@@ -47,7 +48,8 @@ def limited(problem: Problem, options: Options, energy_j: float | None) -> Optio
     baseline_j = chosen.baseline_j(problem)
     if energy_j < baseline_j * (1 - 1e-9):
         raise OptionError(
-            f"--energy-limit {energy_j:.6g} J: one pass over all operators takes {baseline_j:.6g} J; give at least that"
+            f"--with energy-limit={energy_j:.6g}J: one pass over all operators takes {baseline_j:.6g} J; give at least "
+            "that"
         )
     return replace(options, formulation=chosen.with_block(within(ENERGY, max(0.0, energy_j - baseline_j))))
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
+from poetopt.api.options import checked_scope
+from poetopt.api.problems import TrainingOptions, problem_of
 from poetopt.compare.baselines import Baseline, names
 from poetopt.compare.baselines.acceptance import Settings
 from poetopt.compare.budgets import in_bytes, parse_budgets
@@ -16,7 +19,7 @@ from poetopt.compare.deadlines import DeadlineFront, deadline_front
 from poetopt.compare.pareto import Front
 from poetopt.compare.pareto import pareto as trace
 from poetopt.compare.refine import Told as ToldPoint
-from poetopt.graph.problem import Problem, check_problem
+from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.util.errors import OptionError
 from poetopt.util.progress import telling
@@ -30,24 +33,40 @@ from poetopt.util.units import (
     show_seconds,
 )
 
+if TYPE_CHECKING:
+    from poetopt.api.problems import Solvable
+    from poetopt.devices import Device
+    from poetopt.devices.profile import Profile
+
 POINT_S = 20.0
 """Seconds for one point of a front."""
 
 
 def compare(
-    problem: Problem,
+    problem: Solvable,
     *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9",
     methods: str | Baseline | Sequence[str | Baseline] = "all",
     deadline: str | float | Factor | None = None,
     time_limit: str | float = 12.0,
     gap: str | float = 1e-3,
     threads: int = 0,
+    backend: str = "highs",
+    scope: str = "auto",
     told: ToldMethod | None = None,
     progress: bool = False,
+    **model: Unpack[TrainingOptions],
 ) -> Comparison:
     """Methods side by side on the same budgets.
 
+    problem
+        A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
+        with `device`, and for a path with the options of `load` and `Model.differentiate`.
+    device, profile, runtime
+        As for `Training.cost`.
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
@@ -55,7 +74,7 @@ def compare(
         others.
     deadline
         Seconds, a time, or a multiple of one pass, that all plans keep.
-    time_limit, gap, threads
+    time_limit, gap, threads, backend, scope
         Of one solve, for the methods that solve an integer program.
     told
         Called with the method and the budget that are next.
@@ -64,7 +83,7 @@ def compare(
 
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
-    check_problem(problem)
+    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
@@ -76,13 +95,8 @@ def compare(
         asked = [methods] if isinstance(methods, Baseline) else list(methods)
     if "all" in asked:
         asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
-    settings = Settings(
-        deadline_s=_deadline_s(problem, deadline),
-        time_limit_s=parse_time(time_limit, option="--time-limit"),
-        gap=parse_fraction(gap, option="--gap"),
-        threads=threads,
-    )
-    in_ram = in_bytes(budgets, store_all_bytes(problem))
+    settings = _settings(found, deadline, parse_time(time_limit, option="--time-limit"), gap, threads, backend, scope)
+    in_ram = in_bytes(budgets, store_all_bytes(found))
     say = telling(progress)
 
     def next_up(name: str, budget: int) -> None:
@@ -90,44 +104,41 @@ def compare(
         if told is not None:
             told(name, budget)
 
-    return run(problem, in_ram, asked, settings, next_up)
+    return run(found, in_ram, asked, settings, next_up)
+
+
+class FrontOptions(TrainingOptions, total=False):
+    """What `pareto` takes beside `against`."""
+
+    device: Device | str | os.PathLike[str] | None
+    profile: Profile | str | os.PathLike[str] | None
+    runtime: str | None
+    ram: str | int | Share | None
+    points: int
+    deadline: str | float | Factor | None
+    time_limit: str | float
+    gap: str | float
+    threads: int
+    backend: str
+    scope: str
+    told: ToldPoint | None
+    progress: bool
 
 
 @overload
-def pareto(
-    problem: Problem,
-    *,
-    against: Literal["ram"] = "ram",
-    ram: str | int | Share | None = None,
-    points: int = 14,
-    deadline: str | float | Factor | None = None,
-    time_limit: str | float = 230.0,
-    gap: str | float = 0.02,
-    threads: int = 0,
-    told: ToldPoint | None = None,
-    progress: bool = False,
-) -> Front: ...
+def pareto(problem: Solvable, *, against: Literal["ram"] = "ram", **options: Unpack[FrontOptions]) -> Front: ...
 
 
 @overload
-def pareto(
-    problem: Problem,
-    *,
-    against: Literal["deadline"],
-    ram: str | int | Share | None = None,
-    points: int = 14,
-    deadline: str | float | Factor | None = None,
-    time_limit: str | float = 230.0,
-    gap: str | float = 0.02,
-    threads: int = 0,
-    told: ToldPoint | None = None,
-    progress: bool = False,
-) -> DeadlineFront: ...
+def pareto(problem: Solvable, *, against: Literal["deadline"], **options: Unpack[FrontOptions]) -> DeadlineFront: ...
 
 
 def pareto(
-    problem: Problem,
+    problem: Solvable,
     *,
+    device: Device | str | os.PathLike[str] | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
     against: str = "ram",
     ram: str | int | Share | None = None,
     points: int = 14,
@@ -135,11 +146,16 @@ def pareto(
     time_limit: str | float = 230.0,
     gap: str | float = 0.02,
     threads: int = 0,
+    backend: str = "highs",
+    scope: str = "auto",
     told: ToldPoint | None = None,
     progress: bool = False,
+    **model: Unpack[TrainingOptions],
 ) -> Front | DeadlineFront:
     """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
 
+    problem, device, profile, runtime, model
+        As in `compare`.
     against
         `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
     ram
@@ -150,7 +166,7 @@ def pareto(
         Of a front against RAM, as in `compare`.
     time_limit
         No new point is taken up after this many seconds.
-    gap, threads
+    gap, threads, backend, scope
         Of one solve.
     told, progress
         As in `compare`, with a limit and why it is next.
@@ -158,7 +174,6 @@ def pareto(
     Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
     to the other front.
     """
-    check_problem(problem)
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
     say = telling(progress)
@@ -169,24 +184,20 @@ def pareto(
             told(limit, why)
 
     limit = parse_time(time_limit, option="--time-limit")
-    settings = Settings(
-        deadline_s=_deadline_s(problem, deadline),
-        time_limit_s=min(POINT_S, limit),
-        gap=parse_fraction(gap, option="--gap"),
-        threads=threads,
-    )
+    if against not in ("ram", "deadline"):
+        raise OptionError(f"--against {against}: must be ram or deadline")
+    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
+    settings = _settings(found, deadline, min(POINT_S, limit), gap, threads, backend, scope)
     if against == "ram":
         if ram is not None:
             raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
-        return trace(problem, points=points, settings=settings, time_limit_s=limit, told=next_up)
-    if against != "deadline":
-        raise OptionError(f"--against {against}: must be ram or deadline")
+        return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
     if deadline is not None:
         raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
     if ram is None:
         raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
-    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(problem))
-    return deadline_front(problem, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
+    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(found))
+    return deadline_front(found, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 
 def point_words(limit: float, why: str, against: str) -> str:
@@ -196,6 +207,21 @@ def point_words(limit: float, why: str, against: str) -> str:
     return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
 
 
-def _deadline_s(problem: Problem, deadline: str | float | Factor | None) -> float | None:
-    parsed = None if deadline is None else parse_deadline(deadline)
-    return parsed.times * problem.baseline_time_s if isinstance(parsed, Factor) else parsed
+def _settings(
+    problem: Problem,
+    deadline: str | float | Factor | None,
+    time_limit_s: float,
+    gap: str | float,
+    threads: int,
+    backend: str,
+    scope: str,
+) -> Settings:
+    limit = None if deadline is None else parse_deadline(deadline)
+    return Settings(
+        deadline_s=limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit,
+        time_limit_s=time_limit_s,
+        gap=parse_fraction(gap, option="--gap"),
+        threads=threads,
+        backend=backend,
+        scope=checked_scope(scope),
+    )
