@@ -169,8 +169,8 @@ def _load_everything(folder: Path) -> None:
 
     import poetopt.api
     import poetopt.backends.onnxruntime
-    import poetopt.formulations  # noqa: F401
-    import poetopt.search.run
+    import poetopt.formulations
+    import poetopt.search.run  # noqa: F401
     from poetopt.cli.app import invoke
 
     (folder / "sound.onnx").write_bytes(models()[0].SerializeToString())

@@ -116,7 +116,6 @@ __all__ = [
 _FOLDERS = (
     "autodiff",
     "backends",
-    "baselines",
     "devices",
     "formulations",
     "frontends",
@@ -124,8 +123,9 @@ _FOLDERS = (
     "report",
     "testing",
     "torch",
+    "zoo",
 )
-_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"zoo": "poetopt.zoo"}
+_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"baselines": "poetopt.compare.baselines"}
 _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",

@@ -1,8 +1,8 @@
 """The least overhead of any plan at all, by its own reading of the contract: homes, wakings, DMA, deadlines, layouts.
 
-A uniform-cost search over single instructions. It shares nothing with the package but the nouns of `poetopt.graph.problem`:
-neither formulations, nor the simulator, nor its clock. Frees come last: a buffer is given up as another needs its
-bytes, as waiting with it costs nothing; everything else may come at any moment.
+A uniform-cost search over single instructions. It shares nothing with the package but the nouns of
+`poetopt.graph.problem`: neither formulations, nor the simulator, nor its clock. Frees come last: a buffer is given up
+as another needs its bytes, as waiting with it costs nothing; everything else may come at any moment.
 """
 
 from __future__ import annotations

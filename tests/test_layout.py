@@ -20,52 +20,20 @@ PACKAGE = ROOT / "poetopt"
 LINKS = ("formulations", "frontends", "backends")
 
 LAYERS = (
-    # The vocabulary, which everybody shares.
-    (
-        "version",
-        "errors",
-        "clock",
-        "closest",
-        "printable",
-        "files",
-        "inputs",
-        "units",
-        "plugins",
-        "notes",
-        "graph",
-        "problem",
-        "schedule",
-        "scratch",
-        "arena",
-        "interrupts",
-        "garbage",
-        "sparse",
-        "telling",
-        "apart",
-        "lacking",
-        "process",
-        "lazily",
-        "closing",
-    ),
-    ("operators",),
-    ("frontends",),
-    ("ops", "runtimes", "passes", "autodiff"),
-    ("optimizers",),
+    ("util",),
+    ("graph",),
+    ("ops", "frontends", "zoo", "autodiff"),
     ("devices",),
-    ("formulations", "plan"),
-    ("step",),
+    ("plan", "formulations"),
     ("backends",),
     ("training",),
-    ("heuristics", "branching"),
-    ("engine",),
-    ("exchange", "diagnosis"),
-    ("baselines",),
-    ("comparison", "testing"),
+    ("search",),
+    ("compare", "testing"),
     ("report",),
     ("api",),
-    ("sweeps", "torch"),
+    ("torch",),
     ("__init__",),
-    ("console", "commands", "cli", "__main__"),
+    ("cli", "__main__"),
 )
 """From upstream to downstream. A part imports its own layer and those before it."""
 RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
@@ -147,7 +115,7 @@ def test_what_the_root_hands_on_is_upstream_of_it() -> None:
 
 def test_who_solves_many_times_has_no_half_answers() -> None:
     """An interrupt ends `diagnosis.solve.solve` with the best so far, which is an answer to one question only."""
-    many = ("baselines", "comparison", "testing", "report", "sweeps", "console", "commands")
+    many = ("compare", "testing", "report", "cli")
     callers = {
         path for path in modules() if {"poetopt.search.search", "poetopt.search.diagnosis.solve"} & {*imports(path)}
     }
@@ -159,7 +127,7 @@ def test_the_readme_shows_every_folder_in_the_order_of_the_layers() -> None:
     layout = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Layout")[2].partition("\n\nData flows")[0]
     shown = re.findall(r"^      (\w+)/", layout, re.MULTILINE)
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert {*shown, "commands"} == folders
+    assert {*shown} == folders
     ranks = [RANK[folder] for folder in shown]
     assert ranks == sorted(ranks), "the README says that data flows top to bottom"
 

@@ -49,8 +49,8 @@ class Model:
         """Attach a loss and derive the backward operators.
 
         An operator that works in place is one with the operator that writes what it writes over (see
-        `poetopt.autodiff.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost` names a
-        device with another.
+        `poetopt.autodiff.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost`
+        names a device with another.
 
         loss
             `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
@@ -58,12 +58,13 @@ class Model:
         output
             The output that the loss is on, where several could have it.
         granularity
-            `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.autodiff.passes.blocks`).
+            `operator`, or `block`: chains of cheap operators are scheduled as one (see
+            `poetopt.autodiff.passes.blocks`).
         straight_through
             Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
         optimizer
-            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`). With
-            `none`, the step ends with the gradients.
+            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`).
+            With `none`, the step ends with the gradients.
         fuse
             Whether an update is one operator with the gradient that it alone reads.
         clip_norm
@@ -73,8 +74,8 @@ class Model:
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
         over
-            Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older plans are
-            run without.
+            Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older
+            plans are run without.
         lazy_tables
             Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
             alone that use it, so that momentum and Adam page such tables by rows, as SGD does in any case.

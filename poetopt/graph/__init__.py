@@ -24,20 +24,20 @@ from poetopt.graph.graph import (
 
 __all__ = [
     "DTYPE_BYTES",
+    "OWN_DOMAIN",
+    "TOGETHER",
+    "VIEW_OPS",
     "Graph",
-    "inner_storage",
     "Node",
     "Operator",
-    "OWN_DOMAIN",
-    "residence",
     "Residence",
     "Role",
     "TableRows",
     "Tensor",
-    "TOGETHER",
     "TrainingGraph",
-    "VIEW_OPS",
     "Whole",
+    "inner_storage",
+    "residence",
 ]
 
 if TYPE_CHECKING:

@@ -194,8 +194,9 @@ class Operator:
     meaning
         Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
     members
-        Where several operators are scheduled as one (`poetopt.autodiff.passes.in_place`, `poetopt.autodiff.passes.blocks`): their
-        names, in order. `kind` is then the members' kinds with `TOGETHER` between, or a block's.
+        Where several operators are scheduled as one (`poetopt.autodiff.passes.in_place`,
+        `poetopt.autodiff.passes.blocks`): their names, in order. `kind` is then the members' kinds with `TOGETHER`
+        between, or a block's.
     whole
         Runs of its nodes that amount to one op each, in order and apart.
     """

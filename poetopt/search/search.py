@@ -51,8 +51,8 @@ def search(
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
-    Never raises for an infeasible problem or an interrupt: the Solution's status says so. `poetopt.search.diagnosis.solve`
-    adds what would help where there is no schedule.
+    Never raises for an infeasible problem or an interrupt: the Solution's status says so.
+    `poetopt.search.diagnosis.solve` adds what would help where there is no schedule.
 
     starts
         Schedules found elsewhere, taken like those of the heuristics.

@@ -1,4 +1,4 @@
-"""`check_backend`: whether a solver keeps the contract of `poetopt.backends.solvers.solver`, on problems with known answers."""
+"""`check_backend` holds a solver to its contract, `poetopt.backends.solvers.solver`, on problems with known answers."""
 
 from __future__ import annotations
 

@@ -43,7 +43,8 @@ class RuntimeCheck:
 
 
 def check_runtime(given: str | Runtime) -> RuntimeCheck:
-    """Hold a runtime against its contract (`poetopt.ops.runtimes.contract.Runtime`), on training steps of small networks.
+    """Hold a runtime against its contract (`poetopt.ops.runtimes.contract.Runtime`), on training steps of small
+    networks.
 
     given
         Its name, or the object.

@@ -22,7 +22,10 @@ from poetopt.util.progress import Told, silent
 T = TypeVar("T")
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # This very package, and nothing of the working directory, which `python -c` looks into first.
-_CODE = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; from poetopt.util.subprocess_call import main; main()"
+_CODE = (
+    f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; "
+    "from poetopt.util.subprocess_call import main; main()"
+)
 _TOLD, _DONE, _FAILED = "told", "done", "failed"
 
 

@@ -109,7 +109,8 @@ def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
-    points = "[poetopt.backends]\ntheir-highs = poetopt.backends.solvers.highs:backend\ntheir-broken = no_such_module:backend\n"
+    points = "[poetopt.backends]\ntheir-highs = poetopt.backends.solvers.highs:backend\n"
+    points += "their-broken = no_such_module:backend\n"
     (package / "entry_points.txt").write_text(points, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert backend("their-highs") is backend("highs")

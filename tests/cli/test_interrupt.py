@@ -211,7 +211,8 @@ def test_a_second_signal_ends_a_solve_without_its_plan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
 def test_a_signal_after_the_end_changes_nothing(sent: str) -> None:
-    program = f"import atexit, os, signal\nfrom poetopt.cli.app import main\natexit.register(os.kill, os.getpid(), signal.{sent})"
+    program = "import atexit, os, signal\nfrom poetopt.cli.app import main\n"
+    program += f"atexit.register(os.kill, os.getpid(), signal.{sent})"
     line = [sys.executable, "-c", f"{program}\nmain()", "devices"]
     ended = subprocess.run(line, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -5,9 +5,10 @@
     adam       of g + weight_decay p, with bias correction
     adamw      of g, with p = p - lr weight_decay p beside
 
-`poetopt.autodiff.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients. Hyperparameters are
-scalars that are given with each step, not constants, so that a learning rate may change without another graph.
-`poetopt.autodiff.optimizers.clip` has what clips gradients by the norm of all of them, before any update.
+`poetopt.autodiff.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients.
+Hyperparameters are scalars that are given with each step, not constants, so that a learning rate may change without
+another graph. `poetopt.autodiff.optimizers.clip` has what clips gradients by the norm of all of them, before any
+update.
 """
 
 from __future__ import annotations

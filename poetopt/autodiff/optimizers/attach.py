@@ -37,7 +37,8 @@ def with_updates(
         Whether gradients stay results of the step, as they are before they are clipped. Then nothing is fused.
     clip
         Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
-        hyperparameter (`poetopt.autodiff.optimizers.clip`). Then nothing is fused, as each update waits for all gradients.
+        hyperparameter (`poetopt.autodiff.optimizers.clip`). Then nothing is fused, as each update waits for all
+        gradients.
 
     The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
     half precision in float32 with states of half precision.

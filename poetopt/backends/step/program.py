@@ -197,7 +197,7 @@ class Program:
                 self.pages.write(name, bytes_of(batch[name]))
 
     def redraw(self, steps: int = 0) -> None:
-        """Let random nodes draw as they do in the step behind so many (`poetopt.backends.step.region`); for between steps."""
+        """Let random nodes draw as in the step behind so many (`poetopt.backends.step.region`); for between steps."""
         window, drawn = divmod(steps, WINDOW)
         lying = self.carried.in_ram.values() if drawn and self._redraws else ()
         kept = [(array, array.copy()) for array in lying]  # what they draw on the way is written over the arena

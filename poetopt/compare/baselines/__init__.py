@@ -58,8 +58,8 @@ class Baseline:
     """One method.
 
     module, function
-        Where it is, under `poetopt.compare.baselines`, or anywhere where the module's name has a dot; imported when it is first
-        used.
+        Where it is, under `poetopt.compare.baselines`, or anywhere where the module's name has a dot; imported when it
+        is first used.
     source
         Who it is by.
     supports

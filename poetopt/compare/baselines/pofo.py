@@ -3,9 +3,9 @@
 
 Going forward, the chain's blocks are taken one by one: F_all(i) keeps the tape of block i to its backward pass;
 F_ck(i), F_none(i+1..j-1) keeps only state i, and runs [i, j) again in the backward pass by the optimal schedule
-within RAM (`poetopt.compare.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves RAM as
-the channel has time, and comes back before it is needed. The dynamic programme goes over (i, A, df, db): the next
-block, the bytes kept, the bytes that wait to leave, and the bytes that have to come back; the backward pass is the
+within RAM (`poetopt.compare.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves
+RAM as the channel has time, and comes back before it is needed. The dynamic programme goes over (i, A, df, db): the
+next block, the bytes kept, the bytes that wait to leave, and the bytes that have to come back; the backward pass is the
 forward pass in a mirror. A move's cost is the seconds that run again and the idle time of both passes,
 
     (eps_f + eps_b) / bandwidth,        eps: by how much the pass exceeds the RAM,

@@ -6,11 +6,11 @@ Reversing l steps from a state that holds one of s slots takes p(l, s) further s
 
 advance k steps, keep the state there, reverse what lies behind it with a slot less, come back and reverse the k steps
 with all slots again. It assumes a chain of equal steps and equal states. Here a step is a segment of the forward
-graph between two articulation points (`poetopt.compare.baselines.chain`), and its length its joules: the recurrence is solved
-for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which is the same where
-they are equal. s is swept over 1..l. Where states differ in size slots have to be weighed: the same recurrence is
-solved with bytes in place of slots too (`poetopt.compare.baselines.reversal`, keeping states only). The cheapest plan that
-fits is the answer.
+graph between two articulation points (`poetopt.compare.baselines.chain`), and its length its joules: the recurrence is
+solved for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which is the same
+where they are equal. s is swept over 1..l. Where states differ in size slots have to be weighed: the same recurrence is
+solved with bytes in place of slots too (`poetopt.compare.baselines.reversal`, keeping states only). The cheapest plan
+that fits is the answer.
 
 The state behind an interval is in RAM when the interval's turn comes, because the last reversed step has read it. It
 can be dropped and made again, as the original does, or held: where the interval is one step long (which takes no more

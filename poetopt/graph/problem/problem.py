@@ -54,8 +54,8 @@ class Problem:
     device_ram_bytes
         The device's RAM, or None where it is not known (a problem file without one).
     runtime, runtime_version
-        What runs the operators (`poetopt.ops.runtimes`), and the version of its kernels: workspaces and the reserve are of
-        those. "" where it is not known.
+        What runs the operators (`poetopt.ops.runtimes`), and the version of its kernels: workspaces and the reserve are
+        of those. "" where it is not known.
     parts
         Of how many parts a batch is: a step runs the operators, which are one part's, so many times. Seconds and joules
         of operators and transfers are those of all runs together.

@@ -1,8 +1,8 @@
 """A tree whose every node is closed by an exact sum: what branching proves, without the solver's word.
 
-The tree is that of `poetopt.search.branching.branch_and_cut`; only what the relaxations of its nodes say is another thing. A
-node's objective is the exact bound of its multipliers over its own box, its reduced costs are the exact ones, and the
-node is empty only where a ray proves that. What the solver merely probes counts for nothing.
+The tree is that of `poetopt.search.branching.branch_and_cut`; only what the relaxations of its nodes say is another
+thing. A node's objective is the exact bound of its multipliers over its own box, its reduced costs are the exact ones,
+and the node is empty only where a ray proves that. What the solver merely probes counts for nothing.
 """
 
 from __future__ import annotations
