@@ -115,7 +115,7 @@ def solve(
     blocks
         More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
     backend
-        A solver's name (`highs`, `gurobi`, `cbc`, `scip`, or what a package registers), or the object.
+        A solver's name (`highs`, `gurobi`, `cbc`, `scip`, any that Pyomo knows, or a package registers), or the object.
     scope
         `auto`, `depth:D`, `needed`, `forward` or `full`: the space that the proof is for.
     paging, remat

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from poetopt.backends.solvers.solver import Capability, Outcome, Session
+from poetopt.backends.solvers.solver import Outcome, Session
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.search.budget import Budget
@@ -18,7 +17,6 @@ from poetopt.search.tuning import (
     CUT_FAR,
     PLATEAU_S,
     PLATEAU_SHARE,
-    ROUNDS_FROM_NOTHING,
     STALL,
     STALL_GAIN,
     STALL_SHARE,
@@ -72,9 +70,8 @@ def cut(
     work = until.work
     begin = gained = work.seconds
     longest = STALL_SHARE * until.meant_s
-    rounds = itertools.count() if Capability.INCREMENTAL in session.capabilities else range(ROUNDS_FROM_NOTHING)
     whole_s, near = 0.0, False
-    for _ in rounds:
+    while True:
         relaxed = session.relax_partly(max(0.1, latest.limit_s))
         if not whole_s:
             whole_s = work.seconds - begin

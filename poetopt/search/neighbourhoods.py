@@ -28,7 +28,7 @@ def core_search(run: Run, budget: Budget, model: Any, session: Session) -> None:
     shallower scope is often far off.
     """
     value = run.incumbent.value
-    if value is None or not {Capability.DUALS, Capability.CUTOFF} <= session.capabilities:
+    if value is None or Capability.CUTOFF not in session.capabilities:
         return
     relaxed = session.incumbent_bound
     for share in CORES:

@@ -117,9 +117,6 @@ FEWER = 0.9
 """The relaxation is worth it where at most this share of the tensors still takes room."""
 
 # Cutting
-ROUNDS_FROM_NOTHING = 12
-"""At most this many rounds where each solves the relaxation from nothing: the first ones gain the most. Measured on
-CBC."""
 STALL = 3
 """After this many rounds in which the bound rose by less than STALL_GAIN of the overhead, the cutting may end."""
 STALL_GAIN = 2e-4

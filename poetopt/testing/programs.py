@@ -14,7 +14,7 @@ from poetopt.testing import milp
 from poetopt.testing.contract import ContractError
 from poetopt.testing.nodes import check_nodes
 from poetopt.testing.subject import ENOUGH_S, TOLERANCE, Subject, close
-from poetopt.util.errors import FormulationError, PoetError
+from poetopt.util.errors import PoetError
 
 SCALES = (1.0, 250.0)
 PARTS = 100
@@ -73,7 +73,7 @@ class Programs(Subject):
         relaxed = session.relax(ENOUGH_S)
         self.need(relaxed.point is not None, "the relaxation of a small problem has no point")
         self.need(relaxed.objective <= best + TOLERANCE, f"the relaxation, {relaxed.objective}, is above {best}")
-        self._duals(session, relaxed.objective, best)
+        self._duals(session, relaxed.objective)
         self._partly(problem.model, relaxed.objective)
         if self.can(Capability.NODES):
             check_nodes(session, problem, self.rng, self.need)
@@ -133,16 +133,7 @@ class Programs(Subject):
         self.need(kept, f"a point of `search` breaks a row: {x}")
         return float(problem.costs @ np.round(x)) + problem.constant
 
-    def _duals(self, session: Session, relaxed: float, best: float) -> None:
-        if not self.can(Capability.DUALS):
-            self.need(session.tighten(best) == 0, "it isn't capable of DUALS, and `tighten` fixed something")
-            try:
-                session.dual_proof()
-            except FormulationError:
-                return
-            raise ContractError(
-                f"backend '{self.backend.name}': without DUALS, `dual_proof` must raise FormulationError"
-            )
+    def _duals(self, session: Session, relaxed: float) -> None:
         proven = float(exact_bound(session.dual_proof()))
         self.need(
             relaxed - 1e-4 * max(1.0, abs(relaxed)) <= proven <= relaxed + TOLERANCE * max(1.0, abs(relaxed)),
@@ -180,12 +171,9 @@ class Programs(Subject):
         second = session.relax(ENOUGH_S)
         self.need(second.objective >= first.objective - TOLERANCE, "a row was added, and the relaxation fell")
         resting = [row.kind for row in session.binding]
-        if self.can(Capability.DUALS):
-            self.need(not {"slack", "idle"} & set(resting), "`binding` holds a row that is slack")
-            moved = second.objective > first.objective + TOLERANCE
-            self.need("most" in resting or not moved, "`binding` lacks the row that moved the relaxation")
-        else:
-            self.need(len(resting) == 3, "`binding` is `added` where there are no multipliers")
+        self.need(not {"slack", "idle"} & set(resting), "`binding` holds a row that is slack")
+        moved = second.objective > first.objective + TOLERANCE
+        self.need("most" in resting or not moved, "`binding` lacks the row that moved the relaxation")
         self.need(session.purge() == 1, "`purge` drops the rows that are slack and not core: here one")
         self.need(
             [row.kind for row in session.added] == ["most", "idle"], "`purge` dropped a row that is core or tight"

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from poetopt.backends.solvers.pyomo_solvers import PyomoBackend
 from poetopt.backends.solvers.solver import BACKENDS, Backend, backend
 from poetopt.util.errors import BackendUnavailableError
 
@@ -14,10 +15,10 @@ def installed(name: str) -> Backend:
     """The backend, or a skipped test where its solver isn't installed."""
     try:
         found = backend(name)
-        if name == "cbc":
-            from poetopt.backends.solvers.cbc import executable
-
-            executable()
+        if isinstance(found, PyomoBackend):
+            found.solver()
+        elif name == "scip":
+            pytest.importorskip("pyscipopt")
     except BackendUnavailableError as error:
         pytest.skip(str(error))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.solvers.cbc import executable
+from poetopt.backends.solvers.pyomo_solvers import cbc
 from poetopt.backends.solvers.solver import backend
 from poetopt.cli.app import invoke
+from poetopt.testing.milp import covering
 from poetopt.util.errors import BackendUnavailableError
 from tests.backends.solvers import installed, needs_gurobi
 
@@ -43,10 +45,10 @@ def test_cbc_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: 
 
 def test_cbc_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed("cbc")
-    (tmp_path / "cbc").symlink_to(executable())
+    (tmp_path / "cbc").symlink_to(cbc.solver().executable())
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pulp", None)
-    assert executable() == str(tmp_path / "cbc")
+    assert cbc.solver().executable() == str(tmp_path / "cbc")
     problem = po.load("mlp").differentiate().cost("a72")
     assert po.solve(problem, ram="80%", backend="cbc").to_dict()["status"] == "optimal"
 
@@ -57,9 +59,9 @@ def test_a_cbc_that_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     program.write_text("#!/bin/sh\necho 'no such library'\nexit 127\n", encoding="ascii")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
-    problem = po.load("mlp").differentiate().cost("a72")
+    session = cbc.open(covering(random.Random(0)).model, threads=1, scale=1.0)
     with pytest.raises(po.PoetError, match="code 127: no such library"):
-        po.solve(problem, ram="80%", backend="cbc")
+        session.search(time_limit_s=10.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None)
 
 
 EXPIRED = "TYPE=NODE\nVERSION=13\nHOSTNAME=x\nHOSTID=12345678\nEXPIRATION=2020-01-01\nKEY=ABCDEFGH\nCKEY=ABCDEFGH\n"

@@ -39,9 +39,9 @@ def by_highs(model: Path, solution: Path) -> None:
 
 
 def by_cbc(model: Path, solution: Path) -> None:
-    from poetopt.backends.solvers.cbc import executable
+    from poetopt.backends.solvers.pyomo_solvers import cbc
 
-    command = [executable(), str(model), "-sec", "30", "-solve", "-solution", str(solution)]
+    command = [cbc.solver().executable(), str(model), "-sec", "30", "-solve", "-solution", str(solution)]
     subprocess.run(command, check=True, capture_output=True)
 
 

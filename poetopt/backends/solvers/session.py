@@ -213,9 +213,7 @@ class MatrixSession(ABC):
         raise FormulationError("this backend has no relaxations for a tree of branches (Capability.NODES)")
 
     def dual_proof(self) -> DualProof:
-        """The relaxation as it stands, with its last solve's multipliers. Raises FormulationError without DUALS."""
-        if Capability.DUALS not in self.capabilities:
-            raise FormulationError("this backend gives no multipliers of a relaxation (Capability.DUALS)")
+        """The relaxation as it stands, with its last solve's multipliers."""
         whole = self._matrix.extended(self._added)
         multipliers = np.zeros(len(whole.row_lower))
         if self._multipliers is not None:  # rows that came since, before a solve that was stopped, have none

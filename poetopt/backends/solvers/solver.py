@@ -28,27 +28,23 @@ from poetopt.util.work import Work
 Floats = NDArray[np.float64]
 
 BACKENDS = {
-    "highs": "poetopt.backends.solvers.highs",
-    "gurobi": "poetopt.backends.solvers.gurobi",
-    "cbc": "poetopt.backends.solvers.cbc",
-    "scip": "poetopt.backends.solvers.scip",
+    "highs": "poetopt.backends.solvers.highs:backend",
+    "gurobi": "poetopt.backends.solvers.gurobi:backend",
+    "cbc": "poetopt.backends.solvers.pyomo_solvers:cbc",
+    "scip": "poetopt.backends.solvers.pyomo_solvers:scip",
 }
-"""The backends that come with poetopt, by name: the module that holds an object `backend`."""
+"""The backends that come with poetopt, by name: the module and the object in it."""
 
 
 class Capability(StrEnum):
     """What a backend can do beyond the contract's least; the solve loop asks for these, never for names."""
 
-    INCREMENTAL = "incremental"
-    """Rows added to a relaxation re-solve from where it stood; without it each round starts from nothing."""
     WARM_START = "warm start"
     """`search` begins with the given start."""
     PROGRESS = "progress"
     """`search` tells improving solutions while it runs, not only when it ends."""
     BOUND = "bound"
     """A search that is stopped still proves a bound; without it only a finished one does."""
-    DUALS = "duals"
-    """`dual_proof` and `tighten` work."""
     CUTOFF = "cutoff"
     """`search` passes over solutions that aren't better than a cutoff."""
     THREADS = "threads"
@@ -174,10 +170,7 @@ class Session(Protocol):
         ...
 
     def dual_proof(self) -> DualProof:
-        """The relaxation as it stands, with the multipliers of its last solve.
-
-        Raises FormulationError in a backend that isn't capable of DUALS.
-        """
+        """The relaxation as it stands, with the multipliers of its last solve."""
         ...
 
     @property
@@ -187,7 +180,7 @@ class Session(Protocol):
 
     @property
     def binding(self) -> Sequence[Row]:
-        """Those that the last relaxation's bound rests on, with which deeper scopes start; all, without DUALS."""
+        """Those that the last relaxation's bound rests on, with which deeper scopes start."""
         ...
 
     @property
@@ -203,12 +196,12 @@ class Session(Protocol):
         """Fix what no solution better than `cutoff` can change, by the last relaxation's reduced costs.
 
         Afterwards the model holds no worse solutions in full: a bound found later is a bound up to `cutoff`.
-        Returns how many variables were fixed: none in a backend that isn't capable of DUALS.
+        Returns how many variables were fixed.
         """
         ...
 
     def outside(self, variable: Any, cutoff: float) -> Frozen:
-        """What of a variable `tighten(cutoff)` would fix, and at what: nothing in a backend without DUALS."""
+        """What of a variable `tighten(cutoff)` would fix, and at what."""
         ...
 
     @property
@@ -305,7 +298,7 @@ def names() -> tuple[str, ...]:
 
 
 def backend(name: str | Backend) -> Backend:
-    """The backend called `name`; a backend itself is returned as it is.
+    """The backend called `name`, which may be any solver of Pyomo's; a backend itself is returned as it is.
 
     Raises BackendUnavailableError, with the closest names or how to install it.
     """
@@ -316,8 +309,9 @@ def backend(name: str | Backend) -> Backend:
             )
         return name
     if name in BACKENDS:
+        module, _, attribute = BACKENDS[name].partition(":")
         try:
-            found: Backend = importlib.import_module(BACKENDS[name]).backend
+            found: Backend = getattr(importlib.import_module(module), attribute)
         except ImportError as error:
             raise _absent(name, INSTALL if name == "highs" else f"pip install 'poetopt[{name}]'", error) from error
         return found
@@ -336,7 +330,15 @@ def backend(name: str | Backend) -> Backend:
                     "name, capabilities and `open`; tell its authors"
                 )
             return cast("Backend", loaded)
-    raise BackendUnavailableError(f"unknown backend '{name}': there are {', '.join(names())}{closest(name, names())}")
+    from pyomo.environ import SolverFactory
+
+    if name in SolverFactory and not name.startswith("_"):
+        from poetopt.backends.solvers.pyomo_solvers import PyomoBackend
+
+        return PyomoBackend(name)
+    raise BackendUnavailableError(
+        f"unknown backend '{name}': there are {', '.join(names())}, and Pyomo's solvers{closest(name, names())}"
+    )
 
 
 def _whole(given: object) -> bool:
