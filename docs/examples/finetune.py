@@ -55,7 +55,7 @@ def main(steps: int = 60) -> float:
     problem = po.load("resnet18-cifar", train="layer4*,fc*").differentiate().cost("a72")
     report = po.solve(problem, ram="86%")
     print(report)
-    ended = po.train(report, steps, 0.01, momentum=0.9, data={"input": pictures, "labels": labels}, check=1)
+    ended = po.train(report, steps, 0.01, data={"input": pictures, "labels": labels}, check=1)
     tenth = max(1, steps // 10)
     first, last = np.mean(ended.losses[:tenth]), np.mean(ended.losses[-tenth:])
     print(f"\n{steps} steps on {len(labels)} flowers: mean loss of the first tenth {first:.4f}, of the last {last:.4f}")

@@ -157,7 +157,8 @@ def train(
     plan
         As for `execute`, or what `prepared` gave.
     lr, momentum
-        The update is v = momentum v + gradient, parameter = parameter - lr v, in place, without momentum by default.
+        Of the step's own optimizer, its default momentum by default; a step that ends with gradients takes plain
+        descent.
         Where the plan's step has an optimizer, they are that one's.
     data
         Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one

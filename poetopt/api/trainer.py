@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
-    from poetopt.training.learner import Optimizer
     from poetopt.training.result import Position, Trained
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
@@ -43,16 +42,12 @@ class Trainer(Closing):
         By default the plan's own.
     lr, momentum, weight_decay, hyperparameters
         Of the plan's optimizer; the others (`beta1`, `eps`, ...) by their names. What isn't given has its default.
-        Where the plan's step ends with gradients, they are those of descent with momentum.
+        A plan whose step ends with gradients takes plain descent behind it, with `lr` alone; other updates are part of
+        the step (`solve --optimizer`), or your own: `step(batch, lr=0)`, then `parameters` by `gradients`.
     lr_schedule
         `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`.
-    optimizer
-        For a plan whose step ends with gradients: an optimizer of one's own, called with parameters and gradients by
-        name, which updates the parameters in place. If it has `states`, arrays by name that it writes in place, they
-        are part of checkpoints.
-    accumulate, clip_norm
-        For such a plan: sum the gradients of so many steps before an update, and bound the norm of all of them. A plan
-        whose step clips (`solve --with clip-norm`) takes `clip_norm` too, 1 by default.
+    clip_norm
+        The bound of the norm of all gradients, 1 by default, where the plan's step clips (`solve --with clip-norm`).
     seed
         Of the order of batches.
     workdir
@@ -75,8 +70,6 @@ class Trainer(Closing):
         weight_decay: float | None = None,
         hyperparameters: Mapping[str, float] | None = None,
         lr_schedule: str = "constant",
-        optimizer: Optimizer | None = None,
-        accumulate: int = 1,
         clip_norm: float | None = None,
         seed: int = 0,
         workdir: str | os.PathLike[str] | None = None,
@@ -85,6 +78,7 @@ class Trainer(Closing):
         told: Told | None = None,
         progress: bool = False,
     ) -> None:
+        from poetopt.autodiff.optimizers import CLIP
         from poetopt.backends.onnxruntime.prepared import Prepared
         from poetopt.training.learner import Learner
         from poetopt.training.source import parse_schedule
@@ -104,14 +98,17 @@ class Trainer(Closing):
                 else read_plan(plan)
             )
             made, ram_bytes = plan_in(found), budget_of(found)
-        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, **(hyperparameters or {})}
+        said = {
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            CLIP: clip_norm,
+            **(hyperparameters or {}),
+        }
         self._learner = Learner(
             made,
             {name: float(value) for name, value in said.items() if value is not None},
             ram_bytes=ram_bytes,
-            optimizer=optimizer,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
             workdir=None if workdir is None else Path(workdir),
             threads=threads,
             told=self._told,

@@ -231,6 +231,7 @@ REMOVED = {
     },
     "--sensitivity-plot": "--with sensitivity=PICTURE",
     "--timing": "--json, whose `timing` has the seconds of each phase",
+    "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
     "--order": "nothing: orders of the operators aren't searched any more",
 }  # fmt: skip
 """Options of the last release, and what to use instead."""

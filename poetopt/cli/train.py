@@ -54,14 +54,9 @@ def train(
             autocompletion=choices(*NAMES),
         ),
     ] = None,
-    accumulate: Annotated[
-        int, typer.Option(metavar="K", help="Sum gradients over K steps; of a plan without --optimizer.", min=1)
-    ] = 1,
     clip_norm: Annotated[
         float | None,
-        typer.Option(
-            metavar="C", help="Bound the norm of all gradients; of a plan whose step clips, or ends with them."
-        ),
+        typer.Option(metavar="C", help="Bound the norm of all gradients, where the plan's step clips."),
     ] = None,
     batch_order: Annotated[
         str,
@@ -123,7 +118,7 @@ def train(
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
     if on is not None:
         others = {
-            "--accumulate": accumulate > 1, "--validate": validate is not None, "--checkpoint": checkpoint is not None,
+            "--validate": validate is not None, "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
@@ -148,7 +143,7 @@ def train(
         trainer = stack.enter_context(
             Trainer(
                 made, **where, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
-                accumulate=accumulate, clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
+                clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
             )
         )  # fmt: skip
         trainer.check_export(out)
@@ -243,8 +238,8 @@ def _prepared(
 
 def check_optimizer(has: str, asked: str | None, plan: str) -> None:
     """Raise OptionError where another optimizer is asked for than the plan's step has."""
-    if asked is None or asked == has:
+    if asked is None or asked == has or (asked, has) == ("sgd", "none"):  # plain descent
         return
-    what = "ends with gradients, and descent with --momentum follows it" if has == "none" else f"updates by {has}"
+    what = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
     remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
     raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")

@@ -161,7 +161,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
     if ended.losses_name != "losses":
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
     name = plan.problem.model_ref or plan.problem.name
-    how = f"lr {ended.lr:g}, momentum {ended.momentum:g}" if ended.optimizer == "none" else _how(ended)
+    how = f"lr {ended.lr:g}" if ended.optimizer == "none" else _how(ended)
     return table(f"{name}: {ended.steps} steps of training, {how}", rows)
 
 
@@ -219,8 +219,7 @@ def _training_memory(ended: TrainingRun) -> str:
         text += f" + {ended.kernel_workspace_bytes:,} B that kernels took = {ended.measured_peak_bytes:,} B"
     text += f"; budget {ended.budget_bytes:,} B"
     # states of an optimizer that is part of the step lie where the plan has them
-    what, where = ("momentum", ", resident") if ended.optimizer == "none" else (ended.optimizer, "")
-    return text + (f"; {what} {ended.optimizer_bytes:,} B{where}" if ended.optimizer_bytes else "")
+    return text + (f"; {ended.optimizer} {ended.optimizer_bytes:,} B" if ended.optimizer_bytes else "")
 
 
 def _sameness(execution: Execution) -> str:

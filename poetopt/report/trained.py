@@ -31,8 +31,7 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
         first, last = ended.validations[0], ended.validations[-1]
         rows.append(("validation", f"{_validation(first['loss'], first['accuracy'])} after epoch {first['epoch']}, "
                      f"{_validation(last['loss'], last['accuracy'])} after epoch {last['epoch']}"))  # fmt: skip
-    beside = f", {show_bytes(ended.beside_bytes)} of the optimizer beside it" if ended.beside_bytes else ""
-    rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{beside}{_process(ended)}"))
+    rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
     rows.append(("time", f"{show_seconds(ended.seconds)}, {show_seconds(ended.step_s)} a step"))
     if ended.left_out:
         rows.append(

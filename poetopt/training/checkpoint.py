@@ -212,7 +212,7 @@ def _valid(path: Path, meta: object) -> Mapping[str, Any]:
     except ValidationError as error:
         raise ModelError(f"{path} says what no training does: {told(error)}") from error
     known: Mapping[str, Any] = said.model_dump(exclude_unset=True)
-    return {"serial": 0, "summed": 0, "hyperparameters": {}, **known}
+    return {"serial": 0, "hyperparameters": {}, **known}
 
 
 @cache
@@ -235,12 +235,12 @@ def _schema() -> type[BaseModel]:
         validations=listed[validation], seconds=number(),
     )  # fmt: skip
     course = of(
-        "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0), accumulate=(count, 1),
-        clip_norm=(real | None, None), batch=(count, 0), rows=(count | None, None), data=(str | None, None),
+        "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0),
+        batch=(count, 0), rows=(count | None, None), data=(str | None, None),
         epochs=(count, 0), validation=(str | None, None),
     )  # fmt: skip
     made: type[BaseModel] = of(
-        "Said", format=count, serial=(count, 0), taken=count, summed=(count, 0), poetopt=(str, ""), optimizer=(str, ""),
+        "Said", format=count, serial=(count, 0), taken=count, poetopt=(str, ""), optimizer=(str, ""),
         network=(str | None, None), structure=(str | None, None), content=(str | None, None),
         hyperparameters=(dict[str, real], {}),  # type: ignore[valid-type]
         course=(course | None, None), position=(position | None, None),

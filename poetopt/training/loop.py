@@ -27,7 +27,7 @@ from poetopt.util.units import show_seconds
 class Course:
     """What a training goes through: all of this is in each checkpoint.
 
-    order, lr_schedule, seed, accumulate, clip_norm
+    order, lr_schedule, seed
         As they were asked for.
     batch, rows, data
         Rows of a batch and of the data, and the digest of those (see `DataSet.check`); None where nobody knows.
@@ -40,8 +40,6 @@ class Course:
     order: str
     lr_schedule: str
     seed: int
-    accumulate: int
-    clip_norm: float | None
     batch: int
     rows: int | None
     data: str | None
@@ -63,10 +61,9 @@ class Course:
         for name, words in _ALIKE.items():
             mine = getattr(self, name)
             if before.get(name, mine) != mine:
-                said, is_now = (_NONE if value is None else value for value in (before[name], mine))
                 raise OptionError(
-                    f"{checkpoint}: it was made with {words} {said}, and this is {is_now}; give the same, or another "
-                    "folder"
+                    f"{checkpoint}: it was made with {words} {before[name]}, and this is {mine}; give the same, or "
+                    "another folder"
                 )
         if before.get("data", self.data) != self.data:
             raise OptionError(
@@ -81,13 +78,10 @@ class Course:
             yield f"--epochs {self.epochs}: the checkpoint's rates were those of a cosine over {epochs}"
 
 
-_NONE = "none"
 _ALIKE = {
     "order": "--batch-order",
     "lr_schedule": "--lr-schedule",
     "seed": "--seed",
-    "accumulate": "--accumulate",
-    "clip_norm": "--clip-norm",
     "rows": "so many rows:",
     "batch": "a batch of",
 }
@@ -149,8 +143,8 @@ class Fit:
         data = source.check(learner.told)
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
-            asked.order, asked.lr_schedule, asked.seed, learner.accumulate, learner.clip_norm,
-            batch_size(learner.graph.whole), source.rows, data, asked.epochs, judged,
+            asked.order, asked.lr_schedule, asked.seed, batch_size(learner.graph.whole), source.rows, data,
+            asked.epochs, judged,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
         self.position = Position()
@@ -320,7 +314,6 @@ class Fit:
             seconds=self._seconds(),
             step_s=self.stepping_s / self.stepped if self.stepped else 0.0,
             total_ram_bytes=learner.total_ram_bytes,
-            beside_bytes=learner.update.nbytes if learner.update is not None else 0,
             process_base_bytes=learner.base_bytes,
             process_peak_bytes=peak_bytes(),
             checkpoint=self.path,

@@ -69,8 +69,6 @@ class Trained:
         All of it, over all its processes; and the mean of a step of this one, its batch included.
     total_ram_bytes
         What the plan takes: arena, kernels and resident region.
-    beside_bytes
-        What an optimizer outside of the plan, and accumulated gradients, take beside it.
     process_base_bytes, process_peak_bytes
         What this process had resident before the step was made, and at most; None where the system doesn't say.
     checkpoint
@@ -96,7 +94,6 @@ class Trained:
     seconds: float
     step_s: float
     total_ram_bytes: int
-    beside_bytes: int
     process_base_bytes: int | None
     process_peak_bytes: int | None
     checkpoint: str

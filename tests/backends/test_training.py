@@ -16,7 +16,7 @@ from poetopt.backends.onnxruntime.batch import Batches
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.onnxruntime.training import save_training, train
-from poetopt.backends.step.descent import Momentum
+from poetopt.backends.step.memory import descend
 from poetopt.backends.step.region import Region
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -25,7 +25,6 @@ from poetopt.report.execution import execution_rows, training_text
 from poetopt.util.errors import ModelError, OptionError, PlanError
 from tests.backends.support import NETWORKS, problem, store_all
 from tests.problems import random_plan
-from tests.seeds import turns
 
 
 def graph_of(name: str) -> TrainingGraph:
@@ -39,17 +38,14 @@ def wasteful(name: str, seed: int = 0) -> Plan:
     return lay_out(random_plan(random.Random(seed), problem(name), length=60))
 
 
-@pytest.mark.parametrize(
-    ("name", "momentum"), [(name, m) for place, name in enumerate(NETWORKS) for m in turns(place, (0.9, 0.0))]
-)
-def test_every_loss_is_that_of_training_without_a_schedule(name: str, momentum: float, tmp_path: Path) -> None:
-    ended = train(wasteful(name), 6, 0.01, momentum=momentum, workdir=tmp_path, check=1)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_loss_is_that_of_training_without_a_schedule(name: str, tmp_path: Path) -> None:
+    ended = train(wasteful(name), 6, 0.01, workdir=tmp_path, check=1)
     assert ended.ok, ended.message
     assert ended.losses == ended.reference_losses
     assert len(set(ended.losses)) == 6
     assert name == "dropout" or ended.losses[-1] < ended.losses[0]
-    sizes = [graph_of(name).tensors[parameter].nbytes for parameter in graph_of(name).gradients]
-    assert ended.optimizer_bytes == (sum(sizes) if momentum else 0)
+    assert ended.optimizer_bytes == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -57,17 +53,16 @@ def test_steps_are_gradient_descent_with_statistics_carried_over() -> None:
     """Each step again by a network that holds the parameters and statistics so far, updated with numpy."""
     graph = graph_of("residual")
     batch = random_batch(graph, 5)
-    ended = train(wasteful("residual", 1), 4, 0.1, momentum=0.5, data=batch)
+    ended = train(wasteful("residual", 1), 4, 0.1, data=batch)
     names = (graph.loss, *graph.gradients.values(), *graph.states.values())
     values: dict[str, Any] = dict(graph.values)
-    velocity: dict[str, Any] = {name: np.zeros_like(values[name]) for name in graph.gradients}
     for step in range(4):
         now = replace(graph, values=dict(values))
         done = NodeByNode(now, Sessions(now), Region.of(now).given, names).run(batch)
         assert float(done[graph.loss].reshape(-1)[0]) == ended.losses[step]
         for name, made in graph.gradients.items():
-            velocity[name] = velocity[name] * np.float32(0.5) + done[made]
-            values[name] = values[name] - velocity[name] * np.float32(0.1)
+            gradient: Any = done[made]
+            values[name] = values[name] - gradient * np.float32(0.1)
         for old, new in graph.states.items():
             values[old] = done[new]
     assert set(ended.values) == {*graph.gradients, *graph.states}
@@ -140,8 +135,7 @@ def test_data_that_don_t_fit_are_refused() -> None:
         (1, 0.0, 0.0, "--lr 0: must be more than 0"),
         (1, float("nan"), 0.0, "--lr nan"),
         (1, float("inf"), 0.0, "--lr inf"),
-        (1, 0.1, 1.0, "--momentum 1: must be at least 0 and less than 1"),
-        (1, 0.1, -0.1, "--momentum -0.1"),
+        (1, 0.1, 0.9, "--momentum 0.9: the plan's optimizer is none, which has none; solve with --optimizer momentum"),
     ],
 )
 def test_numbers_that_make_no_sense(steps: int, lr: float, momentum: float, message: str) -> None:
@@ -158,14 +152,9 @@ def test_a_plan_without_a_network_is_refused() -> None:
 def test_updates_in_slices_are_the_update() -> None:
     rng = np.random.default_rng(3)
     p = rng.standard_normal((3, 50_000)).astype(np.float32)
-    gradients = [rng.standard_normal(p.shape).astype(np.float32) for _ in range(3)]
-    mine, v, expected = {"p": p.copy()}, np.zeros_like(p), p.copy()
-    optimizer = Momentum(mine, 0.01, 0.9)
-    for g in gradients:
-        optimizer.step({"p": g})
-        v = v * np.float32(0.9) + g
-        expected = expected - v * np.float32(0.01)
-    np.testing.assert_array_equal(mine["p"], expected)
+    mine, gradient = {"p": p.copy()}, rng.standard_normal(p.shape).astype(np.float32)
+    descend(mine, {"p": gradient}, 0.01)
+    np.testing.assert_array_equal(mine["p"], p - gradient * np.float32(0.01))
 
 
 def test_what_was_learned_is_saved(tmp_path: Path) -> None:

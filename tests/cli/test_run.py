@@ -145,7 +145,7 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
     data, dump = tmp_path / "set.npz", tmp_path / "trained.npz"
     rng = np.random.default_rng(0)
     np.savez(data, input=rng.standard_normal((12, 1, 28, 28)).astype(np.float32), labels=rng.integers(0, 10, 12))
-    arguments = ("run", plan, "--steps", "9", "--lr", "0.05", "--momentum", "0.9", "--data", data)
+    arguments = ("run", plan, "--steps", "9", "--lr", "0.05", "--data", data)
     document = run(*arguments, "--check", "1", "--dump", dump, "--json", "-").document
     assert document["bit_identical"]
     assert document["losses"] == document["reference_losses"]
@@ -156,7 +156,7 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
         assert tuple(trained["losses"]) == tuple(document["losses"])
     ended = run(*arguments, "--check", "4")
     assert (ended.code, ended.err) == (0, "")
-    assert "9 steps of training, lr 0.05, momentum 0.9" in " ".join(ended.out.split())
+    assert "9 steps of training, lr 0.05" in " ".join(ended.out.split())
     assert "the losses of 3 steps" in " ".join(ended.out.split())
     assert "bit for bit" in " ".join(ended.out.split())
 

@@ -92,7 +92,6 @@ def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -
             "updates by adam; solve again with --optimizer sgd",
         ),
         (("--momentum", "0.9"), 2, "--momentum 0.9: the plan's optimizer is adam"),
-        (("--accumulate", "2"), 2, "solve without --optimizer"),
         (("--lr-schedule", "warm"), 2, "--lr-schedule warm: must be constant, cosine"),
         (("--every", "2"), 2, "--every 2: say where checkpoints are, with --checkpoint FOLDER"),
         (("--data", data(tmp_path / "nan.npz", 20, input=nan)), 2, "nan.npz, row 13: 'input' holds NaN"),

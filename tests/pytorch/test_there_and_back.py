@@ -95,8 +95,8 @@ def test_what_a_plan_trains_goes_back_and_is_torchs(tmp_path: Path) -> None:
     model = po.torch.export(module, image(), tmp_path / "net.onnx", input_names=["image"], dynamic_batch=False)
     report = po.solve(model.differentiate().cost("a72"), ram="100%")
     data = {"image": image().numpy(), "labels": labels().numpy()}
-    ended = po.train(report, 3, 0.05, momentum=0.9, data=data, dump=tmp_path / "end.npz")
-    optimizer = torch.optim.SGD(twin.parameters(), 0.05, momentum=0.9)
+    ended = po.train(report, 3, 0.05, data=data, dump=tmp_path / "end.npz")
+    optimizer = torch.optim.SGD(twin.parameters(), 0.05)
     losses = []
     for _ in range(3):
         optimizer.zero_grad()

@@ -125,7 +125,7 @@ POSITION = {"epoch": 1, "batch": 0, "step": 3, "losses": [0.5], "total": 0.0, "v
     ({"taken": 1, "position": {**POSITION, "losses": ["low"]}}, "losses"),
     ({"taken": 1, "position": {**POSITION, "validations": [{"epoch": 1}]}}, 'has no "loss"'),
     ({"taken": 1, "position": [3]}, '"position" is not an object'),
-    ({"taken": 1, "course": {"clip_norm": "none"}}, '"clip_norm" must be'),
+    ({"taken": 1, "course": {"rows": "none"}}, '"rows" must be'),
     ({"taken": 1, "network": 5}, '"network" must be'),
 ])  # fmt: skip
 def test_what_no_training_says_is_passed_over(said: dict[str, Any], message: str, tmp_path: Path) -> None:

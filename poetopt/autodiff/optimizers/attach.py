@@ -51,7 +51,7 @@ def with_updates(
     if clip and optimizer == "none":
         raise OptionError(
             "--with clip-norm: the step ends with gradients, and has no update to clip them for; name one with "
-            "--optimizer, or clip what such a step leaves, with train --clip-norm"
+            "--optimizer"
         )
     if graph.parts > 1:
         from poetopt.autodiff.optimizers.sums import with_sums

@@ -30,8 +30,7 @@ from poetopt.backends.onnxruntime.sessions import (
     runtime_errors,
     session_options,
 )
-from poetopt.backends.step.descent import Momentum
-from poetopt.backends.step.memory import numpy_dtype, writable_copy
+from poetopt.backends.step.memory import descend, numpy_dtype, writable_copy
 from poetopt.backends.step.parted import cut, mean_loss
 from poetopt.backends.step.region import WINDOW, reseeded
 from poetopt.graph import VIEW_OPS, Node, TrainingGraph
@@ -242,10 +241,6 @@ class InParts:
                 given.update({name: array for name, array in values.items() if name in given})
 
 
-VELOCITY = " (velocity)"
-"""What is behind a parameter's name where its momentum is no part of the step."""
-
-
 @dataclass(frozen=True)
 class Witness:
     """What a step left.
@@ -299,7 +294,7 @@ class Ordinary:
     """A training that goes on step by step.
 
     hyperparameters
-        Of the step's own optimizer, or of `Momentum`.
+        Of the step's own optimizer, or of plain descent.
     """
 
     def __init__(self, made: Prepared, hyperparameters: Mapping[str, float]) -> None:
@@ -314,8 +309,7 @@ class Ordinary:
                 self.said[name][...] = value
         given = {name: first[name] for name in graph.values if name not in self.changing}
         given |= {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
-        trained = {name: self.changing[name] for name in graph.gradients}
-        self.momentum = Momentum(trained, hyperparameters.get("lr", 0.0), hyperparameters.get("momentum", 0.0))
+        self.lr = hyperparameters.get("lr", 0.0)
         sessions = Sessions(made.graph, 1, made.models)
         self.nodes = reference_of(
             made.graph, partial(node_by_node, sessions), {**given, **self.changing}, graph.results
@@ -328,7 +322,7 @@ class Ordinary:
     def values(self) -> Mapping[str, Array]:
         """All that goes on to the next step, by name; of tables, all rows."""
         lasting = {n: array for n, array in self.changing.items() if n not in self.graph.sums.values()}
-        return {**lasting, **self.tables, **{n + VELOCITY: v for n, v in self.momentum.velocity.items()}}
+        return {**lasting, **self.tables}
 
     def load(self, values: Mapping[str, Array], steps: int) -> None:
         """Go on from these values, behind so many steps."""
@@ -356,7 +350,8 @@ class Ordinary:
         if self.graph.parts == 1:
             self._drawing(0)
         found = call(partial(self.nodes.run, read))
-        self.momentum.step({name: found[made] for name, made in self.graph.gradients.items()})
+        gradients = {name: found[made] for name, made in self.graph.gradients.items()}
+        descend({name: self.changing[name] for name in gradients}, gradients, self.lr)
         for old, new in self.graph.joint.carried.items():
             if old not in self.graph.sums.values():
                 np.copyto(self.changing[old], found[new])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +23,9 @@ from poetopt.backends.onnxruntime.batch import Batch, batches_of
 from poetopt.backends.onnxruntime.execution import Checks, save_arrays
 from poetopt.backends.onnxruntime.measure import Clock, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
-from poetopt.backends.onnxruntime.reference import VELOCITY, Verdict, Witness, digests, verify
+from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, verify
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
-from poetopt.backends.step.descent import Momentum
+from poetopt.backends.step.memory import descend
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -68,7 +68,7 @@ class TrainingRun(Checks):
         What this process had resident before the step was made ready (the interpreter and onnxruntime, where it does
         nothing else), and at most up to the last step; None where the system doesn't say.
     optimizer_bytes
-        The momentum, or the optimizer's states, in the resident region.
+        The optimizer's states.
     step_s, reference_step_s
         Median seconds of a step with the schedule, and in ordinary training, node by node in memory of the runtime's;
         None where no step was compared. An update behind a step that ends with gradients is not in them.
@@ -172,8 +172,8 @@ def train(
     plan
         A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
     lr, momentum
-        Of the update v = momentum v + g, p = p - lr v; of the step's own optimizer, where it has one. By default no
-        momentum, or the optimizer's own.
+        Of the step's own optimizer, its default momentum by default. A step that ends with gradients takes plain
+        descent, p = p - lr g.
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
@@ -206,8 +206,7 @@ def train(
         clock = stack.enter_context(Clock())
         step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
         said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
-        learner = Momentum(step.parameters, lr, momentum)
-        values = _Values(step, learner)
+        values = step.values()
         folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
         for number in range(steps):
             batch = batches(number)
@@ -218,7 +217,7 @@ def train(
             loss, seconds = clock.call(partial(step.run, batch, said))
             times.append(seconds)
             losses.append(loss)
-            learner.step(step.gradients)
+            descend(step.parameters, step.gradients, lr)
             if checked:
                 witnesses.append(Witness(number, loss, digests(values), before))
             pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
@@ -258,7 +257,7 @@ def train(
         total_ram_bytes=made.plan.problem.beside_bytes + budget,
         process_base_bytes=base,
         process_peak_bytes=peak,
-        optimizer_bytes=learner.nbytes + states,
+        optimizer_bytes=states,
         step_s=median(times),
         reference_step_s=None if verdict is None else verdict.step_s,
         waited_share=clock.share,
@@ -267,23 +266,6 @@ def train(
         names=names,
         values=kept,
     )
-
-
-class _Values(Mapping[str, "Array"]):
-    """All that goes on from a step to the next, by name: the step's, and the velocity of `Momentum`."""
-
-    def __init__(self, step: ScheduledStep, learner: Momentum) -> None:
-        self._step = step.values()
-        self._velocity = {name + VELOCITY: array for name, array in learner.velocity.items()}
-
-    def __getitem__(self, name: str) -> Array:
-        return self._velocity[name] if name in self._velocity else self._step[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((*self._step, *self._velocity))
-
-    def __len__(self) -> int:
-        return len(self._step) + len(self._velocity)
 
 
 def _verified(
@@ -332,9 +314,12 @@ def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str
         return default
     if "momentum" in graph.hyperparameters:
         return momentum or 0.0
-    if momentum and graph.optimizer != "none":
-        raise OptionError(f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none")
-    return momentum or 0.0
+    if momentum:
+        raise OptionError(
+            f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none; solve with "
+            "--optimizer momentum"
+        )
+    return 0.0
 
 
 def check_options(steps: int, lr: float, momentum: float, check: int | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,3 +120,17 @@ def writable_copy(array: Array) -> Array:
     copy = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
+
+
+SLICE = 1 << 16
+"""Elements that are worked on at once where nothing of a tensor's size is to be allocated."""
+
+
+def descend(parameters: Mapping[str, Array], gradients: Mapping[str, Array], lr: float) -> None:
+    """Plain descent in place, p = p - lr g, slice by slice."""
+    for name, parameter in parameters.items():
+        # Of any floating type, for which numpy's own annotations have no arithmetic in place.
+        p: Any = parameter.reshape(-1)
+        g: Any = gradients[name].reshape(-1)
+        for start in range(0, p.size, SLICE):
+            p[start : start + SLICE] -= g[start : start + SLICE] * p.dtype.type(lr)
