@@ -10,7 +10,7 @@ PYTEST_FLAGS ?= -n auto --dist worksteal
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test guard lint bench docs rendered lowest tour extension types clean
+.PHONY: demo test guard lint bench docs lowest tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -39,10 +39,6 @@ bench: $(TESTED)
 docs: $(TESTED)
 	$(BIN)/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
 	@echo 'build/docs/index.html'
-
-# The notebooks with what they print, as Markdown in docs/rendered: for reading without a build. After a change of a notebook.
-rendered: $(TESTED)
-	$(BIN)/python docs/render.py
 
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.
 extension: $(TESTED)

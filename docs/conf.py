@@ -29,7 +29,7 @@ project = "poetopt"
 author = "the poetopt contributors"
 version = release = poetopt.__version__
 extensions = ["sphinx.ext.autodoc", "myst_nb", "mathml"]
-exclude_patterns = ["examples", "images/README.md", "rendered"]
+exclude_patterns = ["examples", "images/README.md"]
 default_role = "literal"
 nitpicky = True
 # Annotations name classes of other packages, and of modules that have no page of their own.

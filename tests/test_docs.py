@@ -30,27 +30,23 @@ PAGES = [
     EXTENSION / "README.md",
 ]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
-EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
-"""Names of modules in them are those of their date."""
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
-BESIDE = {"your-model": ("python",), "cortex-m4": ("python",), "adding-an-op": ("toml",)}
+BESIDE = {"your-model": ("python",), "cortex-m4": ("python",)}
 """What else than cells is in a notebook: a user's own file."""
 ELSEWHERE = {
-    "poetopt inspect resnet18-cifar --device a72": "make tour",
     "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "make tour",
     "poetopt run plan.json": "make tour",
-    "poetopt solve resnet18-cifar --device a72 --ram 5MB": "make tour",
     "make demo": "the first two commands of the tour, through make",
     "make test": "this is it",
     "make docs": "what builds the pages",
     "pip install poetopt": "make installs it",
     "pip install 'poetopt[dask]'": "make test installs that extra",
-    "poetopt solve mobilenetv2 --device a72 --ram 60% --no-paging -o plan.json": "seconds; tests/step has smaller ones",
-    "poetopt schedule plan.json -o step.onnx": "tests/step/test_single_assignment.py",
-    "poetopt sweep sweep.toml": "minutes; tests/sweep runs small files",
+    "poetopt solve mobilenetv2 --device a72 --ram 60% --no-paging -o plan.json": "seconds; tests/backends has smaller",
+    "poetopt schedule plan.json -o step.onnx": "tests/backends/test_single_assignment.py",
+    "poetopt sweep sweep.toml": "minutes; tests/api runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
-    "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/sweep",
+    "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/api",
     "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
     "poetopt inspect net.onnx": "tests/training/test_page.py",
     "poetopt solve net.onnx --device a72 --ram 60% --optimizer adam -o plan.json": "tests/training/test_page.py",
@@ -58,8 +54,7 @@ ELSEWHERE = {
         "tests/training/test_page.py"
     ),
     "python docs/examples/pretrained.py digits": "a minute; tests/pytorch has the wines",
-    "python docs/examples/federated.py": "tests/sweep/test_federated.py",
-    "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/comparison",
+    "python -m benchmarks.paper.measure": "three quarters of an hour; the rows are compare's: tests/compare",
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",
     "poetopt formulations --show wakeups": "make extension",
@@ -110,7 +105,7 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DECISIONS, *EXPERIMENTS], ids=named)
+@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
@@ -169,10 +164,6 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
     assert typed(page) == []
     marked = re.findall(r"^```(\S+)", content, flags=re.MULTILINE)
     assert set(marked) <= {"{code-cell}", *BESIDE.get(page.stem, ())}
-    extension = tomllib.loads(text(ROOT / "docs" / "examples" / "extension" / "pyproject.toml"))
-    for part in re.findall(r"^```toml\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
-        groups = tomllib.loads(part)["project"]["entry-points"]
-        assert set(groups) <= set(extension["project"]["entry-points"])
     for cell in re.findall(r"^```{code-cell} ipython3\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
         code = re.sub(r"^:tags:.*\n+", "", cell)
         if not code.startswith("%%"):
@@ -224,15 +215,3 @@ def test_equations_are_mathml() -> None:
 def test_the_wheel_has_no_pages() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["poetopt"]}
-
-
-def test_rendered_notebooks_are_of_the_notebooks_that_are_there() -> None:
-    spec = importlib.util.spec_from_file_location("render", ROOT / "docs" / "render.py")
-    assert spec is not None
-    assert spec.loader is not None
-    render = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(render)
-    for notebook in NOTEBOOKS:
-        page = ROOT / "docs" / "rendered" / notebook.name
-        assert page.is_file(), f"make rendered writes {page.relative_to(ROOT)}"
-        assert text(page).splitlines()[0] == render.head(notebook), f"{notebook.name} has changed: make rendered"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from poetopt.cli.app import invoke
 
 PAGE = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
@@ -20,22 +18,15 @@ def test_python() -> None:
     assert getattr(names["execution"], "bit_identical", False)
 
 
-def test_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_exist() -> None:
     for command in sorted(set(re.findall(r"(?:`|\$ |, )poetopt ([a-z-]+)\b", PAGE))):
         assert invoke([command, "--help"]) == 0, command
     shown = re.findall(r"<!-- output: poetopt (\w+) .*? -->\n```\n\$ poetopt \1", PAGE)
-    assert shown == ["inspect", "solve", "run", "solve"]
-    invoke(["solve", "--help"])
-    offered = capsys.readouterr().out
-    table = PAGE.partition("| option of `solve` |")[2].partition("## Layout")[0]
-    options = set(re.findall(r"`(--[a-z-]+)", table))
-    assert options
-    for option in options:
-        assert f"{option} " in offered, option
+    assert shown == ["solve", "run"]
 
 
 def test_paths_exist() -> None:
     root = Path(__file__).resolve().parents[1]
-    for name in ("CONTRIBUTING.md", "docs/decisions", "docs/experiments", "tests", "benchmarks"):
+    for name in ("CONTRIBUTING.md", "docs/decisions", "tests", "benchmarks"):
         assert name in PAGE
         assert (root / name).exists()
