@@ -51,7 +51,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poetopt.graph import Node, Operator, Tensor, inner_storage
-from poetopt.ops.nodes import find, is_inner_view
+from poetopt.ops.nodes import OfNode, find, is_inner_view
 
 
 def labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
@@ -126,6 +126,39 @@ REDUCED: Mapping[str, tuple[int, int]] = {
 Shapes = Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True)
+class _Seen(OfNode):
+    """A node with the shapes of its inputs, `n` elements of its first output and `x` of its first input."""
+
+    node: Node
+    inputs: Shapes
+    n: int
+    x: int
+
+    def has(self, index: int) -> bool:
+        """Whether there is an input `index`."""
+        return len(self.node.inputs) > index and bool(self.node.inputs[index])
+
+    def taps(self, index: int) -> int:
+        """Products of a weight [outputs, inputs of a group, kernel...] for each of its outputs."""
+        return math.prod(self.inputs[index][1:])
+
+    @property
+    def window(self) -> int:
+        """Taps of `kernel_shape`."""
+        return math.prod(self.integers("kernel_shape"))
+
+    @property
+    def axis(self) -> int:
+        """The attribute `axis`, -1 by default, counted from the front."""
+        return self.integer("axis", -1) % len(self.inputs[0]) if self.inputs[0] else 0
+
+    @property
+    def rows(self) -> int:
+        """What is before that axis."""
+        return math.prod(self.inputs[0][: self.axis])
+
+
 def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
     """FLOPs of one ONNX node by the table above.
 
@@ -145,221 +178,111 @@ def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
         each_input, each_output = REDUCED[op]
         return each_input * x + each_output * n
     rule = _RULES.get(op)
-    return rule(node, inputs, n, x) if rule else n
+    return rule(_Seen(node, inputs, n, x)) if rule else n
 
 
-def _integer(node: Node, name: str, default: int) -> int:
-    value = node.attributes.get(name, default)
-    return int(value) if isinstance(value, (int, float)) else default
+def _gemm(c: _Seen) -> int:
+    inner = c.inputs[0][0] if c.integer("transA", 0) else c.inputs[0][1]
+    return c.n * (2 * inner + c.has(2) + (c.number("alpha", 1.0) != 1.0))
 
 
-def _number(node: Node, name: str, default: float) -> float:
-    value = node.attributes.get(name, default)
-    return float(value) if isinstance(value, (int, float)) else default
-
-
-def _present(node: Node, index: int) -> bool:
-    return len(node.inputs) > index and bool(node.inputs[index])
-
-
-def _window(node: Node) -> int:
-    kernel = node.attributes.get("kernel_shape", ())
-    return math.prod(int(k) for k in kernel) if isinstance(kernel, Sequence) else 1
-
-
-def _conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # W is [C_out, C_in / groups, k...]
-    return n * (2 * math.prod(inputs[1][1:]) + _present(node, 2))
-
-
-def _conv_integer(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return 2 * n * math.prod(inputs[1][1:])
-
-
-def _quantized_conv(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # x, scale, zero point, W, scale, zero point, scale, zero point, bias
-    return n * (2 * math.prod(inputs[3][1:]) + _present(node, 8))
-
-
-def _conv_transpose(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # W is [C_in, C_out / groups, k...]
-    return 2 * x * math.prod(inputs[1][1:]) + n * _present(node, 2)
-
-
-def _each(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return x
-
-
-def _gemm(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    inner = inputs[0][0] if _integer(node, "transA", 0) else inputs[0][1]
-    return n * (2 * inner + _present(node, 2) + (_number(node, "alpha", 1.0) != 1.0))
-
-
-def _matmul(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return 2 * n * inputs[0][-1]
-
-
-def _einsum(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    terms, _ = labels(str(node.attributes.get("equation", "")), [len(shape) for shape in inputs])
+def _einsum(c: _Seen) -> int:
+    terms, _ = labels(c.text("equation", ""), [len(shape) for shape in c.inputs])
     sizes: dict[str, int] = {}
-    for term, shape in zip(terms, inputs, strict=True):
+    for term, shape in zip(terms, c.inputs, strict=True):
         for label, size in zip(term, shape, strict=True):
             sizes[label] = max(sizes.get(label, 1), size)
-    return len(inputs) * math.prod(sizes.values())
+    return len(c.inputs) * math.prod(sizes.values())
 
 
-def _variadic(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return n * (len(inputs) - (node.op_type != "Mean"))
+def _mean_variance(c: _Seen) -> int:
+    shape = c.inputs[0]
+    gone = {axis % len(shape) for axis in c.integers("axes", (0, 2, 3))} if shape else set()
+    return 6 * c.x + 5 * math.prod(d for axis, d in enumerate(shape) if axis not in gone)
 
 
-def _max_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return n * _window(node)
-
-
-def _average_pool(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return n * (_window(node) * (2 if node.op_type == "LpPool" else 1) + 1)
-
-
-def _batch_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    channels = math.prod(inputs[1])
-    return 6 * x + 13 * channels if _integer(node, "training_mode", 0) else 2 * x + 5 * channels
-
-
-def _layer_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    shape = inputs[0]
-    axis = _integer(node, "axis", -1)
-    return x * (7 + _present(node, 2)) + 5 * math.prod(shape[: axis % len(shape) if shape else 0])
-
-
-def _group_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    groups = _integer(node, "num_groups", inputs[0][1])
-    return 8 * x + 5 * inputs[0][0] * groups
-
-
-def _rms_normalization(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    shape = inputs[0]
-    return 4 * x + 4 * math.prod(shape[: _integer(node, "axis", -1) % len(shape) if shape else 0])
-
-
-def _mean_variance(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    shape, axes = inputs[0], node.attributes.get("axes", (0, 2, 3))
-    gone = {int(axis) % len(shape) for axis in axes} if isinstance(axes, Sequence) and shape else set()
-    return 6 * x + 5 * math.prod(d for axis, d in enumerate(shape) if axis not in gone)
-
-
-def _three_each(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return 3 * x
-
-
-def _attention(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    queries, keys, values = inputs[:3]
+def _attention(c: _Seen) -> int:
+    queries, keys, values = c.inputs[:3]
     flat = len(queries) == 3
-    heads = _integer(node, "q_num_heads", 1) if flat else queries[1]
-    shared = _integer(node, "kv_num_heads", 1) if flat else 1
+    heads = c.integer("q_num_heads", 1) if flat else queries[1]
+    shared = c.integer("kv_num_heads", 1) if flat else 1
     depth = queries[-1] // (heads if flat else 1) + values[-1] // shared
     return queries[0] * heads * queries[-2] * keys[-2] * (2 * depth + 6 + _T)
 
 
-def _recurrent(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # W is [directions, gates hidden, inputs], R [directions, gates hidden, hidden]
-    (steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]
-    state = hidden * (6 + _T * (5 if node.op_type == "LSTM" else 3))
-    return directions * steps * batch * (gates * (2 * (width + hidden) + 2) + state)
+def _gated(exponentials: int) -> Callable[[_Seen], int]:
+    def rule(c: _Seen) -> int:
+        # W is [directions, gates hidden, inputs], R [directions, gates hidden, hidden]
+        (steps, batch), (directions, gates, width), hidden = c.inputs[0][:2], c.inputs[1], c.inputs[2][2]
+        state = hidden * (6 + _T * exponentials)
+        return directions * steps * batch * (gates * (2 * (width + hidden) + 2) + state)
+
+    return rule
 
 
-def _rnn(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    (steps, batch), (directions, hidden, width) = inputs[0][:2], inputs[1]
-    given = node.attributes.get("activations", ())
+def _rnn(c: _Seen) -> int:
+    (steps, batch), (directions, hidden, width) = c.inputs[0][:2], c.inputs[1]
+    given = c.node.attributes.get("activations", ())
     names = [str(name) for name in given] if isinstance(given, Sequence) else []
     bent = sum(ELEMENTWISE.get(name, _T) for name in (*names, *["Tanh"] * (directions - len(names))))
     return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + bent)
 
 
-def _softmax(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    shape = inputs[0]
-    length = shape[_integer(node, "axis", -1)] if shape else 1
-    rows = x // length if length else 0
-    return x * (4 + _T) + (rows * _T if node.op_type == "LogSoftmax" else 0)
+def _logarithms(c: _Seen) -> int:
+    length = c.inputs[0][c.axis] if c.inputs[0] else 1
+    return c.x * (4 + _T) + (c.x // length if length else 0) * _T
 
 
-def _cross_entropy(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return x * (4 + _T) + (_T + 2) * math.prod(inputs[1])
+def _interpolated(default: str) -> Callable[[_Seen], int]:
+    taps = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
+    return lambda c: 2 * c.n * taps.get(c.text("mode", default), 0) ** max(len(c.inputs[0]) - 2, 1)
 
 
-def _nll(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return 2 * math.prod(inputs[1])
-
-
-def _lrn(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return x * (_integer(node, "size", 1) + 4 + _T)
-
-
-def _dropout(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # training_mode is an input; whoever gives it as a third input means it
-    return 2 * x if _present(node, 2) else 0
-
-
-def _scatter(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    return math.prod(inputs[2]) if node.attributes.get("reduction", "none") != "none" else 0
-
-
-def _dft(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    # the axis may be an input, and so unknown here
-    return 5 * -(-n // 2) * (max(inputs[0][:-1], default=1) - 1).bit_length()
-
-
-_TAPS = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
-
-
-def _resize(node: Node, inputs: Shapes, n: int, x: int) -> int:
-    taps = _TAPS.get(str(node.attributes.get("mode", "linear" if node.op_type == "GridSample" else "nearest")))
-    if taps is None:
-        return 0
-    dimensions = max(len(inputs[0]) - 2, 1)
-    return int(2 * n * taps**dimensions)
-
-
-_RULES: Mapping[str, Callable[[Node, Shapes, int, int], int]] = {
-    "Conv": _conv,
-    "ConvInteger": _conv_integer,
-    "QLinearConv": _quantized_conv,
-    "QLinearMatMul": _matmul,
-    "MatMulInteger": _matmul,
-    "ConvTranspose": _conv_transpose,
-    "Col2Im": _each,
+_RULES: Mapping[str, Callable[[_Seen], int]] = {
+    "Conv": lambda c: c.n * (2 * c.taps(1) + c.has(2)),
+    "ConvInteger": lambda c: 2 * c.n * c.taps(1),
+    # x, scale, zero point, W, scale, zero point, scale, zero point, bias
+    "QLinearConv": lambda c: c.n * (2 * c.taps(3) + c.has(8)),
+    "ConvTranspose": lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2),
     "Gemm": _gemm,
-    "MatMul": _matmul,
+    **dict.fromkeys(("MatMul", "QLinearMatMul", "MatMulInteger"), lambda c: 2 * c.n * c.inputs[0][-1]),
     "Einsum": _einsum,
-    "Sum": _variadic,
-    "Max": _variadic,
-    "Min": _variadic,
-    "Mean": _variadic,
-    "MaxPool": _max_pool,
-    "AveragePool": _average_pool,
-    "LpPool": _average_pool,
-    "BatchNormalization": _batch_normalization,
-    "LayerNormalization": _layer_normalization,
-    "InstanceNormalization": _group_normalization,
-    "GroupNormalization": _group_normalization,
-    "RMSNormalization": _rms_normalization,
+    "Col2Im": lambda c: c.x,
+    **dict.fromkeys(("Sum", "Max", "Min"), lambda c: c.n * (len(c.inputs) - 1)),
+    "Mean": lambda c: c.n * len(c.inputs),
+    "MaxPool": lambda c: c.n * c.window,
+    "AveragePool": lambda c: c.n * (c.window + 1),
+    "LpPool": lambda c: c.n * (2 * c.window + 1),
+    "BatchNormalization": lambda c: (
+        6 * c.x + 13 * math.prod(c.inputs[1]) if c.integer("training_mode", 0) else 2 * c.x + 5 * math.prod(c.inputs[1])
+    ),
+    "LayerNormalization": lambda c: c.x * (7 + c.has(2)) + 5 * c.rows,
+    "RMSNormalization": lambda c: 4 * c.x + 4 * c.rows,
+    **dict.fromkeys(
+        ("InstanceNormalization", "GroupNormalization"),
+        lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]),
+    ),
     "MeanVarianceNormalization": _mean_variance,
-    "LpNormalization": _three_each,
-    "RotaryEmbedding": _three_each,
+    **dict.fromkeys(("LpNormalization", "RotaryEmbedding"), lambda c: 3 * c.x),
     "Attention": _attention,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
+    "LSTM": _gated(5),
+    "GRU": _gated(3),
     "RNN": _rnn,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "NegativeLogLikelihoodLoss": _nll,
-    "LRN": _lrn,
-    "Dropout": _dropout,
-    "ScatterElements": _scatter,
-    "ScatterND": _scatter,
-    "Resize": _resize,
-    "GridSample": _resize,
-    "DFT": _dft,
+    "Softmax": lambda c: c.x * (4 + _T),
+    "LogSoftmax": _logarithms,
+    "SoftmaxCrossEntropyLoss": lambda c: c.x * (4 + _T) + (_T + 2) * math.prod(c.inputs[1]),
+    "NegativeLogLikelihoodLoss": lambda c: 2 * math.prod(c.inputs[1]),
+    "LRN": lambda c: c.x * (c.integer("size", 1) + 4 + _T),
+    # training_mode is an input; whoever gives it as a third input means it
+    "Dropout": lambda c: 2 * c.x if c.has(2) else 0,
+    **dict.fromkeys(
+        ("ScatterElements", "ScatterND"),
+        lambda c: math.prod(c.inputs[2]) if c.text("reduction", "none") != "none" else 0,
+    ),
+    "Resize": _interpolated("nearest"),
+    "GridSample": _interpolated("linear"),
+    # the axis may be an input, and so unknown here
+    "DFT": lambda c: 5 * -(-c.n // 2) * (max(c.inputs[0][:-1], default=1) - 1).bit_length(),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph, residence
@@ -22,6 +22,33 @@ def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
         for name, value in graph.values.items()
         if graph.tensors[name].role is Role.CONSTANT and name not in states
     }
+
+
+class OfNode:
+    """What is asked about a `node`: its attributes, by name, with what holds where one is absent or of another type."""
+
+    __slots__ = ()
+    node: Node
+
+    def integer(self, name: str, default: int) -> int:
+        """A whole number."""
+        value = self.node.attributes.get(name, default)
+        return int(value) if isinstance(value, (int, float)) else default
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        value = self.node.attributes.get(name, default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    def text(self, name: str, default: str) -> str:
+        """A text."""
+        value = self.node.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+        """A list of whole numbers."""
+        value = self.node.attributes.get(name)
+        return tuple(int(v) for v in value) if isinstance(value, (list, tuple)) else tuple(default)
 
 
 def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:

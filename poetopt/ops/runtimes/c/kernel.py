@@ -34,11 +34,12 @@ that has a kernel already takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from poetopt.graph import Node, Tensor
+from poetopt.ops.nodes import OfNode
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -70,7 +71,7 @@ UPDATE = ".update"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(OfNode):
     """One op to be run: what a kernel is asked about.
 
     node
@@ -106,26 +107,6 @@ class Call:
         """The value of input `index` where that is a known constant."""
         tensor = self.inputs[index] if index < len(self.inputs) else None
         return None if tensor is None else self.values.get(tensor.name)
-
-    def integer(self, name: str, default: int) -> int:
-        """An attribute that is a whole number."""
-        value = self.node.attributes.get(name, default)
-        return int(value) if isinstance(value, (int, float)) else default
-
-    def number(self, name: str, default: float) -> float:
-        """An attribute that is a number."""
-        value = self.node.attributes.get(name, default)
-        return float(value) if isinstance(value, (int, float)) else default
-
-    def text(self, name: str, default: str) -> str:
-        """An attribute that is a text."""
-        value = self.node.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
-
-    def integers(self, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
-        """An attribute that is a list of whole numbers."""
-        value = self.node.attributes.get(name)
-        return tuple(int(v) for v in value) if isinstance(value, (list, tuple)) else tuple(default)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from poetopt.graph import Node, Tensor
+from poetopt.ops.nodes import OfNode
 from poetopt.ops.runtimes.contract import Operands
 
 MEASURED = "1.31"
@@ -61,40 +63,48 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
         The outputs that it has, in order.
     """
     rule = None if node.domain else _RULES.get(node.op_type)
-    return rule(node, inputs, outputs) if rule else 0
+    return rule(_Seen(node, inputs, outputs)) if rule else 0
 
 
 def _round(nbytes: int, block: int = BLOCK) -> int:
     return -(-nbytes // block) * block
 
 
-def _shape(operands: Operands, index: int) -> tuple[int, ...]:
-    tensor = operands[index] if index < len(operands) else None
-    return tensor.shape if tensor else ()
+@dataclass(frozen=True)
+class _Seen(OfNode):
+    """A node with its inputs in order, None for an absent one, and the outputs that it has."""
+
+    node: Node
+    inputs: Operands
+    outputs: Sequence[Tensor]
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Of an input; of an absent one that of a scalar."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return tensor.shape if tensor else ()
+
+    def nbytes(self, index: int) -> int:
+        """Of an input; 0 of an absent one."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return tensor.nbytes if tensor else 0
+
+    def size(self, index: int) -> int:
+        """Elements of an input."""
+        return math.prod(self.shape(index))
+
+    @property
+    def item_bytes(self) -> int:
+        """Of an element of the first output."""
+        return self.outputs[0].nbytes // max(self.outputs[0].size, 1)
 
 
-def _nbytes(operands: Operands, index: int) -> int:
-    tensor = operands[index] if index < len(operands) else None
-    return tensor.nbytes if tensor else 0
-
-
-def _integers(node: Node, name: str) -> tuple[int, ...]:
-    value = node.attributes.get(name, ())
-    return tuple(int(v) for v in value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-
-
-def _integer(node: Node, name: str, default: int) -> int:
-    value = node.attributes.get(name, default)
-    return int(value) if isinstance(value, (int, float)) else default
-
-
-def _conv(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    weight = _shape(inputs, 1)
-    groups = _integer(node, "group", 1)
-    taps, positions = math.prod(weight[1:]), math.prod(outputs[0].shape[2:])
-    plain = set(_integers(node, "strides")) <= {1} and not any(_integers(node, "pads"))
-    if plain and str(node.attributes.get("auto_pad", "NOTSET")) in ("NOTSET", "VALID"):
-        data = _shape(inputs, 0)
+def _conv(c: _Seen) -> int:
+    weight = c.shape(1)
+    groups = c.integer("group", 1)
+    taps, positions = math.prod(weight[1:]), math.prod(c.outputs[0].shape[2:])
+    plain = set(c.integers("strides")) <= {1} and not any(c.integers("pads"))
+    if plain and c.text("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
+        data = c.shape(0)
         if math.prod(weight[2:]) == 1:
             return 0
         if weight[1] == 1 and len(weight) <= 4 and weight[-1] == data[-1]:
@@ -105,43 +115,34 @@ def _conv(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     return CONV_SLICE
 
 
-def _conv_transpose(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    data, weight = _shape(inputs, 0), _shape(inputs, 1)
-    return _round(4 * math.prod(weight[1:]) * math.prod(data[2:]))
-
-
-def _softmax(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    rank = len(_shape(inputs, 0))
-    if rank == 0 or _integer(node, "axis", -1) % rank == rank - 1:
+def _softmax(c: _Seen) -> int:
+    rank = len(c.shape(0))
+    if rank == 0 or c.integer("axis", -1) % rank == rank - 1:
         return 0
-    return 2 * _round(_nbytes(inputs, 0))
+    return 2 * _round(c.nbytes(0))
 
 
-def _cross_entropy(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _cross_entropy(c: _Seen) -> int:
     # of planes, the labels' copies come to what freed temporaries still hold on the heap
-    planes = 2 * _round(4 * math.prod(_shape(inputs, 1)), PLANNED) if len(_shape(inputs, 0)) > 2 else 0
-    return 2 * _round(_nbytes(inputs, 0), PLANNED) + planes + PLANNED + _loss(node, inputs)
+    planes = 2 * _round(4 * c.size(1), PLANNED) if len(c.shape(0)) > 2 else 0
+    return 2 * _round(c.nbytes(0), PLANNED) + planes + PLANNED + _loss(c)
 
 
-def _nll(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return 2 * _round(4 * math.prod(_shape(inputs, 1)), PLANNED) + _loss(node, inputs)
-
-
-def _loss(node: Node, inputs: Operands) -> int:
+def _loss(c: _Seen) -> int:
     # weights bring their own value for each label; an ignored class a mask and a choice
-    labels = math.prod(_shape(inputs, 1))
+    labels = c.size(1)
     each = _round(4 * labels, PLANNED) + PLANNED
-    weighted = each if _nbytes(inputs, 2) else 0
+    weighted = each if c.nbytes(2) else 0
     ignored = (
-        each + 2 * _round(8 * labels, PLANNED) + 2 * _round(8 * labels) if "ignore_index" in node.attributes else 0
+        each + 2 * _round(8 * labels, PLANNED) + 2 * _round(8 * labels) if "ignore_index" in c.node.attributes else 0
     )
     return weighted + ignored
 
 
-def _where(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _where(c: _Seen) -> int:
     # each choice is masked by the condition first, in the shape that the two broadcast to
-    size = outputs[0].nbytes // max(outputs[0].size, 1)
-    return sum(_round(size * math.prod(_broadcast(_shape(inputs, 0), _shape(inputs, k)))) for k in (1, 2))
+    size = c.item_bytes
+    return sum(_round(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -150,81 +151,56 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(pair) if 0 not in pair else 0 for pair in pairs)
 
 
-def _scatter_elements(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return _round(8 * math.prod(_shape(inputs, 1)))
+def _lrn(c: _Seen) -> int:
+    shape = c.shape(0)
+    padded = shape[1] + c.integer("size", 1) - 1
+    return _round(c.nbytes(0)) + _round(4 * padded * math.prod(shape[2:]))
 
 
-def _einsum(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return sum(_round(_nbytes(inputs, k)) for k in range(len(inputs))) + 2 * _round(outputs[0].nbytes)
-
-
-def _batch_normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return (5 if _integer(node, "training_mode", 0) else 3) * _round(_nbytes(inputs, 1))
-
-
-def _lrn(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    shape = _shape(inputs, 0)
-    padded = shape[1] + _integer(node, "size", 1) - 1
-    return _round(_nbytes(inputs, 0)) + _round(4 * padded * math.prod(shape[2:]))
-
-
-def _variadic(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _variadic(c: _Seen) -> int:
     # folded two by two: each partial result lives until the next is there, and the last is the output
-    size = outputs[0].nbytes // max(outputs[0].size, 1)
-    shape, partial = _shape(inputs, 0), []
-    for k in range(1, len(inputs) - 1):
-        shape = _broadcast(shape, _shape(inputs, k))
+    size = c.item_bytes
+    shape, partial = c.shape(0), []
+    for k in range(1, len(c.inputs) - 1):
+        shape = _broadcast(shape, c.shape(k))
         partial.append(_round(size * math.prod(shape)))
     return max((a + b for a, b in zip([0, *partial], partial, strict=False)), default=0)
 
 
-def _expanded_once(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return _round(outputs[0].nbytes, PLANNED)
+def _group_normalization(c: _Seen) -> int:
+    statistics = 4 * c.shape(0)[0] * c.integer("num_groups", 1)
+    small = 2 * _round(c.nbytes(1), PLANNED) + 4 * _round(statistics, PLANNED)
+    return 3 * _round(c.nbytes(0), PLANNED) + small
 
 
-def _group_normalization(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    statistics = 4 * _shape(inputs, 0)[0] * _integer(node, "num_groups", 1)
-    small = 2 * _round(_nbytes(inputs, 1), PLANNED) + 4 * _round(statistics, PLANNED)
-    return 3 * _round(_nbytes(inputs, 0), PLANNED) + small
-
-
-def _mean_variance(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    return 3 * _round(_nbytes(inputs, 0))
-
-
-def _attention(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    queries, keys = _shape(inputs, 0), _shape(inputs, 1)
-    heads = queries[1] if len(queries) == 4 else _integer(node, "q_num_heads", 1)
+def _attention(c: _Seen) -> int:
+    queries, keys = c.shape(0), c.shape(1)
+    heads = queries[1] if len(queries) == 4 else c.integer("q_num_heads", 1)
     plane = 4 * queries[-2] * keys[-2]
-    return _round(queries[0] * heads * plane) + (_round(plane) if _integer(node, "is_causal", 0) else 0)
+    return _round(queries[0] * heads * plane) + (_round(plane) if c.integer("is_causal", 0) else 0)
 
 
-def _recurrent(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    data, recurrent = _shape(inputs, 0), _shape(inputs, 2)
+def _recurrent(c: _Seen) -> int:
+    data, recurrent = c.shape(0), c.shape(2)
     directions, gates, hidden = recurrent
     rows = math.prod(data[:-1])
     states = 8 * _round(4 * data[1] * gates) * directions
-    turned = str(node.attributes.get("direction", "forward")) != "forward"
-    again = _round(_nbytes(inputs, 0)) + _round(4 * rows * hidden) if turned else 0
+    turned = c.text("direction", "forward") != "forward"
+    again = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
     return directions * _round(4 * rows * gates) + again + states
 
 
-def _rnn(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _rnn(c: _Seen) -> int:
     # the second direction takes the first one's room
-    directions, hidden, _ = _shape(inputs, 2)
-    whole = _round(4 * math.prod(_shape(inputs, 0)[:-1]) * hidden)
-    return whole + (0 if node.outputs and node.outputs[0] else directions * whole)
+    directions, hidden, _ = c.shape(2)
+    whole = _round(4 * math.prod(c.shape(0)[:-1]) * hidden)
+    return whole + (0 if c.node.outputs and c.node.outputs[0] else directions * whole)
 
 
-def _dropout(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    # a mask that nobody asked for is made all the same
-    return 0 if len(outputs) > 1 else _round(outputs[0].size)
-
-
-def _resize(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    shape = outputs[0].shape
+def _resize(c: _Seen) -> int:
+    shape = c.outputs[0].shape
     inner = sum(shape[2:])
-    mode = str(node.attributes.get("mode", "nearest"))
+    mode = c.text("mode", "nearest")
     if mode == "cubic":
         return _round(256 * inner)
     if mode == "nearest":
@@ -232,16 +208,16 @@ def _resize(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
     return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
 
 
-def _dft(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _dft(c: _Seen) -> int:
     # the axis may be an input: the one that changes, else any of them
-    pairs = list(zip(_shape(inputs, 0)[:-1], outputs[0].shape[:-1], strict=True))
+    pairs = list(zip(c.shape(0)[:-1], c.outputs[0].shape[:-1], strict=True))
     pairs = [(a, b) for a, b in pairs if a != b] or pairs
-    onesided = bool(_integer(node, "onesided", 0))
-    if onesided and not _integer(node, "inverse", 0):
+    onesided = bool(c.integer("onesided", 0))
+    if onesided and not c.integer("inverse", 0):
         lengths = [a if a // 2 + 1 == b else 2 * b - 1 for a, b in pairs]
     else:
         lengths = [b for _, b in pairs]
-    size = 2 * outputs[0].nbytes // max(outputs[0].size, 1)
+    size = 2 * c.item_bytes
     return max((_round(size * _line(n, onesided)) for n in lengths), default=0)
 
 
@@ -250,40 +226,33 @@ def _line(length: int, onesided: bool) -> int:
     return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
 
 
-def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
+def _matmul(c: _Seen) -> int:
     # one descriptor a product; a product with a matrix is one, with a vector one for each row
-    right = len(_shape(inputs, 1))
-    products = outputs[0].size if right == 1 else math.prod(outputs[0].shape[:-2]) if right > 2 else 1
+    right = len(c.shape(1))
+    products = c.outputs[0].size if right == 1 else math.prod(c.outputs[0].shape[:-2]) if right > 2 else 1
     return _round(96 * products) if products > 1 else 0
 
 
-_RULES: Mapping[str, Callable[[Node, Operands, Sequence[Tensor]], int]] = {
+_RULES: Mapping[str, Callable[[_Seen], int]] = {
     "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "Softmax": _softmax,
-    "LogSoftmax": _softmax,
-    "Hardmax": _softmax,
+    "ConvTranspose": lambda c: _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:])),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "NegativeLogLikelihoodLoss": _nll,
+    "NegativeLogLikelihoodLoss": lambda c: 2 * _round(4 * c.size(1), PLANNED) + _loss(c),
     "Where": _where,
-    "ScatterElements": _scatter_elements,
-    "Einsum": _einsum,
-    "BatchNormalization": _batch_normalization,
+    "ScatterElements": lambda c: _round(8 * c.size(1)),
+    "Einsum": lambda c: sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.outputs[0].nbytes),
+    "BatchNormalization": lambda c: (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1)),
     "LRN": _lrn,
-    "Sum": _variadic,
-    "Max": _variadic,
-    "Min": _variadic,
-    "Mean": _variadic,
-    "HardSwish": _expanded_once,
-    "Mish": _expanded_once,
-    "Swish": _expanded_once,
+    **dict.fromkeys(("Sum", "Max", "Min", "Mean"), _variadic),
+    **dict.fromkeys(("HardSwish", "Mish", "Swish"), lambda c: _round(c.outputs[0].nbytes, PLANNED)),
     "Attention": _attention,
-    "LSTM": _recurrent,
-    "GRU": _recurrent,
+    **dict.fromkeys(("LSTM", "GRU"), _recurrent),
     "RNN": _rnn,
     "GroupNormalization": _group_normalization,
-    "MeanVarianceNormalization": _mean_variance,
-    "Dropout": _dropout,
+    "MeanVarianceNormalization": lambda c: 3 * _round(c.nbytes(0)),
+    # a mask that nobody asked for is made all the same
+    "Dropout": lambda c: 0 if len(c.outputs) > 1 else _round(c.outputs[0].size),
     "Resize": _resize,
     "MatMul": _matmul,
     "DFT": _dft,
