@@ -11,7 +11,7 @@ A plan file has, in this order:
                         storage_bytes (null: not known), storage_block_bytes, runtime, runtime_version; files before
                         them lack the four
     tensors             name, bytes, producer (null: there when the step begins), costs of paging, home; and where
-                        they are not the default carried, result, updated_by, forms
+                        they are not the default carried, result, updated_by
     operators           name, kind, count, inputs, outputs, workspace_bytes, time_s, energy_j, and flags; variants
                         where there are any
     inputs_at           byte offset of each graph input

@@ -31,7 +31,7 @@ from poetopt.util.errors import PlanError
 
 VERSION = 1
 FINGERPRINT_BYTES = 4
-SUPPORTS = frozenset(Feature) - {Feature.PACKED}
+SUPPORTS = frozenset(Feature)
 """Features of problems whose plans are encoded."""
 PLAIN = (str(Home.RAM), False, False, -1, False)
 """Home, carried, result, updated by and backed of a graph input."""

@@ -21,7 +21,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
 from poetopt.util.errors import PlanError
 
-SUPPORTS = frozenset(Feature) - {Feature.PACKED}
+SUPPORTS = frozenset(Feature)
 """Features of problems that the machine runs."""
 
 RELATIVE_TOLERANCE = 1e-9

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from poetopt.graph.problem import Feature, Problem
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, Effects, effects
@@ -56,7 +56,7 @@ class Found:
 
 def small(problem: Problem) -> bool:
     """Whether all plans of a problem can be looked at; none may save by streaming, as no move may cost less than 0."""
-    plain = problem.parts == 1 and problem.closing is None and Feature.PACKED not in problem.features
+    plain = problem.parts == 1 and problem.closing is None
     dearer = all(way.energy_j >= operator.energy_j for operator in problem.operators for way in operator.variants)
     few = len(problem.operators) <= MOST_OPERATORS and len(problem.tensors) <= MOST_TENSORS
     return few and plain and dearer

@@ -30,8 +30,8 @@ GROUPS = (
     "poetopt.formulations",
     "poetopt.blocks",
     "poetopt.backends",
-    "poetopt.compare.baselines",
-    "poetopt.ops.runtimes",
+    "poetopt.baselines",
+    "poetopt.runtimes",
     "poetopt.kernels",
 )
 

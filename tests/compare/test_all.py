@@ -119,9 +119,9 @@ def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = replace(METHODS["dtr"], name="theirs", module="poetopt.compare.baselines.dtr")
     monkeypatch.setattr("tests.compare.test_all.THEIRS", theirs)
     points = [
-        EntryPoint("theirs", "tests.compare.test_all:THEIRS", "poetopt.compare.baselines"),
-        EntryPoint("other", "tests.compare.test_all:THEIRS", "poetopt.compare.baselines"),
-        EntryPoint("odd", "tests.compare.test_all:HEURISTICS", "poetopt.compare.baselines"),
+        EntryPoint("theirs", "tests.compare.test_all:THEIRS", "poetopt.baselines"),
+        EntryPoint("other", "tests.compare.test_all:THEIRS", "poetopt.baselines"),
+        EntryPoint("odd", "tests.compare.test_all:HEURISTICS", "poetopt.baselines"),
     ]
     monkeypatch.setattr("poetopt.compare.baselines.entry_points", lambda *, group: points)
     assert names()[-3:] == ("odd", "other", "theirs")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from poetopt.graph import Role, Tensor, residence
-from poetopt.graph.problem import Form, Home, Packing, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.util.errors import PoetError, ProblemError
 
 X, W, Y, DY, STAT, TABLE, DW = range(7)
@@ -23,7 +23,7 @@ def whole_memory() -> Problem:
     tensors = (
         ProblemTensor("x", 10, -1, home=Home.STORAGE),
         ProblemTensor("w", 100, -1, Transfers(1.0, 2.0, 3.0, 4.0), home=Home.STORAGE, carried=True, updated_by=3),
-        ProblemTensor("y", 20, 0, forms=(Form("int8", 5, Packing(0.1, 0.2, 8), Packing(0.1, 0.1), exact=False),)),
+        ProblemTensor("y", 20, 0),
         ProblemTensor("dy", 20, 1),
         ProblemTensor("stat", 4, -1, carried=True, updated_by=3),
         ProblemTensor("table", 50, -1, home=Home.FLASH, carried=True),
@@ -93,12 +93,8 @@ def test_nothing_that_reads_a_tensor_runs_after_its_update() -> None:
     assert longer.last_run == (3, 4, 4, 3, 4)
 
 
-def test_bytes_by_form_and_blocks_on_storage() -> None:
-    problem = whole_memory()
-    assert (problem.bytes_as(Y), problem.bytes_as(Y, "int8")) == (20, 5)
-    assert (problem.blocks(Y), problem.blocks(Y, "int8")) == (3, 1)
-    with pytest.raises(KeyError):
-        problem.bytes_as(W, "int8")
+def test_blocks_on_storage() -> None:
+    assert whole_memory().blocks(Y) == 3
 
 
 def test_an_operators_own_figures_are_its_plain_variant() -> None:
@@ -129,8 +125,6 @@ def operator(k: int, **fields: Any) -> Callable[[Problem], Problem]:
         (tensor(X, updated_by=0), r"\('x'\): operator 2 reads it after operator 0 has updated it"),
         (tensor(Y, updated_by=1), r"\('y'\): only what has a home is updated"),
         (tensor(TABLE, updated_by=0), r"\('table'\): it lies in flash"),
-        (tensor(Y, forms=(Form("a", 1), Form("a", 2))), r"\('y'\): its packed forms need names"),
-        (tensor(Y, forms=(Form("", 1),)), r"\('y'\): its packed forms need names"),
         (operator(0, inputs=(1, 0)), r'operators\[0\]: "inputs" must be ascending places in a table of 7 \(\'layer\''),
         (operator(0, inputs=(0, 0, 1)), r'operators\[0\]: "inputs" must be ascending'),
         (operator(0, outputs=(7,)), r'operators\[0\]: "outputs" must be ascending'),

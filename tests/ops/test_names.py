@@ -41,16 +41,16 @@ ODD = object()
 def others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages that register a runtime: one that is whole, one of another name, one that is none."""
     points = [
-        EntryPoint("bare", f"{HERE}:BARE", "poetopt.ops.runtimes"),
-        EntryPoint("naked", f"{HERE}:BARE", "poetopt.ops.runtimes"),
-        EntryPoint("odd", f"{HERE}:ODD", "poetopt.ops.runtimes"),
-        EntryPoint("gone", f"{HERE}:GONE", "poetopt.ops.runtimes"),
+        EntryPoint("bare", f"{HERE}:BARE", "poetopt.runtimes"),
+        EntryPoint("naked", f"{HERE}:BARE", "poetopt.runtimes"),
+        EntryPoint("odd", f"{HERE}:ODD", "poetopt.runtimes"),
+        EntryPoint("gone", f"{HERE}:GONE", "poetopt.runtimes"),
     ]
     known = importlib.metadata.entry_points
     monkeypatch.setattr(
         importlib.metadata,
         "entry_points",
-        lambda *, group: points if group == "poetopt.ops.runtimes" else known(group=group),
+        lambda *, group: points if group == "poetopt.runtimes" else known(group=group),
     )
 
 

@@ -23,7 +23,7 @@ from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, table
 from poetopt.util.errors import PlanError
-from tests.graph.test_problem import plain, whole_memory
+from tests.graph.test_problem import plain
 
 FIRST = sorted((Path(__file__).parent / "format1").glob("*.json"))
 """Written by the last version that wrote the first format: with page-ins, recomputes, DMA, waking, blocks on storage,
@@ -133,12 +133,6 @@ def test_every_field_of_a_problem_stands_in_a_file() -> None:
     }
 
 
-def test_what_a_problem_says_of_tensors_is_read_back_before_the_simulator_refuses_it(tmp_path: Path) -> None:
-    save(Plan(whole_memory(), ()), tmp_path / "plan.json")
-    with pytest.raises(PlanError, match=r"plan\.json: the simulator can't take this problem yet: tensor 'y' has"):
-        load(tmp_path / "plan.json")
-
-
 def row_with(kind: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
     return lambda data: data[kind][0].update(fields)
 
@@ -154,10 +148,6 @@ def row_with(kind: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
         (row_with("tensors", retain_s=5.0), r'tensors\[0\]: "retain_s" is nothing that this version knows'),
         (row_with("operators", tiles=2), r'operators\[0\]: "tiles" is nothing that this version knows'),
         (row_with("tensors", carried=1), r'tensors\[0\]: "carried" must be true or false; the file is damaged'),
-        (row_with("tensors", forms={}), r'tensors\[0\]: "forms" must be a list'),
-        (row_with("tensors", forms=[5]), r"tensors\[0\]\.forms\[0\] is not an object"),
-        (row_with("tensors", forms=[{}]), r'tensors\[0\]\.forms\[0\] has no "name"'),
-        (row_with("tensors", forms=[{"name": "a", "bytes": -1}]), r'forms\[0\]: "bytes" must be a whole number'),
         (row_with("tensors", name=7), r'tensors\[0\]: "name" must be a text'),
         (row_with("tensors", producer=0.5), r'tensors\[0\]: "producer" must be a whole number of at least 0'),
         (row_with("operators", variants=[{"streamed_in": [1]}]), r'operators\[0\].*"streamed_in" of a variant must be'),

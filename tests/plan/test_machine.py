@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.graph.problem import Form, Home, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.clock import Clock
 from poetopt.plan.effects import effects
@@ -22,7 +22,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
-from poetopt.util.errors import PlanError, ProblemError
+from poetopt.util.errors import PlanError
 from tests.plan.reference import reference
 from tests.plan.three_steps import BrokenError, run_thrice
 from tests.problems import random_plan, random_problem
@@ -230,12 +230,6 @@ def test_schedules_of_tensors_with_homes_become_valid_plans() -> None:
                     run_thrice(better, before.peak_bytes)
                     assert simulate(better).overhead_j <= before.overhead_j
                 assert simulate(plan_transfers(plan, before.peak_bytes)).makespan_s <= before.makespan_s
-
-
-def test_packed_forms_are_still_refused() -> None:
-    problem = network(w=ProblemTensor("w", 20, -1, MOVES, forms=(Form("half", 10),)))
-    with pytest.raises(ProblemError, match="the simulator can't take this problem yet: tensor 'w' has packed forms"):
-        simulate(plan_of(problem, Schedule()))
 
 
 def homes(rng: random.Random, problem: Problem) -> Problem:

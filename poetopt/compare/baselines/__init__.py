@@ -255,7 +255,7 @@ METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_REST
 """All methods by name, in the order of tables."""
 
 
-ENTRY_POINTS = "poetopt.compare.baselines"
+ENTRY_POINTS = "poetopt.baselines"
 
 
 def names() -> tuple[str, ...]:

@@ -11,16 +11,14 @@ from poetopt.graph.problem.features import COMPUTES, PLAINLY, Feature, check_sup
 from poetopt.graph.problem.home import Home
 from poetopt.graph.problem.operators import ProblemOperator, Variant
 from poetopt.graph.problem.problem import CLOSING, Problem, check_problem
-from poetopt.graph.problem.tensors import Form, Packing, ProblemTensor, Transfers
+from poetopt.graph.problem.tensors import ProblemTensor, Transfers
 
 __all__ = [
     "CLOSING",
     "COMPUTES",
     "PLAINLY",
     "Feature",
-    "Form",
     "Home",
-    "Packing",
     "Problem",
     "ProblemOperator",
     "ProblemTensor",

@@ -59,10 +59,6 @@ def check(problem: Problem) -> None:
             _refuse(i, tensor, "only what an operator computes is a result; carry what has a home")
         if tensor.updated:
             _check_update(i, tensor, readers[i])
-        if tensor.forms:
-            names = [form.name for form in tensor.forms]
-            if not all(names) or len(set(names)) < len(names):
-                _refuse(i, tensor, "its packed forms need names, each another")
 
 
 def _check_takes(k: int, operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 
 class Feature(StrEnum):
-    """What the tensors and operators of a problem may have, beside being computed or given in RAM, and plain."""
+    """What the tensors and operators of a problem may have, beside being computed or given in RAM."""
 
     STORED = "lies on storage when the step begins"
     MAPPED = "lies in mapped flash"
     CARRIED = "has to be in RAM, where it began, when the step ends"
     RESULT = "has to be in RAM when the step ends"
     UPDATED = "is written anew over itself"
-    PACKED = "has packed forms"
     STREAMED = "has variants with streamed operands"
     OVERTAKEN = "may not run after an update of what it reads"
     TAKEN = "writes its output over what it reads"
@@ -53,8 +52,6 @@ def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
             yield Feature.RESULT, named
         if tensor.updated:
             yield Feature.UPDATED, named
-        if tensor.forms:
-            yield Feature.PACKED, named
     for operator in problem.operators:
         if operator.variants:
             yield Feature.STREAMED, f"operator {operator.name!r}"

@@ -307,14 +307,9 @@ class Problem:
         """Sum of the sizes of `tensors`."""
         return sum(self.tensors[i].nbytes for i in tensors)
 
-    def bytes_as(self, tensor: int, form: str = "") -> int:
-        """Bytes of `tensor` in one of its packed forms, by name; plain without. Raises KeyError for another name."""
-        held = self.tensors[tensor]
-        return held.nbytes if not form else {packed.name: packed.nbytes for packed in held.forms}[form]
-
-    def blocks(self, tensor: int, form: str = "") -> int:
-        """How many blocks `tensor` takes on storage, plain or in a packed form."""
-        return -(-self.bytes_as(tensor, form) // self.storage_block_bytes)
+    def blocks(self, tensor: int) -> int:
+        """How many blocks `tensor` takes on storage."""
+        return -(-self.tensors[tensor].nbytes // self.storage_block_bytes)
 
     @cached_property
     def extra_bytes(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What may happen to a tensor: where it begins, who writes it anew, what moving and packing it costs."""
+"""What may happen to a tensor: where it begins, who writes it anew, what moving it costs."""
 
 from __future__ import annotations
 
@@ -18,44 +18,15 @@ class Transfers:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """What packing or unpacking a tensor once takes: seconds, joules, and bytes in the arena meanwhile."""
-
-    time_s: float = 0.0
-    energy_j: float = 0.0
-    workspace_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A packed form that a tensor may be kept or moved in.
-
-    nbytes
-        Size of the packed tensor, in RAM and on storage.
-    exact
-        Whether unpacking gives the same bits.
-    transfers
-        Of the packed tensor.
-    """
-
-    name: str
-    nbytes: int
-    pack: Packing = field(default_factory=Packing)
-    unpack: Packing = field(default_factory=Packing)
-    exact: bool = True
-    transfers: Transfers = field(default_factory=Transfers)
-
-
-@dataclass(frozen=True, slots=True)
 class ProblemTensor:
     """A tensor that a schedule may keep, free, page or lose.
 
     nbytes
-        Size of the plain tensor in bytes; may be 0.
+        Its size in bytes; may be 0.
     producer
         Index of the operator that writes it, or -1 for a tensor that is there when the step begins.
     transfers
-        Seconds and joules of moving the plain tensor; `tensor.page_in_s` and its kin read them.
+        Seconds and joules of moving it; `tensor.page_in_s` and its kin read them.
     home
         Where it is when the step begins. By default `nowhere` where an operator writes it, else `ram`.
     carried
@@ -68,8 +39,6 @@ class ProblemTensor:
         Whether it has to be in RAM when the step ends, though an operator computed it: somebody reads it then.
     updated_by
         Index of the operator that reads it and writes it anew, over itself; -1 for none. Nothing reads it afterwards.
-    forms
-        The packed forms that it may take; none means that it is always plain.
     zero_first
         Whether it is zero as the first part of a batch begins, whoever runs it: nothing of it is read from storage
         there, and `transfers` have the reads of the other parts alone.
@@ -83,7 +52,6 @@ class ProblemTensor:
     carried: bool = False
     result: bool = False
     updated_by: int = -1
-    forms: tuple[Form, ...] = ()
     backed: bool = False
     of_batch: bool = False
     zero_first: bool = False

@@ -23,10 +23,10 @@ PARTS = ("name", "version", "alignment", "in_place", "kernel_bytes", "workspace"
 
 
 def names() -> tuple[str, ...]:
-    """The runtimes that are known: our own, then those of the entry points `poetopt.ops.runtimes`."""
+    """The runtimes that are known: our own, then those of the entry points `poetopt.runtimes`."""
     from importlib.metadata import entry_points
 
-    return (*RUNTIMES, *sorted(point.name for point in entry_points(group="poetopt.ops.runtimes")))
+    return (*RUNTIMES, *sorted(point.name for point in entry_points(group="poetopt.runtimes")))
 
 
 def unknown(name: str) -> str | None:
@@ -47,7 +47,7 @@ def runtime(name: str) -> Runtime:
         return own
     from importlib.metadata import entry_points
 
-    for point in entry_points(group="poetopt.ops.runtimes"):
+    for point in entry_points(group="poetopt.runtimes"):
         if point.name == name:
             found = plugins.load(point, "runtime", DeviceError)
             missing = [part for part in PARTS if not hasattr(found, part)]
