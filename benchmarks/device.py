@@ -33,7 +33,7 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.step.places import graph_of
 from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Plan
-from poetopt.report.needs import needs
+from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError
 
 RAM_BYTES, M0_BYTES = 256_000, 32_000

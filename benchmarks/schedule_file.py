@@ -19,7 +19,7 @@ from pathlib import Path
 
 import poetopt as po
 from poetopt.api.batches import known_schedule
-from poetopt.api.options import asked
+from poetopt.api.problems import asked
 from poetopt.frontends.proto import save_model
 from poetopt.util.units import show_bytes
 

@@ -49,7 +49,7 @@ def cells() -> Iterator[Cell]:
 def least(network: str) -> str:
     """A row of the second table."""
     import poetopt as po
-    from poetopt.report.needs import needs
+    from poetopt.report.inspection import needs
 
     problem = po.load(network, batch=1).differentiate(optimizer="sgd").cost("m4", parameters="paged")
     found, beside = needs(problem), problem.beside_bytes

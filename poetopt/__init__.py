@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, train_on
-    from poetopt.api.schedule_file import write_schedule
-    from poetopt.api.sensitivity import sensitivity
+    from poetopt.api.plans import write_schedule
+    from poetopt.api.comparing import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer
@@ -163,10 +163,10 @@ _HOMES = {
     "verify": "poetopt.api.verification",
     "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
-    "sensitivity": "poetopt.api.sensitivity",
+    "sensitivity": "poetopt.api.comparing",
     "show": "poetopt.api.showing",
     "sweep": "poetopt.api.sweeps.run",
-    "write_schedule": "poetopt.api.schedule_file",
+    "write_schedule": "poetopt.api.plans",
 }
 
 

@@ -14,7 +14,7 @@ from onnx import helper
 import poetopt as po
 from poetopt.api.apart import prepared
 from poetopt.api.batches import known_schedule
-from poetopt.api.options import asked
+from poetopt.api.problems import asked
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
@@ -23,7 +23,7 @@ from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.report.needs import needs
+from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError, ModelError, OptionError
 from tests.frontends.support import floats, model_of, text_model
 

@@ -9,7 +9,7 @@ import pytest
 
 import poetopt as po
 from benchmarks.scale_networks import KINDS, build
-from poetopt.report import needs as needs_module
+from poetopt.report import inspection as needs_module
 
 MOST_GROWTH = 2.25
 """Of twice the network; what is added once makes it less than 2, and sorting a little more."""

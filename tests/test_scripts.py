@@ -9,7 +9,7 @@ import pytest
 
 import poetopt as po
 from poetopt.api.problems import problem_of
-from poetopt.report.progress import listening
+from poetopt.report.layout import listening
 from poetopt.search.solution import Progress
 from poetopt.util.errors import OptionError, PlanError
 from poetopt.util.progress import paced, silent, telling

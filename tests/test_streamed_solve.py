@@ -9,7 +9,7 @@ import pytest
 import poetopt as po
 from poetopt.plan.codec import load
 from poetopt.plan.compact import decode_compact, encode_compact
-from poetopt.report.needs import needs
+from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError
 from tests.plan.test_streamed import network
 from tests.plan.three_steps import run_thrice

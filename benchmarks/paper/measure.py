@@ -22,7 +22,7 @@ from pathlib import Path
 import poetopt as po
 from poetopt.compare.baselines.acceptance import Settings
 from poetopt.compare.baselines.poet import solve
-from poetopt.compare.budgets import in_bytes, parse_budgets
+from poetopt.compare.rows import in_bytes, parse_budgets
 from poetopt.compare.compare import compare
 from poetopt.compare.rows import COLUMNS, Row, row_of_solution
 from poetopt.graph.problem import Problem

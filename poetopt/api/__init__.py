@@ -17,8 +17,8 @@ from poetopt.util.lazy_import import loading
 if TYPE_CHECKING:
     from poetopt.api.exchange import add_cuts, add_late_rows, export, import_solution, plan_of
     from poetopt.api.models import Model, device, load
-    from poetopt.api.options import store_all_peak_bytes
     from poetopt.api.plans import execute, load_plan, simulate, train
+    from poetopt.api.problems import store_all_peak_bytes
     from poetopt.api.solving import solve
     from poetopt.api.training import SAME_BYTES, Training, TrainingFile
 
@@ -58,7 +58,7 @@ _HOMES = {
     "plan_of": "poetopt.api.exchange",
     "simulate": "poetopt.api.plans",
     "solve": "poetopt.api.solving",
-    "store_all_peak_bytes": "poetopt.api.options",
+    "store_all_peak_bytes": "poetopt.api.problems",
     "train": "poetopt.api.plans",
 }
 

@@ -3,19 +3,311 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from math import floor, inf, isfinite
 from typing import TYPE_CHECKING
 
 from poetopt.api.models import differentiated, read
 from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of, stream_of
-from poetopt.report.training_run import batch_of
-from poetopt.util.errors import PoetError
+from poetopt.frontends.parts import divisors
+from poetopt.report.goals import STORE_ALL, AtBatch, LargestBatch, PartsTried, batch_of, figures_at
+from poetopt.util.errors import ModelError, OptionError, PoetError
+from poetopt.util.units import show_seconds
 
 if TYPE_CHECKING:
     from poetopt.graph.problem import Problem
+    from poetopt.plan.schedule import Schedule
+    from poetopt.report.report import Report
     from poetopt.search.incumbent import Candidate
     from poetopt.search.solution import Options
+
+MAX = "max"
+"""What `--batch` takes beside a number."""
+BEGIN = (1, 16, 256, 4096)
+"""Where a batch that isn't refused is looked for: with a deadline for all of a training, larger ones may be quicker."""
+SECANTS = 8
+"""So many guesses by the secant, then halves."""
+GROWTH = 16
+"""How much larger the next batch is, where two don't say."""
+EARLY_SHARE = 0.5
+"""Of the time limit: nothing that isn't needed begins later."""
+SEARCH_SHARE = 0.2
+"""Of the time limit, for a search of a schedule at a batch where heuristics find none."""
+
+ProblemsAt = Callable[[int], Iterable["Problem"]]
+Ask = Callable[["Problem"], "Options"]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of a batch.
+
+    room
+        What the least need leaves, as a share of the RAM, or of the deadline where that is less; negative: refused.
+    why
+        The refusal, "" where there is none.
+    open
+        The problems that aren't refused.
+    problem, schedule, figures
+        One of them with a schedule, that schedule, and what it takes; None where none is known.
+    """
+
+    batch: int
+    room: float
+    why: str = ""
+    open: tuple[Problem, ...] = ()
+    problem: Problem | None = None
+    schedule: Schedule | None = None
+    figures: AtBatch | None = None
+
+
+def largest_batch(
+    roomiest: ProblemsAt, usual: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int
+) -> tuple[LargestBatch, Looked] | None:
+    """The largest batch with a schedule, and what is known of it; None where no batch is known to have one.
+
+    roomiest, usual
+        The problems to solve at a batch, of which the first that has a schedule counts: that with the most room for the
+        schedule first, and as they are solved where the batch is given.
+    told
+        Is called with each batch before it is looked at.
+    begin
+        The moment (of `time.monotonic`) at which the time limit begins.
+    most
+        No larger batch can be asked for.
+
+    Raises ModelError for a model whose batch can't be changed.
+    """
+    batches = _Batches(roomiest, ask, told, begin, most)
+    begins = dict.fromkeys(min(batch, most) for batch in BEGIN)
+    low = next((one for one in map(batches.look, begins) if one.room >= 0), None)
+    if low is None:
+        return None
+    refused = _bracketed(batches, low)
+    best, refused = _with_schedule(batches, refused)
+    if best is None:
+        return None
+    plain = _Batches(usual, ask, told, begin, most)
+    if best.figures is not None and best.figures.found == STORE_ALL:  # there was no need for the most room
+        again = plain.scheduled(best.batch, search=False)
+        best = again if again.figures is not None else best
+    told_of = sorted({1, best.batch // 4, best.batch // 2} & set(range(1, best.batch)))
+    smaller = [plain.scheduled(batch, search=False) for batch in told_of if batch == 1 or batches.early]
+    figures = [one.figures for one in (*smaller, best) if one.figures is not None]
+    largest = LargestBatch(
+        batch=best.batch,
+        refused=refused.batch if refused else None,
+        why=refused.why if refused else "",
+        most=most,
+        at=tuple(figures),
+    )
+    return largest, best
+
+
+class _Batches:
+    """Batches that were looked at."""
+
+    def __init__(self, at: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int) -> None:
+        self.at, self.ask, self.told, self.begin, self.most = at, ask, told, begin, most
+        self.known: dict[int, Looked] = {}
+        self.limit_s = inf
+
+    @property
+    def early(self) -> bool:
+        """Whether enough of the time limit is left for what isn't needed."""
+        return time.monotonic() < self.begin + EARLY_SHARE * self.limit_s
+
+    def look(self, batch: int) -> Looked:
+        """What sums say of a batch. Raises ModelError for the first one that can't be read."""
+        if batch not in self.known:
+            self.told(batch)
+            try:
+                looked = self._looked(batch)
+            except ModelError as error:
+                if not self.known:
+                    raise
+                looked = Looked(batch, -inf, f"the model can't be read: {error}")
+            if looked.open:  # problems hold weights, and those of smaller batches are seldom asked for again
+                self.known = {other: one for other, one in self.known.items() if other > batch or not one.open}
+            self.known[batch] = looked
+        return self.known[batch]
+
+    def _looked(self, batch: int) -> Looked:
+        room, why = -inf, ""
+        for problem in self.at(batch):
+            options = self.ask(problem)
+            self.limit_s = options.time_limit_s
+            mine, refusal = _room(problem, options)
+            if not refusal:
+                return Looked(batch, mine, open=(problem,))
+            if mine > room:
+                room, why = mine, refusal
+        return Looked(batch, room, why)
+
+    def scheduled(self, batch: int, *, search: bool = True) -> Looked:
+        """The same with a schedule: one of heuristics or, while it is early, of a search, which may prove otherwise."""
+        looked = self.look(batch)
+        if looked.figures is not None:
+            return looked
+        for problem in looked.open:
+            options = self.ask(problem)
+            known = known_schedule(problem, options)
+            if known is not None:
+                figures = figures_at(batch, known.plan, known.simulation, known.arena_bytes)
+                looked = replace(looked, problem=problem, schedule=known.schedule, figures=figures)
+            elif search and self.early:
+                looked = _searched(looked, problem, options)
+        self.known[batch] = looked
+        return looked
+
+
+def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
+    """What a search finds in a part of its time: a schedule, that there is none, or nothing."""
+    from poetopt.plan.assemble import schedule_of
+    from poetopt.search.search import search
+    from poetopt.search.solution import Status
+
+    found = search(problem, replace(options, gap=1.0, time_limit_s=SEARCH_SHARE * options.time_limit_s))
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
+        figures = figures_at(looked.batch, found.plan, found.simulation, found.arena_bytes)
+        return replace(looked, problem=problem, schedule=schedule_of(found.plan), figures=figures)
+    if found.status is Status.INFEASIBLE:
+        return replace(looked, open=(), why="a search proves that there is no schedule")
+    return looked
+
+
+def _bracketed(batches: _Batches, low: Looked) -> Looked | None:
+    """The smallest batch that sums refuse, where `low` isn't refused; None where none is."""
+    other, high = None, None
+    guesses = 0
+    while high is None or high.batch > low.batch + 1:
+        most = batches.most if high is None else high.batch - 1
+        if low.batch == most:
+            return None
+        guesses += 1
+        guess = _guess(low, other, most) if guesses <= SECANTS else (low.batch + most + 1) // 2
+        looked = batches.look(guess)
+        other = looked if looked.room < 0 else low
+        if looked.room < 0:
+            high = looked
+        else:
+            low = looked
+    return high
+
+
+def _guess(low: Looked, other: Looked | None, most: int) -> int:
+    """Where the room of two batches would end if it went on evenly, above `low` and up to `most`."""
+    if other is None:
+        return min(most, GROWTH * low.batch)
+    if not isfinite(other.room):
+        return (low.batch + most + 1) // 2
+    shrinks = (low.room - other.room) / (other.batch - low.batch)
+    if shrinks <= 0:  # parameters went from RAM to storage
+        return min(most, low.batch + max(1, low.batch // 4))
+    return max(low.batch + 1, min(most, floor(low.batch + low.room / shrinks)))
+
+
+def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | None, Looked | None]:
+    """The largest batch with a schedule, and the smallest one above that is proven to have none."""
+    best: Looked | None = None
+    beyond = refused.batch if refused else batches.most + 1
+    trial = beyond - 1
+    while (best.batch if best else 0) < beyond - 1:
+        looked = batches.scheduled(trial)
+        if looked.figures is not None:
+            best = looked
+        else:
+            beyond = trial
+            refused = refused if looked.open else looked
+        trial = ((best.batch if best else 0) + beyond) // 2
+    return best, refused
+
+
+def _room(problem: Problem, options: Options) -> tuple[float, str]:
+    """What the least need leaves of RAM or deadline, the smaller share, and why it doesn't do where it is negative."""
+    from poetopt.formulations import formulation
+    from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
+
+    rule = formulation(options.formulation).impossible(problem)
+    if rule is not None:
+        return -inf, rule
+    need = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))
+    whole = options.ram_bytes + problem.beside_bytes
+    room, why = (options.ram_bytes - need) / max(whole, 1), ""
+    if room < 0:
+        beside = f", {need + problem.beside_bytes:,} with all beside it" if problem.beside_bytes else ""
+        why = f"any {kind(problem)} needs {need:,} bytes{beside} ({binds(problem)})"
+    if options.deadline_s is not None:
+        spare = 1 - problem.baseline_time_s / options.deadline_s
+        if spare < -1e-9:
+            one_pass = show_seconds(problem.baseline_time_s)
+            why = f"one pass takes {one_pass}, and a step has {show_seconds(options.deadline_s)}"
+        room = min(room, spare if abs(spare) > 1e-9 else 0.0)
+    return room, why
+
+
+AUTO = "auto"
+"""What `--micro-batch` takes beside a number."""
+LEAST_S = 1.0
+"""Each number is searched for so long at least."""
+
+Answer = Callable[[int, float | None, float], "tuple[Problem, Report | None]"]
+
+
+def least_energy(batch: int, answer: Answer, limit_s: float, begin: float) -> tuple[Problem, Report]:
+    """The report of the number of parts with the least energy, the fewest parts where several have it.
+
+    answer
+        (parts, joules that are known to do, seconds) -> the problem and its report, or no report where one pass takes
+        more than these joules already.
+    limit_s, begin
+        The time limit of all together, and the moment at which it begins: each number has its share of what is left.
+
+    Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read.
+    """
+    numbers = divisors(batch)
+    best: tuple[Problem, Report] | None = None
+    last: tuple[Problem, Report] | None = None
+    tried: list[PartsTried] = []
+    for k, parts in enumerate(numbers):
+        left = limit_s - (time.monotonic() - begin)
+        known = None if best is None else best[1].to_dict()["energy_j"]
+        try:
+            made, report = answer(
+                parts, known if isinstance(known, float) else None, max(LEAST_S, left / (len(numbers) - k))
+            )
+        except (ModelError, OptionError) as error:
+            if parts == 1:
+                raise
+            tried.append(PartsTried(parts=parts, why=str(error)))
+            continue
+        if report is None:
+            tried.append(PartsTried(parts=parts, why="one compute of each operator takes more than the best step"))
+            continue
+        last = made, report
+        found = _figures(parts, report)
+        tried.append(found)
+        if found.energy_j is not None and (best is None or not isinstance(known, float) or found.energy_j < known):
+            best = made, report
+        if report.solution.interrupted:
+            break
+    chosen = best or last
+    assert chosen is not None  # the first number of parts has an answer, or raises
+    made, report = chosen
+    return made, replace(report, tried=tuple(tried))
+
+
+def _figures(parts: int, report: Report) -> PartsTried:
+    said = report.to_dict()
+    if report.plan is None:
+        return PartsTried(parts=parts, why=report.solution.reason or f"no schedule was found ({report.status})")
+    figures = {name: said[name] for name in ("energy_j", "energy_bound_j", "total_ram_bytes")}
+    return PartsTried(parts=parts, time_s=said["makespan_s"], **figures)  # type: ignore[arg-type]
+
 
 MOST_OPERATORS = 2_000
 """Reading a larger network some times more takes longer than what is known at once is worth."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetopt.api.options import asked
-from poetopt.api.problems import problem_of
+from poetopt.api.problems import asked, problem_of
 from poetopt.util.units import Factor, Share
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from poetopt.frontends.summary import summary
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import resident_breakdown
 from poetopt.ops.runtimes import runtime as runtime_of
-from poetopt.report.inspection import Inspection
-from poetopt.report.needs import Needs, needs
+from poetopt.report.inspection import Inspection, Needs, needs
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.garbage import building
 from poetopt.util.notes import document

@@ -10,12 +10,8 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
-from poetopt.api.batches import fitting_batch
-from poetopt.api.largest_batch import MAX, largest_batch
-from poetopt.api.memory import problems, total_bytes
-from poetopt.api.options import asked, store_all_peak_bytes
-from poetopt.api.parts import AUTO, least_energy
-from poetopt.api.problems import SolveOptions, step_of
+from poetopt.api.batches import AUTO, MAX, fitting_batch, largest_batch, least_energy
+from poetopt.api.problems import SolveOptions, asked, problems, step_of, store_all_peak_bytes, total_bytes
 from poetopt.api.training import Training, TrainingFile
 from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.graph.problem import Problem
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     from poetopt.formulations.block import Block
     from poetopt.formulations.language import Formulation
     from poetopt.plan.schedule import Schedule
-    from poetopt.report.largest_batch import LargestBatch
+    from poetopt.report.goals import LargestBatch
     from poetopt.report.report import Report
     from poetopt.search.solution import Listener, Options, Solution
 
@@ -149,11 +145,10 @@ def solve(
     lacking.check_solving()
     from poetopt.formulations import formulation as formulation_of
     from poetopt.ops.runtimes.c.steps import check_runs
-    from poetopt.report.largest_batch import with_solved
-    from poetopt.report.progress import listening
+    from poetopt.report.goals import training_run, with_solved
+    from poetopt.report.layout import listening
+    from poetopt.report.proof import failure_words
     from poetopt.report.report import Report
-    from poetopt.report.training_run import training_run
-    from poetopt.report.words import failure_words
     from poetopt.search.diagnosis.least_budget import least_budget, limited
     from poetopt.search.diagnosis.solve import solve as search
     from poetopt.search.solution import Status

@@ -133,7 +133,7 @@ def pareto(
     """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
     from poetopt.api.comparing import point_words
-    from poetopt.compare.deadlines import DeadlineFront
+    from poetopt.compare.pareto import DeadlineFront
 
     check_outputs([model], {"-o": out, "--json": json})
     if against not in ("ram", "deadline"):
@@ -161,7 +161,7 @@ def pareto(
         from poetopt.report.plots import save_front
 
         save_front(front, out)
-    from poetopt.report.fronts import deadline_lines, front_lines
+    from poetopt.report.comparison import deadline_lines, front_lines
 
     write_json(front.to_dict(), json)
     say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=[json])

@@ -132,7 +132,7 @@ def live_progress() -> Iterator[Listener | None]:
         return
     from rich.console import Console
 
-    from poetopt.report.progress import progress_line
+    from poetopt.report.layout import progress_line
 
     with Console(stderr=True).status("reading the model", spinner="dots") as status:
         yield lambda progress: status.update(progress_line(progress))

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from poetopt.cli import completion
 from poetopt.cli.console import check_outputs, say, write_json
 from poetopt.cli.options import (
     BATCH,
@@ -19,7 +20,100 @@ from poetopt.cli.options import (
     ModelArgument,
     sharing,
 )
-from poetopt.util.errors import ModelError
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.suggest import closest
+
+
+def formulations(
+    show: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="One formulation or block: its mathematics in full.",
+            autocompletion=completion.formulations,
+        ),
+    ] = None,
+    json: JsonOption = None,
+) -> int:
+    """List the formulations that are installed and the blocks for --with, or show the mathematics of one."""
+    from poetopt.report.mathematics import catalogue, listing, page
+
+    check_outputs([], {"--json": json})
+    entries = catalogue(show)
+    write_json(entries[0].to_dict() if show else {"formulations": [entry.to_dict() for entry in entries]}, json)
+    say(page(entries[0]) if show else listing(entries), unless=[json])
+    return 0
+
+
+def devices(
+    show: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE", help="One device: each figure with its source.", autocompletion=completion.devices
+        ),
+    ] = None,
+    toml: Annotated[
+        bool, typer.Option("--toml", help="With --show: print its file, to start one of your own from.")
+    ] = False,
+    json: JsonOption = None,
+) -> int:
+    """List the devices that are known, or show one with the sources of its figures."""
+    from poetopt.report.mathematics import device_document, device_lines, table_lines
+
+    check_outputs([], {"--json": json})
+    from poetopt import devices as catalogue
+
+    if toml:
+        if show is None:
+            raise OptionError("--toml: say which device with --show, as in --show a72 --toml")
+        if json == "-":
+            raise OptionError("--json -: --toml goes to the standard output as well; give a file for --json")
+        from poetopt.devices.loading import device_table
+        from poetopt.devices.toml_text import toml_text
+
+        write_json(device_document(catalogue.device(show)), json)
+        say(toml_text(device_table(show)))
+        return 0
+    shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
+    documents = [device_document(device) for device in shown]
+    write_json(documents[0] if show else {"devices": documents}, json)
+    say("\n".join(device_lines(shown[0]) if show else table_lines(shown)), unless=[json])
+    return 0
+
+
+@sharing(BATCH)
+def zoo(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="A network; without one, they are listed.", autocompletion=completion.networks
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")
+    ] = None,
+    **options: Any,
+) -> int:
+    """List the built-in networks, or write one as an ONNX file."""
+    from poetopt import zoo as networks
+
+    if name is None:
+        if out is not None:
+            raise OptionError(f"-o {out}: say which network: {', '.join(networks.names())}")
+        from poetopt.report.layout import columns
+
+        say("\n".join(columns([(known, networks.ZOO[known].about) for known in networks.names()])))
+        return 0
+    if name not in networks.names():
+        raise ModelError(f"no such network: {name!r}{closest(name, networks.names())}; `poetopt zoo` lists them")
+    if out is None:
+        raise OptionError(f"say where to write {name}, as in: poetopt zoo {name} -o {name}.onnx")
+    check_outputs([], {"-o": out})
+    from poetopt.util.files import write_atomically
+
+    write_atomically(out, networks.build(name, options["batch"]).SerializeToString())
+    say(f"{out}: {networks.ZOO[name].about}")
+    return 0
 
 
 @sharing(BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, RUNTIME)

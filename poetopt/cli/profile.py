@@ -67,7 +67,7 @@ def profile(
     from poetopt.devices.profile import load_profile
     from poetopt.devices.profile_csv import from_csv as read_csv
     from poetopt.devices.profile_csv import template as empty_csv
-    from poetopt.report.profile import instructions_text, profile_document, profile_text
+    from poetopt.report.on_device import instructions_text, profile_document, profile_text
     from poetopt.util.units import parse_frequency, parse_watts
 
     power_w = None if power is None else parse_watts(power, option="--power")

@@ -113,7 +113,7 @@ def train(
     is written are the parameters that came out of it.
     """
     where = {"model": model, **options}
-    from poetopt.report.trained import epoch_text, trained_document, trained_text
+    from poetopt.report.execution import epoch_text, trained_document, trained_text
 
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
     if on is not None:

@@ -16,8 +16,16 @@ from poetopt.compare.baselines import Baseline, Features, method, names
 from poetopt.compare.baselines.acceptance import Settings
 from poetopt.compare.baselines.checkmate import proportional
 from poetopt.compare.baselines.poet import options
-from poetopt.compare.findings import WITHIN_STAGE, Finding, moves_outside
-from poetopt.compare.rows import FAILED, Row, row_of_plan, row_of_solution, status_of
+from poetopt.compare.rows import (
+    FAILED,
+    WITHIN_STAGE,
+    Finding,
+    Row,
+    moves_outside,
+    row_of_plan,
+    row_of_solution,
+    status_of,
+)
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan

@@ -2,14 +2,157 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, fields
 from typing import Protocol, TypedDict
 
-from poetopt.formulations.scope import kind_words
-from poetopt.plan.instructions import Plan
+from poetopt.formulations.retention.enumeration import recomputable_stages
+from poetopt.formulations.scope import kind_words, scope_option
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
-from poetopt.util.units import show_share
+from poetopt.util.errors import OptionError
+from poetopt.util.units import Share, parse_ram, show_share
+
+MOST = 1000
+"""Budgets in one option at most."""
+
+
+def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...]:
+    """Budgets in the order given: a list, of single ones and of ranges `LOW..HIGH/COUNT`, both ends included.
+
+    Raises OptionError for anything else, and for a range whose ends are not both shares or both sizes.
+    """
+    found: list[int | Share] = []
+    for part in text.split(","):
+        if not part.strip():
+            raise OptionError(f"{option} '{text}': a budget in it is empty; give one, as in 40%, or several: 30%,50%")
+        ends, _, count = part.partition("/")
+        low_text, dots, high_text = ends.partition("..")
+        if not dots:
+            if count:
+                raise OptionError(f"{option} {text}: '/{count}' counts the budgets of a range, as in 20%..100%/9")
+            _check_range(part.strip(), option)
+            found.append(parse_ram(part.strip(), option=option))
+            continue
+        if not count.strip().isdecimal() or not 2 <= int(count) <= MOST:
+            raise OptionError(f"{option} {text}: say how many budgets the range has (2 to {MOST}), as in 20%..100%/9")
+        low, high = parse_ram(low_text.strip(), option=option), parse_ram(high_text.strip(), option=option)
+        steps = int(count) - 1
+        if isinstance(low, Share) and isinstance(high, Share):
+            found += [Share(low.fraction + (high.fraction - low.fraction) * k / steps) for k in range(steps + 1)]
+        elif isinstance(low, int) and isinstance(high, int):
+            found += [low + (high - low) * k // steps for k in range(steps + 1)]
+        else:
+            raise OptionError(f"{option} {text}: both ends must be percentages, or both sizes")
+    return tuple(found)
+
+
+def _check_range(text: str, option: str) -> None:
+    """Refuse what was meant for a range, as `20%-100%` or `20%..100%`. Raises OptionError."""
+    ends = re.fullmatch(r"(\S+?)\s*(?:-|–|:|to)\s*(\d\S*)", text)
+    if ends is not None and "e" not in text.lower():
+        raise OptionError(f"{option} {text}: a range is written {ends[1]}..{ends[2]}/9, with how many budgets it has")
+
+
+def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tuple[int, ...]:
+    """The budgets in bytes, without repetition, ascending."""
+    # Rounded before it is cut: 20%..100%/9 has 100 %, not a hair less.
+    sizes = {
+        int(round(budget.fraction * store_all_peak_bytes, 6)) if isinstance(budget, Share) else budget
+        for budget in budgets
+    }
+    return tuple(sorted(sizes))
+
+
+SAME = 1e-9
+"""Relative: sums of the same joules in another order."""
+SHOWN = 3
+"""How many moves are named."""
+WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
+"""The move of a plan that is better than the bound without another one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A plan from outside the space that a bound holds in.
+
+    method
+        Whose plan it is.
+    scope, overhead_bound_j
+        The space and its bound; no more is known of the space's own optimum where the plan was taken as a start.
+    overhead_j
+        The plan's overhead.
+    moves
+        What it does that the space hasn't, in words.
+    """
+
+    method: str
+    ram_budget_bytes: int
+    scope: str
+    overhead_bound_j: float
+    overhead_j: float
+    moves: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {
+            "method": self.method,
+            "ram_budget_bytes": self.ram_budget_bytes,
+            "scope": self.scope,
+            "overhead_bound_j": self.overhead_bound_j,
+            "overhead_j": self.overhead_j,
+            "moves": list(self.moves),
+        }
+
+    def __str__(self) -> str:
+        has, bound = self.overhead_j, self.overhead_bound_j
+        digits = 6
+        if math.isclose(has, bound, rel_tol=SAME):
+            beside = "no schedule of which has less"
+        else:
+            while f"{has:.{digits}g}" == f"{bound:.{digits}g}":
+                digits += 1
+            beside = f"{'no schedule of which has less than' if has < bound else 'whose bound is'} {bound:.{digits}g} J"
+        return (
+            f"{self.method} at {self.ram_budget_bytes:,} B has {has:.{digits}g} J of overhead, from outside scope "
+            f"{self.scope}, {beside}: it {'; it '.join(self.moves)}"
+        )
+
+
+def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
+    """What a plan does that the scope of `retention` hasn't, in words; empty where it lies inside.
+
+    Inside a stage, recomputes run once, in the order of the operators; and only those of the scope.
+    """
+    problem = plan.problem
+    names = [operator.name for operator in problem.operators]
+    allowed, _ = recomputable_stages(problem, scope_option(scope), scope != "store-all")
+    recomputes = sorted(schedule_of(plan).recomputes)
+    found = []
+    for stage, operator in recomputes:
+        if allowed[stage, operator]:
+            continue
+        kind = "the backward operator" if problem.operators[operator].backward else "the forward operator"
+        place = "forward" if stage <= problem.last_forward else "backward"
+        found.append(f"recomputes {kind} '{names[operator]}' in the {place} stage of '{names[stage]}'")
+    stage, latest = 0, -1
+    for step in plan.instructions:
+        if step.action is not Action.COMPUTE:
+            continue
+        if step.target == stage:
+            stage, latest = stage + 1, -1
+            continue
+        if step.target <= latest:
+            how = "twice" if step.target == latest else "out of their order"
+            found.append(f"runs '{names[step.target]}' and '{names[latest]}' {how} in the stage of '{names[stage]}'")
+        latest = max(latest, step.target)
+    if len(found) > SHOWN:
+        return (*found[:SHOWN], f"does {len(found) - SHOWN} more such things")
+    return tuple(found)
+
 
 FAILED = "failed"
 """The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""

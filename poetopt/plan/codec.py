@@ -38,12 +38,10 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.graph.problem import CLOSING, Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.compact import decode_compact, encode_compact
-from poetopt.plan.damage import told
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.tables import BLOCKS, number, table, whole_number
-from poetopt.plan.text import LARGEST, parsed
+from poetopt.plan.tables import BLOCKS, LARGEST, number, parsed, table, told, whole_number
 from poetopt.util.errors import PlanError, ProblemError
 from poetopt.util.files import write_atomically
 from poetopt.util.garbage import building

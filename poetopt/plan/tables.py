@@ -7,6 +7,7 @@ file is first read.
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -14,14 +15,91 @@ from enum import Enum
 from functools import cache, cached_property
 from operator import itemgetter
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.plan.text import LARGEST, LARGEST_NUMBER
+from poetopt.util.errors import PlanError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
+
+Place = tuple[int | str, ...]
+
+_OBJECTS = ("model_type", "model_attributes_type", "dict_type")
+_KINDS = {
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "float_type": "a number of at least 0",
+    "finite_number": "a number of at least 0",
+}
+"""What a value must be, by the complaint; all others are about whole numbers, or say it themselves."""
+
+
+def told(error: ValidationError) -> str:
+    """The first thing that is wrong, and where it stands."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place, what = first["loc"], first["type"]
+    if what in _OBJECTS:
+        return f"{_where(place)} is not an object; the file is damaged"
+    if what == "missing":
+        return f'{_where(place[:-1])} has no "{place[-1]}"; the file is damaged'
+    if what == "extra_forbidden":
+        return f'{_where(place[:-1])}: "{place[-1]}" is nothing that this version knows; a newer poetopt may read it'
+    listed = isinstance(place[-1], int)  # a value in a list: the list is told
+    if listed:
+        place = place[:-1]
+    kind = f"a list of {_kind(first).removeprefix('a ')}s" if listed else _kind(first)
+    kind = kind.replace("number of at least 0s", "numbers of at least 0")
+    return f'{_where(place[:-1])}: "{place[-1]}" must be {kind}; the file is damaged'
+
+
+def _kind(error: ErrorDetails) -> str:
+    what, bounds = error["type"], error.get("ctx", {})
+    if what in _KINDS:
+        return _KINDS[what]
+    if what == "enum":
+        return f"one of {bounds['expected']}"
+    if isinstance(bounds.get("ge", bounds.get("le")), float):
+        return _KINDS["float_type"]
+    return "a whole number of at least 0"
+
+
+def _where(place: Place) -> str:
+    """The object at `place`: the file, one of its parts, or a row of a table."""
+    if not place:
+        return "the plan file"
+    if len(place) == 1:
+        return f'"{place[0]}"'
+    return f"{place[0]}[{place[1]}]" + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place[2:])
+
+
+LARGEST = 2**53
+"""No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""
+LARGEST_NUMBER = 1e300
+"""No other number may exceed it: sums of seconds and joules stay finite."""
+
+
+def parsed(text: str) -> object:
+    """The JSON value in `text`, whose numbers are all finite. Raises PlanError."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise PlanError(f"it holds {constant}, which is no number; the file is damaged")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        raise PlanError(
+            f"it is not a whole plan file: {error.msg} at line {error.lineno}, column {error.colno}; "
+            "`poetopt solve MODEL --device DEVICE -o PLAN` writes one"
+        ) from error
+    except ValueError as error:
+        raise PlanError("it holds a number of thousands of digits; the file is damaged") from error
+    except RecursionError as error:
+        raise PlanError("it is not a plan file: it is nested too deeply") from error
+
 
 RENAMED = {"nbytes": "bytes"}
 """Fields of tensors and operators whose key is another word."""

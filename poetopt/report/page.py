@@ -8,16 +8,177 @@ markup, and a content security policy forbids the page to load anything.
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
+from collections.abc import Sequence
 from importlib.resources import files
+from typing import Any
 
 from poetopt.plan.instructions import Action
-from poetopt.report.facts import facts, made_by, notes, number, proof, proof_exact, title
-from poetopt.report.ledger import paged, recomputed, streamed
-from poetopt.report.timeline import Kind, Lane, timeline
-from poetopt.report.view import View
+from poetopt.report.text import facts, made_by, notes, number, proof, proof_exact, title
+from poetopt.report.view import Kind, Lane, View, paged, recomputed, streamed, timeline
+from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.printable import shown
+from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
+
+FORMATS = ("png", "svg")
+COLOURS = {
+    Kind.FORWARD: "#2f6fb7",
+    Kind.BACKWARD: "#6fa8dc",
+    Kind.RECOMPUTE: "#e8770f",
+    Kind.PAGE_OUT: "#a2359b",
+    Kind.PAGE_IN: "#12936b",
+    Kind.WAIT: "#b9c0c7",
+}
+RESIDENT, STORED, BUDGET, AREA = "#d5e3f1", "#c9a4c8", "#c62f2a", "#9dbde0"
+LABELS = {
+    Kind.FORWARD: "compute",
+    Kind.BACKWARD: "backward",
+    Kind.RECOMPUTE: "recompute",
+    Kind.PAGE_OUT: "page out",
+    Kind.PAGE_IN: "page in",
+    Kind.WAIT: "wait",
+}
+NEAR = 1.2
+"""A deadline of more than this many times the step isn't on the axis of time."""
+_SETTINGS: dict[Any, Any] = {
+    "svg.hashsalt": "poetopt",
+    "svg.fonttype": "path",
+    "font.size": 8.0,
+    "font.family": "DejaVu Sans",
+}
+
+
+def figure_bytes(view: View, form: str) -> bytes:
+    """The picture as a file of the given format (`FORMATS`).
+
+    Raises BackendUnavailableError without matplotlib, PlanError where the plan is not valid.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"a picture as {form} needs matplotlib; install it with: pip install 'poetopt[plot]'; "
+            "the formats html, txt and trace need nothing"
+        ) from error
+    with matplotlib.rc_context(_SETTINGS):
+        figure = Figure(figsize=(8.0, 9.2), layout="constrained")
+        matrix, memory, lanes = figure.subplots(3, 1, height_ratios=(5.6, 2.2, 1.0))
+        memory.sharex(lanes)
+        figure.suptitle(f"{title(view)}: {_summary(view)}\n{proof(view)}", fontsize=8.5, parse_math=False, wrap=True)
+        _matrix(matrix, view)
+        _memory(memory, view)
+        _lanes(lanes, view)
+        written = io.BytesIO()
+        # No date and no version, so that the same plan gives the same file.
+        metadata = {"Date": None, "Creator": "poetopt"} if form == "svg" else {"Software": "poetopt"}
+        figure.savefig(written, format=form, dpi=180, metadata=metadata)
+    return written.getvalue()
+
+
+def _summary(view: View) -> str:
+    simulation, baseline = view.simulation, view.problem.baseline_energy_j
+    budget = f"{show_bytes(view.ram_bytes)} of RAM, " if view.ram_bytes is not None else ""
+    share = f" ({show_share(simulation.overhead_j / baseline)} over one pass)" if baseline else ""
+    return f"{budget}{show_joules(simulation.energy_j)}{share}, {show_seconds(simulation.makespan_s)}"
+
+
+# matplotlib's types are not complete: its axes are Any here.
+def _matrix(axes: Any, view: View) -> None:
+    problem, stages = view.problem, view.stages
+    operators = len(problem.operators)
+    # A tensor stands in the column of the operator that writes it, graph inputs left of all of them.
+    inputs = {i: column for column, i in enumerate(problem.given, -len(problem.given))}
+    producer = [inputs.get(i, tensor.producer) for i, tensor in enumerate(problem.tensors)]
+    resident = []
+    for buffer in view.buffers:
+        if not buffer.workspace:
+            first, last = stages[max(buffer.first, 0)], stages[buffer.last]
+            resident.append((producer[buffer.index], first, last - first + 1))
+    _rectangles(axes, [(column, stage, 1, height) for column, stage, height in resident], RESIDENT, "in RAM")
+    marks: dict[Kind, list[tuple[int, int]]] = {kind: [] for kind in Kind}
+    written: dict[int, int] = {}
+    thin = max(0.3, operators / 900)
+    stored = []
+    for step, stage, again in zip(view.plan.instructions, stages, view.again, strict=True):
+        if step.action is Action.COMPUTE:
+            backward = problem.operators[step.target].backward
+            kind = Kind.RECOMPUTE if again else Kind.BACKWARD if backward else Kind.FORWARD
+            marks[kind].append((step.target, stage))
+        elif step.action is not Action.FREE:
+            column = producer[step.target]
+            if step.action is Action.PAGE_IN and step.target in written:
+                stored.append((column + 0.5 - thin / 2, written[step.target] + 0.5, thin, stage - written[step.target]))
+            written[step.target] = stage
+            marks[Kind.PAGE_IN if step.action is Action.PAGE_IN else Kind.PAGE_OUT].append((column, stage))
+    _rectangles(axes, stored, STORED, "on storage")
+    # Of many operators a cell would be too small to be seen: what the schedule adds gets a size of its own.
+    least = max(operators / 190, 1.0)
+    for kind, cells in marks.items():
+        size = least if kind in (Kind.RECOMPUTE, Kind.PAGE_OUT, Kind.PAGE_IN) else max(least / 2, 1.0)
+        shift = (size - 1) / 2
+        _rectangles(axes, [(x - shift, y - shift, size, size) for x, y in cells], COLOURS[kind], LABELS[kind])
+    if 0 <= problem.last_forward < operators - 1:
+        axes.axvline(problem.last_forward + 1, color="#5c6670", linewidth=0.6, linestyle=(0, (5, 4)))
+    if inputs:
+        axes.axvline(0, color="#5c6670", linewidth=0.6)
+    axes.set(xlim=(-len(inputs), max(operators, 1)), ylim=(max(operators, 1), 0), xlabel="operator", ylabel="stage")
+    axes.xaxis.set_ticks_position("top")
+    axes.xaxis.set_label_position("top")
+    if operators:
+        axes.legend(loc="upper right", ncols=2, frameon=False)
+
+
+def _memory(axes: Any, view: View) -> None:
+    moments: list[float] = []
+    live: list[float] = []
+    for reached, left, nbytes in zip(view.reached_s, view.left_s, view.simulation.live_bytes, strict=True):
+        moments += [reached, left]
+        live += [nbytes / 1e6, nbytes / 1e6]
+    axes.fill_between(moments, live, color=AREA, linewidth=0)
+    axes.plot(moments, live, color=COLOURS[Kind.FORWARD], linewidth=0.6)
+    if view.ram_bytes is not None:
+        axes.axhline(view.ram_bytes / 1e6, color=BUDGET, linewidth=1)
+        axes.annotate(
+            f"budget {show_bytes(view.ram_bytes)}", (0, view.ram_bytes / 1e6), xytext=(3, 3),
+            textcoords="offset points", color=BUDGET,
+        )  # fmt: skip
+    top = max(view.ram_bytes or 0, view.simulation.peak_bytes, 1) / 1e6
+    axes.set(ylim=(0, top * 1.18), ylabel="MB in RAM")
+    axes.tick_params(labelbottom=False)
+
+
+def _lanes(axes: Any, view: View) -> None:
+    place = {Lane.CPU: 1.0, Lane.CHANNEL: 0.0}
+    pieces = timeline(view)
+    for kind in Kind:
+        stretches = [(p.start_s, place[p.lane] - 0.38, p.end_s - p.start_s, 0.76) for p in pieces if p.kind is kind]
+        _rectangles(axes, stretches, COLOURS[kind], LABELS[kind])
+    end = 1.02 * view.simulation.makespan_s or 1.0
+    if view.deadline_s is not None:
+        said = f"deadline {show_seconds(view.deadline_s)}"
+        if view.deadline_s <= NEAR * end:
+            end = max(end, 1.02 * view.deadline_s)
+            axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
+            axes.annotate(said, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,
+                          ha="right", va="center")  # fmt: skip
+        else:  # far off: the step would be all at the left
+            axes.annotate(f"{said} →", (1, 0.5), xycoords="axes fraction", xytext=(-3, 0), textcoords="offset points",
+                          color=BUDGET, ha="right", va="center")  # fmt: skip
+    axes.set(xlim=(0, end), ylim=(-0.5, 1.5), xlabel="seconds")
+    axes.set_yticks([1, 0], ["CPU", "transfers"])
+
+
+def _rectangles(axes: Any, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
+    """Boxes of x, y, width and height in one collection, with one entry in the legend."""
+    from matplotlib.collections import PolyCollection
+
+    if boxes:
+        corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
+        axes.add_collection(PolyCollection(corners, facecolors=colour, linewidths=0, label=label))
+
 
 _PARTS = ("base", "axis", "inspector", "matrix", "ram", "memory", "lanes", "energy", "tables", "main")
 """The scripts, in the order in which they need each other."""

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt.compare.compare import Comparison
-from poetopt.compare.deadlines import DeadlineFront
-from poetopt.compare.pareto import Front
+from poetopt.compare.pareto import DeadlineFront, Front
 from poetopt.compare.refine import Point
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding

@@ -2,12 +2,186 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
-from poetopt.search.solution import OPTIMAL_GAP, RAM, Solution
-from poetopt.util.units import show_share
+from poetopt.graph.problem import Problem
+from poetopt.plan.simulate import Simulation
+from poetopt.plan.transfers import Overlap
+from poetopt.search.limits import kind
+from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
+from poetopt.util.printable import shown
+from poetopt.util.units import finite, show_amount, show_bytes, show_limit, show_seconds, show_share
+
+
+def objective_words(objective: Objective) -> str:
+    """`time: 10.0 s of one pass + 42 ms, and 41 ms are proven to be needed`."""
+    unit = objective.unit
+    parts = [f"{show_amount(objective.baseline, unit)} of one pass"] if objective.baseline else []
+    parts += [] if objective.value is None else [show_amount(objective.value, unit)]
+    text = f"{objective.name}: {' + '.join(parts) or 'none'}"
+    if objective.value is None:
+        return text
+    if objective.bound:
+        text += f", of which {show_amount(objective.bound, unit)} are proven to be needed"
+    return text
+
+
+def objective_document(solution: Solution) -> dict[str, object]:
+    """Name, unit, the whole value, one pass, what is above it, and the bounds on that: of all, and of the scope."""
+    found = solution.objective
+    if found is None:
+        simulation, bound = solution.simulation, solution.overhead_bound_j
+        baseline = None if simulation is None else simulation.energy_j - simulation.overhead_j
+        value = None if simulation is None else simulation.overhead_j
+        return _document("energy", "J", baseline, value, bound, solution.scope_bound)
+    return _document(found.name, found.unit, found.baseline, found.value, found.bound, solution.scope_bound)
+
+
+def _document(
+    name: str,
+    unit: str,
+    baseline: float | None,
+    value: float | None,
+    bound: float | None,
+    scope_bound: float | None,
+) -> dict[str, object]:
+    whole = None if baseline is None or value is None else baseline + value
+    return {
+        "name": name,
+        "unit": unit,
+        "value": whole,
+        "baseline": baseline,
+        "overhead": value,
+        "bound": bound,
+        "scope_bound": scope_bound,
+    }
+
+
+@dataclass(frozen=True)
+class Minimised:
+    """What a plan file's report says of an objective that isn't the simulator's energy: above one pass, in `unit`."""
+
+    name: str
+    unit: str
+    value: float
+    bound: float | None
+    scope_bound: float | None
+
+    def contradiction(self, simulation: Simulation, problem: Problem) -> str | None:
+        """Where the plan isn't the report's. A time is held against the simulation; idle joules are the file's."""
+        late = max(0.0, simulation.makespan_s - problem.baseline_time_s)
+        within = 1e-9 * simulation.makespan_s
+        if self.name != TIME.name or math.isclose(self.value, late, rel_tol=1e-6, abs_tol=within):
+            return None
+        return (
+            f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
+            f"and this one has {show_seconds(late)}."
+        )
+
+
+def minimised(report: Mapping[str, object]) -> Minimised | None:
+    """The objective of a plan file's report where it isn't plain energy, or None."""
+    found = report.get("objective")
+    if not isinstance(found, Mapping) or found.get("name") == "energy":
+        return None
+    value = finite(found.get("overhead"))
+    if value is None:
+        return None
+    bound, of_scope = finite(found.get("bound")), finite(found.get("scope_bound"))
+    if "scope_bound" not in found and bound is not None:  # of an older version, which knew that of the scope
+        bound, of_scope = 0.0, bound
+    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, bound, of_scope)
+
+
+def streamed_words(simulation: Simulation) -> str:
+    """How many runs stream operands and how much, after what else moves; nothing where none does."""
+    runs = simulation.streamed_runs
+    if not runs:
+        return ""
+    return f"; {runs} run{'s' * (runs > 1)} streamed ({show_bytes(simulation.bytes_streamed)} in chunks)"
+
+
+def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:
+    """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4.
+
+    whole
+        Whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
+    steps
+        How many steps `--deadline` is for.
+    """
+    reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
+    paged = problem.parameters == "paged"
+    return "; ".join(
+        [
+            f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}"
+            f"{_each(solution, steps)}{reason}",
+            *solution.why,
+            *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps),
+        ]
+    )
+
+
+def _each(solution: Solution, steps: int) -> str:
+    """What a deadline for many steps leaves each of them."""
+    deadline = solution.options.deadline_s
+    if deadline is None or steps == 1:
+        return ""
+    return f"{steps:,} steps in {show_seconds(steps * deadline)} have {show_seconds(deadline)} each: "
+
+
+def _with_paged(problem: Problem) -> str:
+    """What a step is whose parameters didn't fit beside a schedule."""
+    optimizer = problem.recipe.get("optimizer", "none")
+    beside = f"{problem.beside_bytes:,} bytes beside the budget"
+    return f"with parameters on storage and updated by {optimizer}, {beside}, "
+
+
+def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, steps: int) -> list[str]:
+    """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
+    option_of_ram, beside = ("--total-ram", problem.beside_bytes) if whole else ("--ram", 0)
+    least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
+    # with more RAM the parameters may be resident, of which nothing is known
+    asking = f"--parameters paged {option_of_ram}" if whole and problem.parameters == "paged" else option_of_ram
+    known = []
+    if solution.interrupted:
+        known.append("interrupted in looking for what would help")
+    if least is not None and least == bound and f"{bound:,}" in said:
+        known.append(f"a schedule with just that is known ({asking} {least + beside})")
+    elif least is not None and f"{least:,}" not in said:
+        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {asking} {least + beside})")
+    if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
+        known.append(f"no {kind(problem)} has less than {bound:,} bytes")
+    if deadline is not None:
+        shortest = show_limit(deadline, "s")
+        all_steps = f", for {steps:,} steps" if steps > 1 else ""
+        option = f"(--deadline {show_limit(steps * deadline, 's').replace(' ', '')}{all_steps})"
+        told = (
+            "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
+        )
+        known.append(f"{told} {option}")
+    if solution.fitting_batch is not None:
+        known.append(f"--batch {solution.fitting_batch} would fit")
+    if solution.status is Status.UNKNOWN:
+        ways = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
+        ways += ["a longer --deadline"] if solution.options.deadline_s is not None else []
+        known.append(f"give more {' or '.join([', '.join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)}")
+    elif least is None and deadline is None and "--" not in said and not solution.why:
+        known.append(f"give more {option_of_ram}, a longer --deadline or a smaller --batch")
+    return known
+
+
+def overlap_words(found: Overlap) -> str:
+    """How much of the transfers the CPU's computing hides."""
+    return f"{show_bytes(found.transfer_bytes)} in {show_seconds(found.transfer_s)}, {during_words(found)}"
+
+
+def during_words(found: Overlap) -> str:
+    """What the CPU does while transfers go on."""
+    return f"{show_seconds(found.hidden_s)} of it while the CPU computes" if found.hidden_s else "while the CPU waits"
 
 
 @dataclass(frozen=True, kw_only=True)

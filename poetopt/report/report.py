@@ -14,15 +14,27 @@ from typing import TYPE_CHECKING
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Overlap
-from poetopt.report.clipping import clipping_rows
-from poetopt.report.largest_batch import LargestBatch, batch_fields, batch_rows
+from poetopt.report.goals import (
+    LargestBatch,
+    PartsTried,
+    TrainingRun,
+    batch_fields,
+    batch_rows,
+    run_fields,
+    run_rows,
+    tried_fields,
+    tried_rows,
+)
 from poetopt.report.layout import table
-from poetopt.report.memory import excess_words, memory_fields, memory_words, parts_rows, taken_bytes
-from poetopt.report.objective import objective_document, objective_words
-from poetopt.report.parts_tried import PartsTried, tried_fields, tried_rows
-from poetopt.report.proof import exact_words, proof_words
-from poetopt.report.training_run import TrainingRun, run_fields, run_rows
-from poetopt.report.words import overlap_words, streamed_words
+from poetopt.report.memory import clipping_rows, excess_words, memory_fields, memory_words, parts_rows, taken_bytes
+from poetopt.report.proof import (
+    exact_words,
+    objective_document,
+    objective_words,
+    overlap_words,
+    proof_words,
+    streamed_words,
+)
 from poetopt.search.solution import DeadlineModel, Solution, Status
 from poetopt.util import notes as told
 from poetopt.util.memory import peak_bytes

@@ -18,10 +18,10 @@ from poetopt.formulations.scope import ALL, scope_depth
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.plan.storeall import store_all_bytes
+from poetopt.report.goals import TrainingRun
 from poetopt.report.layout import table
 from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
-from poetopt.report.training_run import TrainingRun
 from poetopt.search.diagnosis.certificate import Certificate
 from poetopt.search.solution import (
     IMPORTED,

@@ -6,17 +6,176 @@ The page, the picture, the text and the trace are all drawn from it, so that the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 
-from poetopt.graph.problem import Problem
+from poetopt.graph.problem import Problem, Variant
 from poetopt.plan.codec import PlanFile
+from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
 from poetopt.util.printable import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """An operator that runs more than once.
+
+    operator
+        Its index.
+    steps
+        The instructions that run it again, in order.
+    energy_j
+        Joules of those.
+    """
+
+    operator: int
+    steps: tuple[int, ...]
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """A tensor that is written to storage or read from it.
+
+    tensor
+        Its index.
+    outs, ins
+        The instructions that write and read it, in order.
+    energy_j
+        Joules of all of them.
+    """
+
+    tensor: int
+    outs: tuple[int, ...]
+    ins: tuple[int, ...]
+    energy_j: float
+
+
+def recomputed(view: View) -> tuple[Recomputed, ...]:
+    """The operators that run more than once, in their order."""
+    found: dict[int, list[int]] = {}
+    for index, (step, again) in enumerate(zip(view.plan.instructions, view.again, strict=True)):
+        if again:
+            found.setdefault(step.target, []).append(index)
+    runs = view.plan.instructions
+    operators = view.problem.operators
+    return tuple(
+        Recomputed(k, tuple(steps), sum(operators[k].variant(runs[step].variant).energy_j for step in steps))
+        for k, steps in sorted(found.items())
+    )
+
+
+def streamed(view: View) -> dict[int, Variant]:
+    """How each run goes that streams operands, by its instruction."""
+    operators = view.problem.operators
+    ways = {
+        k: operators[run.target].variant(run.variant) for k, run in enumerate(view.plan.instructions) if run.variant
+    }
+    return {k: way for k, way in ways.items() if way.streams}
+
+
+def paged(view: View) -> tuple[Paged, ...]:
+    """The tensors that are paged, in their order."""
+    outs: dict[int, list[int]] = {}
+    ins: dict[int, list[int]] = {}
+    for index, step in enumerate(view.plan.instructions):
+        if step.action is Action.PAGE_OUT:
+            outs.setdefault(step.target, []).append(index)
+        elif step.action is Action.PAGE_IN:
+            ins.setdefault(step.target, []).append(index)
+    found = []
+    for i in sorted(outs.keys() | ins.keys()):
+        tensor = view.problem.tensors[i]
+        out_steps, in_steps = tuple(outs.get(i, ())), tuple(ins.get(i, ()))
+        joules = len(out_steps) * tensor.page_out_j + len(in_steps) * tensor.page_in_j
+        found.append(Paged(i, out_steps, in_steps, joules))
+    return tuple(found)
+
+
+class Lane(StrEnum):
+    """What works."""
+
+    CPU = "cpu"
+    CHANNEL = "channel"
+    """Transfers; on a device without DMA the CPU itself, which computes nothing meanwhile."""
+
+
+class Kind(StrEnum):
+    """What it does."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    PAGE_OUT = "page_out"
+    PAGE_IN = "page_in"
+    WAIT = "wait"
+    """The CPU stands still until a transfer ends; or, without DMA, is busy with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A stretch of time on one lane.
+
+    step
+        The instruction that runs; for a WAIT the one that waits.
+    cause
+        The instruction of the transfer that a WAIT is for; for other kinds `step` itself.
+    start_s, end_s
+        Seconds from the start of the training step; equal for work that takes no time.
+    """
+
+    lane: Lane
+    kind: Kind
+    step: int
+    cause: int
+    start_s: float
+    end_s: float
+
+
+def timeline(view: View) -> tuple[Slice, ...]:
+    """All slices, in the order of instructions; on each lane one begins no earlier than the last one ended.
+
+    A FREE has no slice, unless it waits: it takes no time.
+    """
+    return tuple(_slices(view))
+
+
+def _slices(view: View) -> Iterator[Slice]:
+    problem, simulation, table = view.problem, view.simulation, effects(view.problem)
+    last_transfer: dict[int, int] = {}
+    last_page_in: dict[int, int] = {}
+    for index, step in enumerate(view.plan.instructions):
+        reached, start, end = view.reached_s[index], simulation.start_s[index], simulation.end_s[index]
+        if step.action in (Action.PAGE_IN, Action.PAGE_OUT):
+            paging_in = step.action is Action.PAGE_IN
+            last_transfer[step.target] = index
+            if paging_in:
+                last_page_in[step.target] = index
+            yield Slice(Lane.CHANNEL, Kind.PAGE_IN if paging_in else Kind.PAGE_OUT, index, index, start, end)
+            if not problem.dma and end > start:
+                yield Slice(Lane.CPU, Kind.WAIT, index, index, start, end)
+            continue
+        if start > reached:
+            effect = table.of(step)
+            awaited = [last_page_in[i] for i in effect.reads if i in last_page_in]
+            awaited += [last_transfer[i] for i in effect.settles if i in last_transfer]
+            if effect.streams:
+                awaited += last_transfer.values()
+            cause = max(awaited, key=lambda k: (simulation.end_s[k], k))
+            yield Slice(Lane.CPU, Kind.WAIT, index, cause, reached, start)
+        if step.action is Action.COMPUTE:
+            backward = problem.operators[step.target].backward
+            kind = Kind.RECOMPUTE if view.again[index] else Kind.BACKWARD if backward else Kind.FORWARD
+            yield Slice(Lane.CPU, kind, index, index, start, end)
+            way = problem.operators[step.target].variant(step.variant)
+            if way.streams:  # the channel is its own meanwhile
+                moves = Kind.PAGE_IN if way.streamed_in else Kind.PAGE_OUT
+                yield Slice(Lane.CHANNEL, moves, index, index, start, end)
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ class CheckpointPolicy:
         Raises PlanError where the module has other parameters than the network, torch.fx has no program of it, a
         function of a part works in place, or no way to cut takes less than the module as it is.
         """
-        from poetopt.api.options import store_all_peak_bytes
+        from poetopt.api.problems import store_all_peak_bytes
         from poetopt.plan.simulate import simulate
         from poetopt.torch.live_bytes import stepped
         from poetopt.torch.parts import cuttings

@@ -172,7 +172,7 @@ def test_errors_of_the_command(tmp_path: Path, run: Runner, monkeypatch: pytest.
     with pytest.raises(OptionError, match="the scheduler has workers of its own"):
         sweep(path, scheduler="tcp://127.0.0.1:1", workers=2)
     run("sweep", path, "-o", path).assert_one_message("is the input", code=2)
-    monkeypatch.setattr("poetopt.api.sweeps.cluster.CONNECT_S", 1)
+    monkeypatch.setattr("poetopt.api.sweeps.run.CONNECT_S", 1)
     for address in ("tcp://127.0.0.1:1", "nonsense://here"):
         run("sweep", path, "--scheduler", address).assert_one_message("no dask scheduler answers", address, code=6)
         assert not (tmp_path / "sweep.sqlite").exists()
@@ -183,7 +183,7 @@ def test_errors_of_the_command(tmp_path: Path, run: Runner, monkeypatch: pytest.
 def test_a_scheduler_without_workers(tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed import LocalCluster
 
-    monkeypatch.setattr("poetopt.api.sweeps.cluster.CONNECT_S", 1)
+    monkeypatch.setattr("poetopt.api.sweeps.run.CONNECT_S", 1)
     path = write_sweep(tmp_path)
     with LocalCluster(n_workers=0, processes=False, protocol="tcp", host="127.0.0.1", **QUIET) as cluster:
         ended = run("sweep", path, "--scheduler", cluster.scheduler_address)

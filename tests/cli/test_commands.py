@@ -222,7 +222,7 @@ def test_a_defect_is_one_message_too() -> None:
 
 def test_interrupt_outside_a_solve() -> None:
     code = (
-        "import os, signal, sys, poetopt.cli.app as c, poetopt.cli.catalogues as k\n"
+        "import os, signal, sys, poetopt.cli.app as c, poetopt.cli.models as k\n"
         "k.check_outputs = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.argv = ['poetopt', 'devices']\nc.main()"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from poetopt.cli.console import live_progress
-from poetopt.report.progress import progress_line
+from poetopt.report.layout import progress_line
 from poetopt.search.solution import Progress
 from tests.cli.support import REPORT_KEYS
 from tests.cli.test_commands import PROGRAM

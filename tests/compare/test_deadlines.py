@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.compare.deadlines import DeadlineFront
+from poetopt.compare.pareto import DeadlineFront
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.simulate import simulate
-from poetopt.report.fronts import deadline_lines, told_apart
+from poetopt.report.comparison import deadline_lines, told_apart
 from poetopt.report.plots import save_front
 from poetopt.util.errors import InfeasibleError, OptionError
 from tests.bruteforce import plan_optimum

@@ -11,7 +11,7 @@ import poetopt as po
 from poetopt.compare.pareto import Front
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.report.fronts import front_lines
+from poetopt.report.comparison import front_lines
 from poetopt.report.plots import save_front
 from poetopt.util.errors import InfeasibleError, OptionError
 from tests.bruteforce import plan_optimum

@@ -6,7 +6,7 @@ import pytest
 
 import poetopt as po
 from poetopt.compare.baselines import method
-from poetopt.compare.budgets import in_bytes
+from poetopt.compare.rows import in_bytes
 from poetopt.graph.problem import Problem
 from poetopt.util.units import Share
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import poetopt as po
 from poetopt.cli.app import app
-from poetopt.compare.bounds import Bound
+from poetopt.compare.changed import Bound
 from poetopt.compare.changed import PARAMETERS, changed, labels
 from poetopt.compare.sensitivity import (
     ALTERNATIVES,
@@ -32,7 +32,7 @@ from poetopt.formulations.options import with_options
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import simulate
-from poetopt.report.sensitivity import save_sensitivity, sensitivity_text
+from poetopt.report.comparison import save_sensitivity, sensitivity_text
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options
 from poetopt.util.errors import OptionError

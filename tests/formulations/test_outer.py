@@ -13,7 +13,7 @@ from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.within import within
 from poetopt.graph.problem import Problem
-from poetopt.report.words import failure_words
+from poetopt.report.proof import failure_words
 from poetopt.search.outer import no_plan
 from poetopt.search.run import Run
 from poetopt.search.search import search

@@ -20,7 +20,7 @@ from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c import registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import as_run, layout, steps
-from poetopt.report.needs import needs
+from poetopt.report.inspection import needs
 from poetopt.util import plugins
 from poetopt.util.errors import DeviceError, UnsupportedOpError
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
+from poetopt.report.show import trace_text
 from poetopt.report.text import ASCII, text_form
-from poetopt.report.trace import trace_text
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
 
@@ -75,7 +75,7 @@ def test_the_text_has_no_control_characters_and_an_ascii_form() -> None:
 @pytest.mark.parametrize("form", ["png", "svg"])
 def test_pictures_are_pictures_and_always_the_same(form: str) -> None:
     pytest.importorskip("matplotlib")
-    from poetopt.report.figure import figure_bytes
+    from poetopt.report.page import figure_bytes
 
     for view in (hostile_view(), EMPTY, random_view(2, dma=True)):
         picture = figure_bytes(view, form)
@@ -92,7 +92,7 @@ def test_every_tensor_and_every_transfer_is_in_the_picture(seed: int) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from poetopt.report.figure import _matrix
+    from poetopt.report.page import _matrix
 
     view = random_view(seed)
     axes = Figure().subplots()

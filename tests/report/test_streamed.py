@@ -12,13 +12,11 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.report.facts import facts
-from poetopt.report.ledger import recomputed, streamed
 from poetopt.report.page import page, page_data
-from poetopt.report.timeline import Lane, timeline
-from poetopt.report.trace import trace_text
-from poetopt.report.view import View
-from poetopt.report.words import streamed_words
+from poetopt.report.proof import streamed_words
+from poetopt.report.show import trace_text
+from poetopt.report.text import facts
+from poetopt.report.view import Lane, View, recomputed, streamed, timeline
 from tests.plan.test_streamed import STREAMED, network, steps
 
 

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.plan.instructions import Action
-from poetopt.report.facts import facts, notes, proof, proof_exact
-from poetopt.report.ledger import paged, recomputed
-from poetopt.report.timeline import Kind, Lane, timeline
+from poetopt.report.text import facts, notes, proof, proof_exact
+from poetopt.report.view import Kind, Lane, paged, recomputed, timeline
 from poetopt.util.printable import shown
 from tests.report.views import HOSTILE, hostile_view, random_view
 

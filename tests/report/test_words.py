@@ -15,9 +15,16 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
 from poetopt.plan.transfers import Overlap
 from poetopt.report.layout import table
-from poetopt.report.objective import Minimised, objective_words
-from poetopt.report.proof import Claim, exact_words, proof_words, scope_words
-from poetopt.report.words import failure_words, overlap_words
+from poetopt.report.proof import (
+    Claim,
+    Minimised,
+    exact_words,
+    failure_words,
+    objective_words,
+    overlap_words,
+    proof_words,
+    scope_words,
+)
 from poetopt.search.solution import Objective, Options, Solution, Status
 
 PROBLEM = Problem(

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from poetopt.compare.baselines import method
 from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.budgets import parse_budgets
+from poetopt.compare.rows import parse_budgets
 from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.util.errors import DeviceError, ModelError, OptionError
 from poetopt.util.inputs import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text
