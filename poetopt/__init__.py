@@ -37,11 +37,10 @@ if TYPE_CHECKING:
         store_all_peak_bytes,
         train,
     )
-    from poetopt.api.comparing import compare, pareto
+    from poetopt.api.comparing import compare, pareto, sensitivity
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, train_on
     from poetopt.api.plans import write_schedule
-    from poetopt.api.comparing import sensitivity
     from poetopt.api.showing import show
     from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer

@@ -22,9 +22,8 @@ from pathlib import Path
 import poetopt as po
 from poetopt.compare.baselines.acceptance import Settings
 from poetopt.compare.baselines.poet import solve
-from poetopt.compare.rows import in_bytes, parse_budgets
 from poetopt.compare.compare import compare
-from poetopt.compare.rows import COLUMNS, Row, row_of_solution
+from poetopt.compare.rows import COLUMNS, Row, in_bytes, parse_budgets, row_of_solution
 from poetopt.graph.problem import Problem
 from poetopt.util.files import replacing
 

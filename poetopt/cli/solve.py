@@ -178,7 +178,8 @@ def _of_one_problem(model: str, picture: str, options: dict[str, Any]) -> object
 def _sensitivity(report: Report, document: dict[str, object], options: dict[str, Any], picture: str) -> str:
     """What the plan loses where the device's figures are off by up to 4x: into `document`, a picture and a text."""
     import poetopt as po
-    from poetopt.report.comparison import save_sensitivity, sensitivity_text
+    from poetopt.report.comparison import sensitivity_text
+    from poetopt.report.plots import save_sensitivity
     from poetopt.util.units import parse_time
 
     def told(text: str) -> None:

@@ -22,8 +22,7 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.archive import Archive, opened
 from poetopt.backends.onnxruntime.execution import save_arrays
-from poetopt.plan.tables import told
-from poetopt.plan.tables import number, whole_number
+from poetopt.plan.tables import number, told, whole_number
 from poetopt.util.errors import ModelError, OutputError, PlanError
 from poetopt.util.files import lock_file
 

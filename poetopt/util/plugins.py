@@ -7,8 +7,8 @@
 | `poetopt.formulations` | what `--formulation` calls it      | a `Formulation`                              |
 | `poetopt.blocks`       | what stands before `=` in `--with` | a `BlockOption`                              |
 | `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
-| `poetopt.compare.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
-| `poetopt.ops.runtimes`     | what a device's `runtime` calls it | a `Runtime` of that name                     |
+| `poetopt.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
+| `poetopt.runtimes`     | what a device's `runtime` calls it | a `Runtime` of that name                     |
 | `poetopt.kernels`      | anything                           | a `Kernel` of the runtime `c`, or several    |
 """
 

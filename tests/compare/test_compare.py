@@ -14,10 +14,8 @@ import pytest
 import poetopt as po
 from poetopt.compare.baselines import names, poet
 from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.rows import in_bytes, parse_budgets
 from poetopt.compare.compare import Comparison, compare
-from poetopt.compare.rows import Finding, moves_outside
-from poetopt.compare.rows import COLUMNS, row_of_solution
+from poetopt.compare.rows import COLUMNS, Finding, in_bytes, moves_outside, parse_budgets, row_of_solution
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of

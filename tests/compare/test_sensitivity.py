@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 import poetopt as po
 from poetopt.cli.app import app
-from poetopt.compare.changed import Bound
-from poetopt.compare.changed import PARAMETERS, changed, labels
+from poetopt.compare.changed import PARAMETERS, Bound, changed, labels
 from poetopt.compare.sensitivity import (
     ALTERNATIVES,
     FACTORS,
@@ -32,7 +31,8 @@ from poetopt.formulations.options import with_options
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import simulate
-from poetopt.report.comparison import save_sensitivity, sensitivity_text
+from poetopt.report.comparison import sensitivity_text
+from poetopt.report.plots import save_sensitivity
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options
 from poetopt.util.errors import OptionError
