@@ -14,9 +14,9 @@ from pathlib import Path
 
 import poetopt as po
 from benchmarks.output import put
-from poetopt.compare.baselines import METHODS
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.rows import in_bytes, parse_budgets
+from poetopt.comparison.baselines import METHODS
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.util.errors import InfeasibleError, NoScheduleError

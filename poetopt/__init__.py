@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
-    from poetopt.compare import baselines
-    from poetopt.compare.goals import front, lexicographic
+    from poetopt.comparison import baselines
+    from poetopt.comparison.goals import front, lexicographic
     from poetopt.devices import Device
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.graph.problem import Problem
@@ -124,7 +124,7 @@ _FOLDERS = (
     "torch",
     "zoo",
 )
-_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"baselines": "poetopt.compare.baselines"}
+_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"baselines": "poetopt.comparison.baselines"}
 _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
@@ -143,8 +143,8 @@ _HOMES = {
     "add_late_rows": "poetopt.api",
     "compare": "poetopt.api.comparing",
     "export": "poetopt.api",
-    "front": "poetopt.compare.goals",
-    "lexicographic": "poetopt.compare.goals",
+    "front": "poetopt.comparison.goals",
+    "lexicographic": "poetopt.comparison.goals",
     "train": "poetopt.api",
     "store_all_peak_bytes": "poetopt.api",
     "solve": "poetopt.api",

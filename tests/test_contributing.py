@@ -13,7 +13,7 @@ import pytest
 
 import poetopt as po
 from poetopt.autodiff import registry
-from poetopt.compare.baselines import METHODS
+from poetopt.comparison.baselines import METHODS
 from poetopt.util.errors import BackendUnavailableError, NoScheduleError
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
@@ -94,7 +94,7 @@ def test_a_backend() -> None:
 
 
 def test_a_baseline() -> None:
-    from poetopt.compare.baselines.acceptance import Settings
+    from poetopt.comparison.baselines.acceptance import Settings
     from tests.bruteforce import plan_optimum
     from tests.problems import random_tight
 

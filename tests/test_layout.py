@@ -28,7 +28,7 @@ LAYERS = (
     ("backends",),
     ("training",),
     ("search",),
-    ("compare", "testing"),
+    ("comparison", "testing"),
     ("report",),
     ("api",),
     ("torch",),
@@ -115,7 +115,7 @@ def test_what_the_root_hands_on_is_upstream_of_it() -> None:
 
 def test_who_solves_many_times_has_no_half_answers() -> None:
     """An interrupt ends `diagnosis.solve.solve` with the best so far, which is an answer to one question only."""
-    many = ("compare", "testing", "report", "cli")
+    many = ("comparison", "testing", "report", "cli")
     callers = {
         path for path in modules() if {"poetopt.search.search", "poetopt.search.diagnosis.solve"} & {*imports(path)}
     }

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.paper.measure import DEVICES, FIG3, RESULTS
-from poetopt.compare.baselines import METHODS
-from poetopt.compare.rows import FAILED
+from poetopt.comparison.baselines import METHODS
+from poetopt.comparison.rows import FAILED
 from poetopt.report.plots import STYLES, logarithmic
 
 CONSTANTS = ("paper", "grounded")

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import poetopt as po
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.baselines.poet import solve
-from poetopt.compare.compare import compare
-from poetopt.compare.rows import COLUMNS, Row, in_bytes, parse_budgets, row_of_solution
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.baselines.poet import solve
+from poetopt.comparison.compare import compare
+from poetopt.comparison.rows import COLUMNS, Row, in_bytes, parse_budgets, row_of_solution
 from poetopt.graph.problem import Problem
 from poetopt.util.files import replacing
 

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from poetopt.api.problems import TrainingOptions, checked_scope, problem_of
-from poetopt.compare.baselines import Baseline, names
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.compare import Comparison
-from poetopt.compare.compare import Told as ToldMethod
-from poetopt.compare.compare import compare as run
-from poetopt.compare.pareto import DeadlineFront, Front, deadline_front
-from poetopt.compare.pareto import pareto as trace
-from poetopt.compare.refine import Told as ToldPoint
-from poetopt.compare.rows import in_bytes, parse_budgets
+from poetopt.comparison.baselines import Baseline, names
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.compare import Comparison
+from poetopt.comparison.compare import Told as ToldMethod
+from poetopt.comparison.compare import compare as run
+from poetopt.comparison.pareto import DeadlineFront, Front, deadline_front
+from poetopt.comparison.pareto import pareto as trace
+from poetopt.comparison.refine import Told as ToldPoint
+from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.util.errors import OptionError
@@ -33,7 +33,7 @@ from poetopt.util.units import (
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
-    from poetopt.compare.sensitivity import Sensitivity, Told
+    from poetopt.comparison.sensitivity import Sensitivity, Told
     from poetopt.devices import Device
     from poetopt.devices.model import Storage
     from poetopt.devices.profile import Profile
@@ -67,7 +67,7 @@ def sensitivity(
 
     Raises OptionError for a report of what isn't least energy, PlanError for one without a plan.
     """
-    from poetopt.compare.sensitivity import sensitivity as changes
+    from poetopt.comparison.sensitivity import sensitivity as changes
 
     graph = report.problem.graph
     found = None if graph is None else _device_of(device or report.problem.device, profile)

@@ -41,7 +41,7 @@ from poetopt.cli.options import (
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
-    from poetopt.compare.compare import Comparison
+    from poetopt.comparison.compare import Comparison
 
 SCOPE = next(option for option in SPACE if option.name == "scope")
 OPTIONS = (
@@ -133,7 +133,7 @@ def pareto(
     """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
     import poetopt as po
     from poetopt.api.comparing import point_words
-    from poetopt.compare.pareto import DeadlineFront
+    from poetopt.comparison.pareto import DeadlineFront
 
     check_outputs([model], {"-o": out, "--json": json})
     if against not in ("ram", "deadline"):

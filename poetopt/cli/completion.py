@@ -65,7 +65,7 @@ def backends(incomplete: str) -> list[str]:
 
 def methods(incomplete: str) -> list[str]:
     """Methods of `compare`: the last one of a list is completed."""
-    from poetopt.compare.baselines import names
+    from poetopt.comparison.baselines import names
 
     done, comma, last = incomplete.rpartition(",")
     return [f"{done}{comma}{name}" for name in _begin(last, ("all", *names()))]

@@ -58,7 +58,7 @@ def devices(
     json: JsonOption = None,
 ) -> int:
     """List the devices that are known, or show one with the sources of its figures."""
-    from poetopt.report.mathematics import device_document, device_lines, table_lines
+    from poetopt.report.catalogue import device_document, device_lines, table_lines
 
     check_outputs([], {"--json": json})
     from poetopt import devices as catalogue

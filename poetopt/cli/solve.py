@@ -154,7 +154,7 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
 def _of_one_problem(model: str, picture: str, options: dict[str, Any]) -> object:
     """The step of a model, taken out of the options. Raises OptionError where a sensitivity would be of nothing."""
     from poetopt.api.problems import DERIVED, READ, step_of
-    from poetopt.compare.sensitivity import check_goal
+    from poetopt.comparison.sensitivity import check_goal
     from poetopt.formulations import formulation
     from poetopt.formulations.options import with_options
 

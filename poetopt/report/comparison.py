@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from math import isclose
 
-from poetopt.compare.compare import Comparison
-from poetopt.compare.pareto import DeadlineFront, Front
-from poetopt.compare.refine import Point
-from poetopt.compare.rows import COLUMNS, Row, proof_words
-from poetopt.compare.sensitivity import Change, Sensitivity
+from poetopt.comparison.compare import Comparison
+from poetopt.comparison.pareto import DeadlineFront, Front
+from poetopt.comparison.refine import Point
+from poetopt.comparison.rows import COLUMNS, Row, proof_words
+from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.search.solution import OPTIMAL_GAP

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from poetopt.compare.compare import Comparison
-from poetopt.compare.pareto import DeadlineFront, Front
-from poetopt.compare.refine import Point
-from poetopt.compare.sensitivity import FACTORS, Sensitivity
+from poetopt.comparison.compare import Comparison
+from poetopt.comparison.pareto import DeadlineFront, Front
+from poetopt.comparison.refine import Point
+from poetopt.comparison.sensitivity import FACTORS, Sensitivity
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
 from poetopt.util.errors import BackendUnavailableError, OptionError

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from poetopt.backends.solvers.solver import names as backends
-from poetopt.compare.rows import COLUMNS
+from poetopt.comparison.rows import COLUMNS
 from poetopt.formulations import NAMES
 from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.compare.baselines import names
+from poetopt.comparison.baselines import names
 from tests.cli.support import Runner, chain, write_problem
 
 

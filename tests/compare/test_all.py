@@ -10,8 +10,8 @@ from importlib.metadata import EntryPoint
 import pytest
 
 import poetopt as po
-from poetopt.compare.baselines import METHODS, Baseline, method, names
-from poetopt.compare.baselines.acceptance import Settings
+from poetopt.comparison.baselines import METHODS, Baseline, method, names
+from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.graph.problem import Problem
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
@@ -106,7 +106,7 @@ def test_unknown_method() -> None:
 
 def test_every_method_says_what_it_is() -> None:
     for found in METHODS.values():
-        module = __import__(f"poetopt.compare.baselines.{found.module}", fromlist=["x"])
+        module = __import__(f"poetopt.comparison.baselines.{found.module}", fromlist=["x"])
         assert found.about
         assert found.source
         assert len((module.__doc__ or "").split()) > 30
@@ -116,14 +116,14 @@ def test_every_method_says_what_it_is() -> None:
 
 def test_methods_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its name or as an object, and told when it isn't what it says."""
-    theirs = replace(METHODS["dtr"], name="theirs", module="poetopt.compare.baselines.dtr")
+    theirs = replace(METHODS["dtr"], name="theirs", module="poetopt.comparison.baselines.dtr")
     monkeypatch.setattr("tests.compare.test_all.THEIRS", theirs)
     points = [
         EntryPoint("theirs", "tests.compare.test_all:THEIRS", "poetopt.baselines"),
         EntryPoint("other", "tests.compare.test_all:THEIRS", "poetopt.baselines"),
         EntryPoint("odd", "tests.compare.test_all:HEURISTICS", "poetopt.baselines"),
     ]
-    monkeypatch.setattr("poetopt.compare.baselines.entry_points", lambda *, group: points)
+    monkeypatch.setattr("poetopt.comparison.baselines.entry_points", lambda *, group: points)
     assert names()[-3:] == ("odd", "other", "theirs")
     problem, _ = random_tight(random.Random(3))
     room = store_all_bytes(problem)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.compare.baselines import method
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.baselines.checkmate import in_seconds, proportional, solve, solve_energy
-from poetopt.compare.baselines.checkmate_lp import THRESHOLDS, relaxation, rounded
-from poetopt.compare.baselines.keeping import repaired
+from poetopt.comparison.baselines import method
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.baselines.checkmate import in_seconds, proportional, solve, solve_energy
+from poetopt.comparison.baselines.checkmate_lp import THRESHOLDS, relaxation, rounded
+from poetopt.comparison.baselines.keeping import repaired
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve as search
 from poetopt.search.solution import Options, Status

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.compare.baselines import names, poet
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.compare import Comparison, compare
-from poetopt.compare.rows import COLUMNS, Finding, in_bytes, moves_outside, parse_budgets, row_of_solution
+from poetopt.comparison.baselines import names, poet
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.compare import Comparison, compare
+from poetopt.comparison.rows import COLUMNS, Finding, in_bytes, moves_outside, parse_budgets, row_of_solution
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.compare.pareto import DeadlineFront
+from poetopt.comparison.pareto import DeadlineFront
 from poetopt.formulations.scope import kind_words
 from poetopt.plan.simulate import simulate
 from poetopt.report.comparison import deadline_lines, told_apart

@@ -8,13 +8,13 @@ import random
 import pytest
 
 import poetopt as po
-from poetopt.compare.baselines import method
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.baselines.chain import chain_of
-from poetopt.compare.baselines.h_revolve import TwoLevels
-from poetopt.compare.baselines.nntrainer import look_aheads, swapped
-from poetopt.compare.baselines.prefetch import with_prefetch
-from poetopt.compare.baselines.revolve import Hold
+from poetopt.comparison.baselines import method
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.baselines.chain import chain_of
+from poetopt.comparison.baselines.h_revolve import TwoLevels
+from poetopt.comparison.baselines.nntrainer import look_aheads, swapped
+from poetopt.comparison.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.revolve import Hold
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule

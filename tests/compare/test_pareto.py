@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.compare.pareto import Front
+from poetopt.comparison.pareto import Front
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.report.comparison import front_lines

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.compare.baselines import method
-from poetopt.compare.baselines.chain import chain_of
-from poetopt.compare.baselines.revolve import Reversal, by_bytes, schedules
+from poetopt.comparison.baselines import method
+from poetopt.comparison.baselines.chain import chain_of
+from poetopt.comparison.baselines.revolve import Reversal, by_bytes, schedules
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import NoScheduleError
 from tests.bruteforce import plan_optimum

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import poetopt as po
-from poetopt.compare.baselines import method
-from poetopt.compare.rows import in_bytes
+from poetopt.comparison.baselines import method
+from poetopt.comparison.rows import in_bytes
 from poetopt.graph.problem import Problem
 from poetopt.util.units import Share
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import poetopt as po
 from poetopt.cli.app import app
-from poetopt.compare.changed import PARAMETERS, Bound, changed, labels
-from poetopt.compare.sensitivity import (
+from poetopt.comparison.changed import PARAMETERS, Bound, changed, labels
+from poetopt.comparison.sensitivity import (
     ALTERNATIVES,
     FACTORS,
     GAP,

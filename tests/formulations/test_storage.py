@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.compare.baselines.acceptance import cheapest
-from poetopt.compare.baselines.capuchin import schedule_paging_first
+from poetopt.comparison.baselines.acceptance import cheapest
+from poetopt.comparison.baselines.capuchin import schedule_paging_first
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.codec import from_json, to_json

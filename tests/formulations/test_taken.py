@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.compare.baselines import method
+from poetopt.comparison.baselines import method
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.compare import baselines
+from poetopt.comparison import baselines
 from poetopt.formulations import formulation
 from poetopt.graph.problem import (
     COMPUTES,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.compare.baselines import method
+from poetopt.comparison.baselines import method
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate

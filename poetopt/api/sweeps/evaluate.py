@@ -9,8 +9,8 @@ from functools import lru_cache
 from poetopt.api import Training, TrainingFile, store_all_peak_bytes
 from poetopt.api.models import read
 from poetopt.api.sweeps.points import ModelSpec, Point
-from poetopt.compare.compare import compare
-from poetopt.compare.rows import in_bytes
+from poetopt.comparison.compare import compare
+from poetopt.comparison.rows import in_bytes
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import PoetError
 from poetopt.util.units import Factor

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from poetopt.compare.baselines import method
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.rows import parse_budgets
+from poetopt.comparison.baselines import method
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.rows import parse_budgets
 from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.util.errors import DeviceError, ModelError, OptionError
 from poetopt.util.inputs import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from poetopt.api.sweeps.evaluate import ERROR, Value
 from poetopt.api.sweeps.points import Point
-from poetopt.compare.rows import FAILED
+from poetopt.comparison.rows import FAILED
 from poetopt.search.solution import Status
 from poetopt.util.errors import OptionError, OutputError
 from poetopt.util.files import check_writable

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from poetopt.compare.baselines import Baseline, Features
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.forward import forward_operators
-from poetopt.compare.baselines.keeping import checkpointed
+from poetopt.comparison.baselines import Baseline, Features
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.forward import forward_operators
+from poetopt.comparison.baselines.keeping import checkpointed
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -10,9 +10,9 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.baselines.poet import options
-from poetopt.compare.refine import CLOSE, Point, Refiner, Told
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.baselines.poet import options
+from poetopt.comparison.refine import CLOSE, Point, Refiner, Told
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram

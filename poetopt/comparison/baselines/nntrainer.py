@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from poetopt.compare.rows import in_bytes
+from poetopt.comparison.rows import in_bytes
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.goal import ENERGY, TIME, WRITTEN, Goal
 from poetopt.formulations.language import Formulation

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.keeping import irreplaceable
-from poetopt.compare.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.keeping import irreplaceable
+from poetopt.comparison.baselines.prefetch import with_prefetch
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.effects import effects

@@ -9,7 +9,7 @@ r(k):
     W(i, j) = min of   D(i, j)                                                            nothing more is written
                        f(i..k) + w(k) + W(k, j) + r(i) + D(i, k)     over i < k < j       state k is written as well
 
-with P of `poetopt.compare.baselines.revolve`: state i of D and W lies on storage. The first pass may stay in RAM
+with P of `poetopt.comparison.baselines.revolve`: state i of D and W lies on storage. The first pass may stay in RAM
 (P) or begin by writing the graph's input. It assumes a chain, states of one size, and transfers that
 overlap nothing.
 
@@ -27,10 +27,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.chain import Chain, chain_of
-from poetopt.compare.baselines.prefetch import with_prefetch
-from poetopt.compare.baselines.revolve import Hold, Reversal, schedules
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.chain import Chain, chain_of
+from poetopt.comparison.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.revolve import Hold, Reversal, schedules
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

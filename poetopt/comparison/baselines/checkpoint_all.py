@@ -6,7 +6,7 @@ works on any graph, and has no overhead, so that where it fits it is the answer.
 
 from __future__ import annotations
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from poetopt.compare.baselines import Baseline, Features, method, names
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.baselines.checkmate import proportional
-from poetopt.compare.baselines.poet import options
-from poetopt.compare.rows import (
+from poetopt.comparison.baselines import Baseline, Features, method, names
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.baselines.checkmate import proportional
+from poetopt.comparison.baselines.poet import options
+from poetopt.comparison.rows import (
     FAILED,
     WITHIN_STAGE,
     Finding,

@@ -30,8 +30,8 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.compare.baselines.chain import Chain
-from poetopt.compare.baselines.keeping import irreplaceable
+from poetopt.comparison.baselines.chain import Chain
+from poetopt.comparison.baselines.keeping import irreplaceable
 
 Values = NDArray[np.float64]
 Choices = NDArray[np.int32]

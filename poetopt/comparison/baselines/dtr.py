@@ -26,8 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.keeping import irreplaceable
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.keeping import irreplaceable
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.effects import Effect, effects

@@ -3,7 +3,7 @@
 
 Going forward, the chain's blocks are taken one by one: F_all(i) keeps the tape of block i to its backward pass;
 F_ck(i), F_none(i+1..j-1) keeps only state i, and runs [i, j) again in the backward pass by the optimal schedule
-within RAM (`poetopt.compare.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves
+within RAM (`poetopt.comparison.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves
 RAM as the channel has time, and comes back before it is needed. The dynamic programme goes over (i, A, df, db): the
 next block, the bytes kept, the bytes that wait to leave, and the bytes that have to come back; the backward pass is the
 forward pass in a mirror. A move's cost is the seconds that run again and the idle time of both passes,
@@ -26,12 +26,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.chain import Chain, chain_of
-from poetopt.compare.baselines.prefetch import with_prefetch
-from poetopt.compare.baselines.reversal import Reversals, room_of
-from poetopt.compare.baselines.revolve import by_bytes
-from poetopt.compare.baselines.revolve import schedules as revolve
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.chain import Chain, chain_of
+from poetopt.comparison.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.reversal import Reversals, room_of
+from poetopt.comparison.baselines.revolve import by_bytes
+from poetopt.comparison.baselines.revolve import schedules as revolve
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -6,10 +6,10 @@ Reversing l steps from a state that holds one of s slots takes p(l, s) further s
 
 advance k steps, keep the state there, reverse what lies behind it with a slot less, come back and reverse the k steps
 with all slots again. It assumes a chain of equal steps and equal states. Here a step is a segment of the forward
-graph between two articulation points (`poetopt.compare.baselines.chain`), and its length its joules: the recurrence is
+graph between two articulation points (`comparison.baselines.chain`), and its length its joules: the recurrence is
 solved for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which is the same
 where they are equal. s is swept over 1..l. Where states differ in size slots have to be weighed: the same recurrence is
-solved with bytes in place of slots too (`poetopt.compare.baselines.reversal`, keeping states only). The cheapest plan
+solved with bytes in place of slots too (`comparison.baselines.reversal`, keeping states only). The cheapest plan
 that fits is the answer.
 
 The state behind an interval is in RAM when the interval's turn comes, because the last reversed step has read it. It
@@ -25,9 +25,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.chain import Chain, chain_of
-from poetopt.compare.baselines.reversal import Reversals, room_of
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.chain import Chain, chain_of
+from poetopt.comparison.baselines.reversal import Reversals, room_of
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from poetopt.compare.baselines.acceptance import Settings
-from poetopt.compare.rows import status_of
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.rows import status_of
 from poetopt.formulations.scope import NEEDED
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from poetopt.compare.changed import PARAMETERS, Bound, Latencies, changed, labels
+from poetopt.comparison.changed import PARAMETERS, Bound, Latencies, changed, labels
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import ENERGY, WRITTEN
 from poetopt.formulations.language import Formulation

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings
-from poetopt.compare.baselines.poet import Starts, options, plan_in
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings
+from poetopt.comparison.baselines.poet import Starts, options, plan_in
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import simulate

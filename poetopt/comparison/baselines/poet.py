@@ -7,7 +7,7 @@ general graphs, and comes with a bound that names the space it holds in.
 
 from __future__ import annotations
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -18,7 +18,7 @@ from poetopt.util import plugins
 from poetopt.util.errors import OptionError, ProblemError
 
 if TYPE_CHECKING:
-    from poetopt.compare.baselines.acceptance import Settings
+    from poetopt.comparison.baselines.acceptance import Settings
     from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
     from poetopt.plan.schedule import Schedule
@@ -58,7 +58,7 @@ class Baseline:
     """One method.
 
     module, function
-        Where it is, under `poetopt.compare.baselines`, or anywhere where the module's name has a dot; imported when it
+        Where it is, under `comparison.baselines`, or anywhere where the module's name has a dot; imported when it
         is first used.
     source
         Who it is by.
@@ -77,7 +77,7 @@ class Baseline:
 
     def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
         """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
-        from poetopt.compare.baselines.acceptance import DEFAULTS
+        from poetopt.comparison.baselines.acceptance import DEFAULTS
         from poetopt.graph.problem import PLAINLY, check_supported
 
         if unable := self.unable(problem):
@@ -100,7 +100,7 @@ class Baseline:
         return cast("Solve", self._load(self.function.replace("schedule", "solve")))
 
     def _load(self, function: str) -> object:
-        module = self.module if "." in self.module else f"poetopt.compare.baselines.{self.module}"
+        module = self.module if "." in self.module else f"poetopt.comparison.baselines.{self.module}"
         return getattr(import_module(module), function)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.compare.baselines.forward import forward_operators
+from poetopt.comparison.baselines.forward import forward_operators
 from poetopt.graph.problem import Problem
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.forward import articulation_points, forward_operators
-from poetopt.compare.baselines.keeping import checkpointed
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.forward import articulation_points, forward_operators
+from poetopt.comparison.baselines.keeping import checkpointed
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 

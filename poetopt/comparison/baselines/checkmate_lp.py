@@ -3,7 +3,7 @@
 Phase one rounds S*, the relaxation's optimum: [S* >= theta] for theta in 0.05, 0.1, .. 0.95, and at random, with a
 fixed seed, so that what S* says is kept with probability S*: with a theta for each tensor, and with one for each run
 of stages in which S* of a tensor is the same. Phase two completes each S with the fewest recomputes R
-(`poetopt.compare.baselines.keeping`). What rounding adds needs room, so the relaxation is solved at 1 - epsilon of the
+(`comparison.baselines.keeping`). What rounding adds needs room, so the relaxation is solved at 1 - epsilon of the
 budget, for several epsilon. The answer is the plan of least energy that the simulator passes at the whole budget.
 Where none does, the relaxation is solved at smaller shares, and then with longer recomputation chains. After the first
 two relaxations none begins once `Settings.time_limit_s` is over.
@@ -27,9 +27,9 @@ from contextlib import suppress
 import numpy as np
 
 from poetopt.backends.solvers.solver import Outcome, backend
-from poetopt.compare.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.compare.baselines.checkmate import in_seconds
-from poetopt.compare.baselines.keeping import repaired
+from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
+from poetopt.comparison.baselines.checkmate import in_seconds
+from poetopt.comparison.baselines.keeping import repaired
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats
