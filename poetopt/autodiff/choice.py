@@ -2,34 +2,55 @@
 
 | what the output is | loss |
 |---|---|
-| the scalar that a reduction leaves, or one element that is called a loss | none: it is the loss |
-| a Softmax or LogSoftmax, whatever passes it on | cross-entropy of what goes into it |
-| a Sigmoid, whatever passes it on | bce of what goes into it |
-| shares of a whole whose logits can't be read, or -log of probabilities | none is chosen |
-| other values between 0 and 1, or partly such | mse |
-| of an input's shape, or without two classes | mse |
-| anything else | cross-entropy |
+| a Softmax or LogSoftmax, seen through shapes, Cast, Clip, Log and Transpose | cross-entropy of what goes into it |
+| a Sigmoid, likewise | bce of what goes into it |
+| a scalar that no layer wrote, or one element that is called a loss | none: it is the loss |
+| what a layer wrote, of an input's shape | mse |
+| what a layer wrote, with two classes or more | cross-entropy |
+| anything else | asked for |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
 
 from poetopt.autodiff.behind import Behind, going_back
-from poetopt.autodiff.classes import class_axis
-from poetopt.autodiff.normalizers import Tail, reduced_axes
-from poetopt.autodiff.probabilities import Values, values_of
 from poetopt.autodiff.registry import is_float
-from poetopt.autodiff.tails import tail_of
+from poetopt.autodiff.tails import Tail, place_of, tail_of, through
 from poetopt.graph import VIEW_OPS, Graph, Node, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 
-ASK = "say which loss with --loss (mse takes any output), train the model's own with --loss none, or name another output with --output"  # noqa: E501
+ASK = (
+    "say --loss mse for values, --loss cross-entropy for scores of classes or --loss bce for scores of yes and no "
+    "(--loss none where it is the model's own loss), or name another output with --output"
+)
+PROBABLE = "its values come from a Softmax, Sigmoid or Exp, and no logits can be read behind them"
+_LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+_PLAIN = VIEW_OPS | {
+    "Add", "AveragePool", "BatchNormalization", "Cast", "Concat", "Div", "Elu", "Gather", "GlobalAveragePool",
+    "GlobalMaxPool", "LeakyRelu", "MaxPool", "Mul", "PRelu", "Pad", "ReduceMax", "ReduceMean", "Relu", "Resize",
+    "Slice", "Split", "Sub", "Sum", "Transpose",
+}  # fmt: skip
+"""Ops behind which a layer's scores are scores still."""
+_PROBABLE = frozenset({"Exp", "HardSigmoid", "Hardmax", "Sigmoid", "Softmax"})
+_DEEPEST = 60
+
+
+class Source(StrEnum):
+    """Where the values of an output come from, as far as the ops behind it tell."""
+
+    STORED = "parameters and constants alone"
+    LAYER = "a layer: they may be anything"
+    PROBABLE = "probabilities, before any layer"
+    OTHER = "something else"
 
 
 @dataclass(frozen=True)
-class Choice:
+class LossChoice:
     """A loss for an output.
 
     kind
@@ -45,87 +66,116 @@ class Choice:
     tail: Tail | None = None
 
 
-def choose(y: Tensor, graph: Graph, behind: Behind) -> Choice:
+def choose(y: Tensor, graph: Graph, behind: Behind) -> LossChoice:
     """The loss that `auto` puts on `y`."""
     tail = tail_of(y.name, behind)
     if tail is not None and tail.axis < 0:
-        return Choice("bce", f"chosen by the final {tail.kind}", tail)
-    if y.size == 1 and tail is None:
-        if not _predicts(y, behind):
-            return Choice("none", "chosen by the output's shape")
-        return Choice("mse", "chosen as its one value is predicted for a batch of one")
-    if tail is not None and (fault := unfit(tail)):
-        return Choice("", fault)
+        return LossChoice("bce", f"chosen by the final {tail.kind}", tail)
     if tail is not None:
-        return Choice("cross-entropy", f"chosen by the final {tail.kind}", tail)
-    values = values_of(y.name, behind)
-    classes = len(y.shape) >= 2 and y.shape[class_axis(y, behind)] >= 2
-    if values in {Values.SHARES, Values.LOSSES} and classes:
-        return Choice("", NO_LOGITS[values])
-    if values is not Values.OTHER:
-        return Choice("mse", f"chosen as {NO_LOGITS[values]}")
+        fault = unfit(tail)
+        return LossChoice("", fault) if fault else LossChoice("cross-entropy", f"chosen by the final {tail.kind}", tail)
+    if y.size == 1 and ("loss" in y.name.lower() or (not y.shape and not _of_layer(y.name, behind))):
+        return LossChoice("none", "chosen by the output's shape")
+    source = source_of(y.name, behind)
+    if source is Source.PROBABLE:
+        return LossChoice("", PROBABLE)
+    if source is not Source.LAYER:
+        return LossChoice("", "which loss is meant can't be read off the model: its output is no layer's")
+    if len(y.shape) < 2 or y.shape[class_axis(y, behind)] < 2:
+        return LossChoice("", "which loss is meant can't be read off the model: it has no two classes")
     like = [name for name in graph.inputs if (t := graph.tensors[name]).shape == y.shape and is_float(t)]
-    if like and classes:
-        return Choice("mse", f"chosen as it has the shape of the input {like[0]!r} (--loss cross-entropy for classes)")
-    return Choice("cross-entropy" if classes else "mse", "chosen by the output's shape")
+    if like:
+        why = f"chosen as it has the shape of the input {like[0]!r} (--loss cross-entropy for classes)"
+        return LossChoice("mse", why)
+    return LossChoice("cross-entropy", "chosen by the output's shape")
 
 
-_UNREAD = "and no logits can be read behind them"
-NO_LOGITS = {
-    Values.SHARES: f"its values come from a Softmax or are shares of a sum, {_UNREAD}",
-    Values.SIGMOIDS: f"its values come from a Sigmoid, {_UNREAD}",
-    Values.UNIT: f"its values lie between 0 and 1, {_UNREAD}",
-    Values.MIXED: "some of its values are probabilities and others aren't",
-    Values.LOSSES: "its values are minus the logarithms of probabilities, least for the likeliest class",
-}
-"""Why no loss of logits fits values of this kind."""
+def asked(loss: str, y: Tensor, behind: Behind) -> LossChoice:
+    """The loss that was asked for, or why it doesn't fit the output."""
+    if loss in {"mse", "none"}:
+        return LossChoice(loss, "as asked")
+    tail = tail_of(y.name, behind)
+    if tail is None:
+        probable = source_of(y.name, behind) is Source.PROBABLE
+        return LossChoice("", PROBABLE) if probable else LossChoice(loss, "as asked")
+    fault = unfit(tail) if loss == "cross-entropy" and tail.axis >= 0 else ""
+    if loss == "bce" and tail.axis >= 0:
+        fault = f"its final {tail.kind} makes values that sum to 1, for which there is --loss cross-entropy"
+    elif loss == "cross-entropy" and tail.axis < 0:
+        fault = "its final Sigmoid makes independent probabilities of them, for which there is --loss bce"
+    return LossChoice("", fault) if fault else LossChoice(loss, "as asked", tail)
 
 
 def unfit(tail: Tail) -> str:
     """Why cross-entropy can't read the logits of a Softmax: "" where it can."""
-    if tail.shape[tail.axis] == 1:
+    if tail.logits.shape[tail.axis] == 1:
         return f"its final {tail.kind} is over an axis of length 1, where it is 1 whatever goes in"
     if tail.classes is None:
-        return f"its final {tail.kind} is over axis {tail.axis} of {list(tail.shape)}, which is no axis of the output"
+        return f"its final {tail.kind} is over axis {tail.axis} of {list(tail.logits.shape)}, no axis of the output"
     return ""
 
 
-_LAYERS = frozenset({"Gemm", "MatMul", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN"})
-_AFTER = VIEW_OPS | {"Add", "Cast", "Clip", "Div", "Elu", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Selu", "Sigmoid"}
-_AFTER |= {"Slice", "Gather", "Softplus", "Sub", "Tanh", "Transpose"}
-_DEEPEST = 30
+def source_of(name: str, behind: Behind) -> Source:
+    """Where the values of `name` come from."""
+    return going_back(name, lambda n, ask: _source(n, behind, ask), Source.OTHER, _DEEPEST)
 
 
-def _predicts(y: Tensor, behind: Behind) -> bool:
-    """Whether the one element of `y` is predicted for a batch of one, by a layer or as a score, and is no loss."""
-    if "loss" in y.name.lower():
-        return False
-    return going_back(y.name, lambda name, ask: _predicted(name, behind, ask), False, _DEEPEST)
-
-
-def _predicted(name: str, behind: Behind, ask: Callable[[str], bool]) -> bool:
+def _source(name: str, behind: Behind, ask: Callable[[str], Source]) -> Source:
     node = behind.node(name)
     if node is None:
-        return False
-    free = [n for n in behind.operands(node) if behind.tensors[n].role is not Role.PARAMETER]
-    if node.op_type in _AFTER:
-        free = free[:1] if node.op_type == "Div" else free
-        return bool(free) and all(ask(n) for n in free)
-    if node.op_type == "ReduceSum":
-        return _scores(node, behind)
-    weighs = any(
-        behind.tensors[name].role is Role.PARAMETER or behind.constant(name) is not None for name in node.inputs if name
-    )
-    return node.op_type in _LAYERS and weighs
+        stored = behind.tensors[name].role is Role.PARAMETER or name in behind.values
+        return Source.STORED if stored else Source.OTHER
+    op = node.op_type
+    read = [name for name in (node.inputs[1:] if op == "Where" else node.inputs) if name]
+    sources = [ask(name) for name in read]
+    computed = [source for source in sources if source is not Source.STORED]
+    if not computed:
+        return Source.STORED
+    if op in _LAYERS and any(_weighs(n, behind) for n, s in zip(read, sources, strict=True) if s is Source.STORED):
+        return Source.LAYER
+    if op in _PROBABLE or (set(computed) == {Source.PROBABLE} and op != "Log"):
+        return Source.PROBABLE
+    scores = op in _PLAIN and set(computed) == {Source.LAYER} and (op not in ("Div", "Mul") or len(computed) == 1)
+    return Source.LAYER if scores else Source.OTHER
 
 
-def _scores(node: Node, behind: Behind) -> bool:
-    """Whether a sum is the product of two towers' results for each element of a batch of one."""
-    shape, axes = behind.tensors[node.inputs[0]].shape, reduced_axes(node, behind)
-    product = behind.node(node.inputs[0], "Mul")
-    if product is None or len(shape) < 2 or shape[0] != 1 or axes is None or 0 in axes:
-        return False
-    return len(set(product.inputs)) == 2 and all(behind.node(name) is not None for name in product.inputs)
+def _weighs(name: str, behind: Behind) -> bool:
+    """Whether a stored tensor is a layer's weight: trained, computed, or of both signs; an average has one sign."""
+    array = behind.constant(name)
+    return array is None or not array.size or array.dtype.kind != "f" or float(np.min(array)) < 0
+
+
+def _of_layer(name: str, behind: Behind) -> bool:
+    """Whether a layer wrote a scalar: a prediction for a batch of one."""
+    node = behind.node(name)
+    while node is not None and node.op_type in VIEW_OPS | {"Add", "Cast"}:
+        node = next((n for operand in behind.operands(node) if (n := behind.node(operand)) is not None), None)
+    return node is not None and node.op_type in _LAYERS
+
+
+def class_axis(y: Tensor, behind: Behind) -> int:
+    """The axis of the classes: where the last layer's results lie, else the last up to rank three, and then axis 1.
+
+    Those of a convolution lie along its axis 1, those of a product along its last.
+    """
+    rank = len(y.shape)
+    after: list[Node] = []
+    node = behind.node(y.name) if rank > 2 else None
+    while node is not None and node.op_type not in _LAYERS:
+        free = [n for n in behind.operands(node) if n not in behind.values] if node.op_type in _PLAIN else []
+        after.insert(0, node)
+        node = behind.node(free[0]) if free else None
+    if node is not None:
+        shape = behind.tensors[node.outputs[0]].shape
+        axis: int | None = 1 if node.op_type.startswith("Conv") else len(shape) - 1
+        for step in after:
+            before = behind.tensors[step.inputs[0]].shape
+            if axis is not None and step.op_type in VIEW_OPS | {"Transpose"}:
+                axes = through(before, [step], behind)
+                axis = None if axes is None else place_of(axes, axis, before[axis])
+        if axis is not None:
+            return axis
+    return rank - 1 if rank <= 3 else 1
 
 
 def output_of(graph: Graph, output: str | None, loss: str, live: set[str], behind: Behind) -> tuple[str, str]:
@@ -172,7 +222,7 @@ def _own_losses(able: Sequence[Tensor], graph: Graph, behind: Behind) -> list[Te
 
 def _listed(y: Tensor, graph: Graph, behind: Behind) -> str:
     choice = choose(y, graph, behind)
-    what = {"": "no loss fits it", "none": "a loss itself"}.get(choice.kind, choice.kind)
+    what = {"": "--loss says which", "none": "a loss itself"}.get(choice.kind, choice.kind)
     return f"{y.name!r} ({shape_text(y)}: {what})"
 
 

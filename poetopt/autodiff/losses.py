@@ -2,16 +2,14 @@
 
 | loss | on an output of shape | adds the input | value |
 |---|---|---|---|
-| cross-entropy | [..., classes], or [N, classes, d1, ...] from rank four and behind a convolution, unless the model says otherwise | `labels`, int64, the shape without classes | mean of -log softmax at the label |
+| cross-entropy | [..., classes], or [N, classes, d1, ...] behind a convolution and from rank four | `labels`, int64, the shape without classes | mean of -log softmax at the label |
 | bce | any | `target`, the output's type and shape, 0 to 1 | mean of -t log p - (1 - t) log(1 - p), p = sigmoid |
 | mse | any | `target`, the output's type and shape | mean of (output - target)^2 |
 | none | one element | | the output itself |
 
-What `auto` takes is in `poetopt.autodiff.choice`. A model says where its classes are by a final Softmax, or from rank
-three by a final convolution (along axis 1), dense layer (they are last) or Transpose that puts channels last (exporters
-of TensorFlow write it). Where the output comes from a Softmax or a Sigmoid (`poetopt.autodiff.tails`), cross-entropy and bce read what
-goes into that: the same value as of its probabilities, without the rounding of log(softmax). On probabilities whose
-logits can't be read neither is put.
+What `auto` takes is in `poetopt.autodiff.choice`. Where the output comes from a Softmax or a Sigmoid
+(`poetopt.autodiff.tails`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
+without the rounding of log(softmax). On probabilities whose logits can't be read neither is put.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -20,15 +18,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from poetopt.autodiff.axes import Piece, order_behind, own_axes
 from poetopt.autodiff.behind import Behind
-from poetopt.autodiff.choice import ASK, NO_LOGITS, Choice, choose, output_of, shape_text, unfit
-from poetopt.autodiff.classes import class_axis
+from poetopt.autodiff.choice import ASK, asked, choose, class_axis, output_of, shape_text
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
-from poetopt.autodiff.normalizers import Tail
-from poetopt.autodiff.probabilities import values_of
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.autodiff.tails import tail_of
+from poetopt.autodiff.tails import Piece, Tail, order_behind, own_axes
 from poetopt.graph import Graph, Operator, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
@@ -75,7 +69,7 @@ def attach(
     name, found = output_of(graph, output, loss, live, behind)
     y = builder.tensors[name]
     _check(y, graph, forward)
-    choice = choose(y, graph, behind) if loss == "auto" else _asked(loss, y, behind)
+    choice = choose(y, graph, behind) if loss == "auto" else asked(loss, y, behind)
     if not choice.kind:
         raise ModelError(f"output {y.name!r} ({shape_text(y)}): {choice.why}; {ASK}")
     on, how = f"output {y.name!r} ({shape_text(y)}", choice.why + found
@@ -104,35 +98,12 @@ def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
         )
 
 
-def _asked(loss: str, y: Tensor, behind: Behind) -> Choice:
-    """The loss that was asked for, or why it doesn't fit the output."""
-    if loss in {"mse", "none"}:
-        return Choice(loss, "as asked")
-    tail = tail_of(y.name, behind)
-    if loss == "bce" and tail is not None and tail.axis >= 0:
-        return Choice("", f"its final {tail.kind} makes values that sum to 1, for which there is --loss cross-entropy")
-    if loss == "cross-entropy" and tail is not None:
-        sigmoid = "its final Sigmoid makes independent probabilities of them, for which there is --loss bce"
-        return Choice("", sigmoid) if tail.axis < 0 else _unless(unfit(tail), Choice(loss, "as asked", tail))
-    if tail is None:
-        return _unless(NO_LOGITS.get(values_of(y.name, behind), ""), Choice(loss, "as asked"))
-    return Choice(loss, "as asked", tail)
-
-
-def _unless(fault: str, choice: Choice) -> Choice:
-    return Choice("", fault) if fault else choice
-
-
 def _read(tail: Tail) -> str:
     """What to say of the logits."""
     if not tail.kind:
         return ""
-    if tail.parts:
-        return f"; it reads {', '.join(repr(part.name) for part in tail.parts)}, the inputs of the final Sigmoids"
-    spelled = f" (written as {', '.join(tail.spelled)})" if tail.spelled else ""
-    what = f"{tail.kind}{spelled}" if tail.zero is None else "Sigmoid, whose p and 1 - p are the two classes"
     steps = f", through {', '.join(dict.fromkeys(tail.steps))}" if tail.steps else ""
-    return f"; it reads {tail.logits.name!r}, the input of the final {what}{steps}"
+    return f"; it reads {tail.logits.name!r}, the input of the final {tail.kind}{steps}"
 
 
 def _start(builder: GraphBuilder, name: str, kind: str, *, view: bool = False) -> OperatorBuilder:
@@ -189,7 +160,7 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
 
 def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
     """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order."""
-    if not y.shape or tail.shape[tail.axis] < 2:
+    if not y.shape or tail.logits.shape[tail.axis] < 2:
         raise ModelError(
             f"cross-entropy needs at least two classes along axis {tail.axis if y.shape else 0} of output "
             f"{y.name!r}, which has shape {list(y.shape)}; choose --loss bce or --loss mse"
@@ -200,7 +171,7 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
     )
     operators: list[Operator] = []
     scores = _logits(tail, builder, operators)
-    shape, axis = tail.shape, tail.axis
+    shape, axis = tail.logits.shape, tail.axis
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows: tuple[int, ...] = (outer,) if inner == 1 else (shape[0], *shape[2:]) if axis == 1 else (outer, inner)
     if scores.shape != (flat := (rows[0], shape[axis], *rows[1:])):
@@ -222,18 +193,11 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
 
 
 def _logits(tail: Tail, builder: GraphBuilder, operators: list[Operator]) -> Tensor:
-    """All logits of `tail` in one tensor, in float32 where they are of half precision."""
+    """The logits of `tail`, in float32 where they are of half precision."""
     logits = tail.logits
-    if tail.parts:
-        draft = _start(builder, "loss.logits", "Concat")
-        operators.append(_done(draft, logits := draft.concat(tail.parts, tail.along)))
     if logits.dtype in HALF:
         draft = _start(builder, "loss.single", "Cast")
         operators.append(_done(draft, logits := draft.cast(logits, "float32")))
-    if tail.zero is not None:
-        draft = _start(builder, "loss.two", "Pad")
-        before, after = ([int(k == tail.axis and tail.zero == n) for k in range(len(tail.shape))] for n in (0, 1))
-        operators.append(_done(draft, logits := draft.pad(logits, before, after)))
     return logits
 
 

@@ -1,69 +1,96 @@
-"""Probabilities behind which the logits are to be found: a Softmax or Sigmoid, whatever comes after it.
+"""The final Softmax, LogSoftmax or Sigmoid of an output, seen through shapes, Cast, Clip, Log and Transpose.
 
-    logits -> Softmax (or Exp, ReduceSum, Div) -> Cast, Clip, Log, Transpose, Reshape, ... -> output
-
-A loss that is computed of the logits has no rounding of log(softmax), and above all no second Softmax.
+A loss that is computed of the logits before it has no rounding of log(softmax), and above all no second Softmax.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
-from poetopt.autodiff.axes import Axes, order_behind, own_axes, reshaped, transposed
+import numpy as np
+
 from poetopt.autodiff.behind import Behind
-from poetopt.autodiff.normalizers import Tail, normalizer
-from poetopt.autodiff.passing import SAME, harmless, passed_on
 from poetopt.graph import VIEW_OPS, Node, Tensor
+
+Piece = tuple[int, int, int]
+Axes = tuple[tuple[Piece, ...], ...]
+"""Each axis of a tensor as pieces of the axes behind it, outer ones first: (axis behind, stride within that axis,
+length), without those of length one. A reshape splits and merges pieces, a transpose puts lists in another order."""
+
+SMALL = 1e-4
+"""By so much Clip may change a probability; exporters write 1e-6 to 1e-12."""
+_FINAL = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A Softmax or Sigmoid that an output comes from, element by element.
+
+    kind
+        `Softmax` or `Sigmoid`, with `Log` in front where the output has logarithms; "" for logits as they are.
+    logits
+        What goes into it.
+    axis
+        Along which axis of the logits the probabilities sum to one; -1 for Sigmoid.
+    axes
+        The axes of the output as they come from those of the logits.
+    steps
+        Ops after it that do more than change the shape.
+    """
+
+    kind: str
+    logits: Tensor
+    axis: int
+    axes: Axes
+    steps: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> int | None:
+        """Which axis of the output has the classes; None where no axis has them and nothing else."""
+        return place_of(self.axes, self.axis, self.logits.shape[self.axis]) if self.axis >= 0 else None
 
 
 def tail_of(name: str, behind: Behind) -> Tail | None:
     """The Softmax or Sigmoid that `name` comes from, if each element is one of its results (Clip: to `SMALL`)."""
     after: list[Node] = []
-    at = name
-    while (found := normalizer(at, behind) or _side_by_side(at, behind)) is None:
-        node = behind.node(at)
-        source = passed_on(node, behind) if node is not None else None
-        if node is None or source is None:
+    node = behind.node(name)
+    while node is not None and node.op_type not in _FINAL:
+        if node.op_type not in VIEW_OPS | {"Cast", "CastLike", "Clip", "Log", "Transpose"}:
             return None
-        after.append(node)
-        at = source
-    after.reverse()
-    logged = found.kind.startswith("Log")
-    for node in after:
-        if node.op_type == ("Exp" if logged else "Log"):
-            logged = not logged
-        elif not harmless(node, logged, behind):
+        after.insert(0, node)
+        node = behind.node(node.inputs[0])
+    if node is None:
+        return None
+    logged = node.op_type == "LogSoftmax"
+    for step in after:
+        if step.op_type == "Clip" and not _harmless(step, logged, behind):
             return None
-    axes = _through(found.shape, after, behind)
-    if axes is None:
-        return None
-    kind = ("Log" if logged else "") + found.kind.removeprefix("Log")
-    steps = tuple(node.op_type for node in after if node.op_type not in SAME | {"Gather", "Slice"})
-    return _nearest(replace(found, kind=kind, axes=axes, steps=steps), after, behind)
-
-
-def _side_by_side(name: str, behind: Behind) -> Tail | None:
-    """Concat of Sigmoids: heads of one output each, as Keras's examples have them."""
-    node = behind.node(name, "Concat")
-    axis = node.attributes.get("axis") if node is not None else None
-    if node is None or not isinstance(axis, int):
-        return None
-    parts: list[Tensor] = []
-    for name in node.inputs:
-        writer = behind.node(name)
-        found = None if writer is None or writer.op_type == "Concat" else tail_of(name, behind)
-        if found is None or found.kind != "Sigmoid" or found.parts or not in_order(found):
+        if step.op_type == "Log" and logged:
             return None
-        parts.append(found.logits)
-    rank = len(behind.tensors[node.outputs[0]].shape)
-    shapes = [behind.tensors[name].shape for name in node.inputs]
-    if [part.shape for part in parts] != shapes or len({part.dtype for part in parts}) > 1:
+        logged = logged or step.op_type == "Log"
+    logits, axis = behind.tensors[node.inputs[0]], node.attributes.get("axis", -1)
+    axes = through(logits.shape, after, behind)
+    if axes is None or not isinstance(axis, int) or not logits.shape:
         return None
-    return Tail("Sigmoid", parts[0], -1, parts=tuple(parts), along=axis % rank)
+    kind = ("Log" if logged else "") + node.op_type.removeprefix("Log")
+    steps = tuple(step.op_type for step in after if step.op_type not in VIEW_OPS)
+    return Tail(kind, logits, -1 if node.op_type == "Sigmoid" else axis % len(logits.shape), axes, steps)
 
 
-def _through(shape: Sequence[int], nodes: Sequence[Node], behind: Behind) -> Axes | None:
+def _harmless(node: Node, logged: bool, behind: Behind) -> bool:
+    """Whether a Clip passes probabilities on, or their logarithms, to `SMALL`."""
+    low, high = (math.log(SMALL), -SMALL) if logged else (SMALL, 1 - SMALL)
+    bounds = []
+    for name in (*node.inputs, "", "")[1:3]:
+        array = behind.constant(name) if name else None
+        bounds.append(None if not name else math.nan if array is None or not array.size else np.float64(array.max()))
+    least, most = bounds
+    return (least is None or bool(least <= low)) and (most is None or bool(most >= high))
+
+
+def through(shape: Sequence[int], nodes: Sequence[Node], behind: Behind) -> Axes | None:
     """The axes of what `nodes` make of a tensor of this shape, one after another; None where they mix."""
     axes: Axes | None = own_axes(shape)
     for node in nodes:
@@ -73,56 +100,54 @@ def _through(shape: Sequence[int], nodes: Sequence[Node], behind: Behind) -> Axe
         if node.op_type == "Transpose":
             perm = node.attributes.get("perm")
             order = tuple(map(int, perm)) if isinstance(perm, list | tuple) else tuple(range(len(after)))[::-1]
-            axes = transposed(axes, order)
-        elif node.op_type in {"DepthToSpace", "SpaceToDepth"}:
-            axes = _blocks(axes, node, behind)
+            axes = tuple(axes[axis] for axis in order)
         else:
             axes = reshaped(axes, after)
     return axes
 
 
-def _blocks(axes: Axes, node: Node, behind: Behind) -> Axes | None:
-    """`axes` behind a DepthToSpace or SpaceToDepth, each of which is Reshape, Transpose and Reshape."""
-    n, c, h, w = behind.tensors[node.inputs[0]].shape
-    size = node.attributes.get("blocksize")
-    if not isinstance(size, int):
-        return None
-    if node.op_type == "SpaceToDepth":
-        split, perm = (n, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4)
-    elif node.attributes.get("mode", "DCR") == "CRD":
-        split, perm = (n, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3)
-    else:
-        split, perm = (n, size, size, c // size**2, h, w), (0, 3, 4, 1, 5, 2)
-    apart = reshaped(axes, split)
-    return None if apart is None else reshaped(transposed(apart, perm), behind.tensors[node.outputs[0]].shape)
+def own_axes(shape: Sequence[int]) -> Axes:
+    """The axes of a tensor as they come from themselves."""
+    return tuple(((axis, 1, length),) if length > 1 else () for axis, length in enumerate(shape))
 
 
-def _nearest(tail: Tail, after: Sequence[Node], behind: Behind) -> Tail:
-    """`tail` with logits from before a Transpose, where that one's elements lie in the output's order."""
-    if in_order(tail) or tail.zero is not None or tail.parts:
-        return tail
-    before: list[Node] = []
-    name = tail.logits.name
-    while (node := behind.node(name, "Transpose", *VIEW_OPS)) is not None:
-        before.insert(0, node)
-        name = node.inputs[0]
-        logits = behind.tensors[name]
-        axes, inner = (_through(logits.shape, nodes, behind) for nodes in ([*before, *after], before))
-        if axes is None or inner is None:
-            continue
-        axis = -1
-        if tail.axis >= 0:
-            pieces, length = inner[tail.axis], tail.shape[tail.axis]
-            axis = pieces[0][0] if pieces else 0
-            if pieces != ((axis, 1, length),) or logits.shape[axis] != length:
-                continue
-        found = replace(tail, logits=logits, axis=axis, axes=axes)
-        if in_order(found):
-            return found
-    return tail
+def reshaped(axes: Axes, shape: Sequence[int]) -> Axes | None:
+    """`axes` under another shape; None where a new axis has a part of a piece that doesn't divide it."""
+    left = [piece for axis in axes for piece in axis][::-1]
+    found: list[tuple[Piece, ...]] = []
+    for length in shape:
+        pieces: list[Piece] = []
+        while length > 1:
+            if not left:
+                return None
+            axis, stride, size = left.pop()
+            outer = min(size, length)
+            if size % outer or length % outer:
+                return None
+            if outer < size:
+                left.append((axis, stride, size // outer))
+            pieces.append((axis, stride * (size // outer), outer))
+            length //= outer
+        found.append(_merged(pieces))
+    return None if left else tuple(found)
 
 
-def in_order(tail: Tail) -> bool:
-    """Whether the output's elements, without the axis of the classes, lie in the order of the logits'."""
-    pieces = [piece for axis in tail.axes for piece in axis if piece[0] != tail.axis]
-    return order_behind(pieces) == tuple(range(len(pieces)))
+def _merged(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+    """Pieces that lie in a row behind as one."""
+    found: list[Piece] = []
+    for axis, stride, size in pieces:
+        if found and found[-1][0] == axis and found[-1][1] == stride * size:
+            found[-1] = (axis, stride, found[-1][2] * size)
+        else:
+            found.append((axis, stride, size))
+    return tuple(found)
+
+
+def place_of(axes: Axes, axis: int, length: int) -> int | None:
+    """Which axis is the whole of `axis` behind, of this length, and nothing else."""
+    return next((place for place, pieces in enumerate(axes) if pieces == ((axis, 1, length),)), None)
+
+
+def order_behind(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """The permutation that puts pieces in the order in which they lie behind."""
+    return tuple(sorted(range(len(pieces)), key=lambda k: (pieces[k][0], -pieces[k][1])))

@@ -179,7 +179,7 @@ def _closest_files(path: Path) -> str:
 
 def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     """What another package's frontend reads. Raises ModelError, naming the package, where it fails."""
-    from poetopt.frontends.wholeness import gap
+    from poetopt.frontends.structural import gap
     from poetopt.graph import Graph
 
     read = plugins.load(point, "frontend", ModelError)

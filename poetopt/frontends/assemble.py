@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from onnx import NodeProto, helper
 
 from poetopt.frontends.draft import Draft
-from poetopt.frontends.evaluate import RANDOM
-from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto
+from poetopt.frontends.fold import RANDOM
+from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto, unique
 from poetopt.frontends.read import Document
-from poetopt.frontends.unique import unique
 from poetopt.graph import VIEW_OPS, Graph, Operator, Role, Tensor
 from poetopt.util.errors import ModelError
 

@@ -1,9 +1,13 @@
-"""Bring a model to an opset that the gradient rules are written for.
+"""The form that the rules are written for: an opset, weights as tensors of their own, pads spelt out.
 
-Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions,
-Squeeze, Unsqueeze and Split take their axes as inputs, and Dropout and BatchNormalization state their
-training mode. Newer files are kept as they are up to `NEWEST_OPSET`, the newest that released
-runtimes execute; beyond it they are converted down where the converter can.
+Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions, Squeeze, Unsqueeze
+and Split take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files are kept
+as they are up to `NEWEST_OPSET`, the newest that released runtimes execute; beyond it they are converted down where the
+converter can.
+
+Weights stand behind no Identity, share no tensor with a statistic, and are filled by no node. Automatic pads of dilated
+windows are spelt out, as onnxruntime's Conv refuses them and its pools forget the dilation: dilation x (kernel - 1) in
+all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, version_converter
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
-from poetopt.frontends.proto import constant_tensor, copied
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size
+from poetopt.frontends.places import WEIGHTS
+from poetopt.frontends.proto import constant_tensor, copied, unique
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size, tensor_array
 from poetopt.frontends.structure import describe, first_line
-from poetopt.frontends.unique import unique
-from poetopt.util.errors import UnsupportedOpError
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
@@ -211,3 +215,134 @@ def _adopt(document: Document, converted: onnx.ModelProto) -> None:
     del graph.input[:]
     graph.input.extend(inputs)
     document.proto.CopyFrom(converted)
+
+
+def resolve_identities(document: Document) -> dict[str, str]:
+    """Let readers of an Identity of a weight read the weight; the result maps the vanished names to the weights'.
+
+    Exporters write such nodes where they merged initializers of equal value: the readers share one parameter.
+    """
+    graph = document.proto.graph
+    outputs = {info.name for info in graph.output}
+    aliases: dict[str, str] = {}
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        names = [aliases.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and names[0] in document.weights and node.output[0] not in outputs:
+            aliases[node.output[0]] = names[0]
+            continue
+        copy = copied(node)
+        if node.op_type != "BatchNormalization":
+            copy.input[:] = names
+        else:  # The statistics keep their own name for `separate_statistics`.
+            copy.input[:] = [*names[:3], *node.input[3:]]
+        kept.append(copy)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return aliases
+
+
+def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
+    """Give running statistics a tensor of their own where a merged initializer serves another purpose too.
+
+    A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
+    what is equal. But a statistic changes with each step, and no gradient flows to it. Returns notes.
+    """
+    graph = document.proto.graph
+    uses: dict[str, int] = {}
+    for node in graph.node:
+        for name in node.input:
+            root = aliases.get(name, name)
+            uses[root] = uses.get(root, 0) + 1
+    taken = {*document.weights, *(name for node in graph.node for name in node.output), *aliases}
+    taken.update(info.name for info in graph.input)
+    separated = 0
+    for node in graph.node:
+        if node.op_type != "BatchNormalization":
+            continue
+        for index, suffix in ((3, "running_mean"), (4, "running_var")):
+            name = node.input[index]
+            root = aliases.get(name, name)
+            if root not in document.weights or uses[root] == 1:
+                node.input[index] = root
+                continue
+            own = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", taken)
+            if own not in document.weights:
+                proto = TensorProto()
+                proto.CopyFrom(document.weights[root])
+                proto.name = own
+                document.weights[own] = proto
+                taken.add(own)
+                separated += 1
+            node.input[index] = own
+            uses[root] -= 1
+    if separated:
+        return [f"{separated} running statistics that the file merges with equal weights were given their own tensors"]
+    return []
+
+
+def fill_constants(document: Document) -> set[str]:
+    """Turn ConstantOfShape nodes that fill a layer's weight into weights; the result has their names.
+
+    Files without their weights (benchmark networks) are written so. The array is made when it is read.
+    """
+    graph = document.proto.graph
+    wanted = {name for n in graph.node for k, name in enumerate(n.input) if k in WEIGHTS.get(n.op_type, ())}
+    kept: list[NodeProto] = []
+    filled: set[str] = set()
+    for node in graph.node:
+        name = node.output[0]
+        if node.op_type != "ConstantOfShape" or name not in wanted or node.input[0] not in document.weights:
+            kept.append(copied(node))
+            continue
+        dims = tuple(int(dim) for dim in array_of(document, node.input[0]).reshape(-1))
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        fill = value or TensorProto(data_type=TensorProto.FLOAT, float_data=[0.0], dims=[1])
+        check_size(f"{document.where}: tensor {name!r}", dims, fill.data_type)
+        document.weights[name] = TensorProto(name=name, data_type=fill.data_type, dims=dims)
+        document.fills[name] = tensor_array(f"{document.where}: tensor {name!r}", fill)
+        filled.add(name)
+    del graph.node[:]
+    graph.node.extend(kept)
+    return filled
+
+
+WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
+
+
+def spell_out_pads(document: Document) -> None:
+    """Give dilated windows with automatic pads explicit ones, in place.
+
+    Raises `ModelError` where the pads depend on the input's size, or the kernel's size is not in the file.
+    """
+    for node in document.proto.graph.node:
+        auto = next((a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "auto_pad"), "")
+        if auto not in ("SAME_UPPER", "SAME_LOWER") or node.domain:
+            continue
+        added = _ints(node, "output_padding")
+        if node.op_type == "ConvTranspose" and any(added):
+            raise ModelError(
+                f"{describe(document.where, node, document.opset)}: auto_pad {auto} with output_padding {added} has "
+                "one size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
+            )
+        dilations = _ints(node, "dilations")
+        if node.op_type not in WINDOWS or all(d == 1 for d in dilations):
+            continue
+        kernel = _ints(node, "kernel_shape")
+        if not kernel and node.op_type == "Conv" and len(node.input) > 1 and node.input[1] in document.weights:
+            kernel = list(document.weights[node.input[1]].dims)[2:]
+        if len(kernel) != len(dilations) or any(stride != 1 for stride in _ints(node, "strides")):
+            raise ModelError(
+                f"{describe(document.where, node, document.opset)}: auto_pad {auto} with dilations {dilations} is "
+                "something that onnxruntime doesn't compute; export the model with explicit pads"
+            )
+        total = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+        before = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
+        kept = [a for a in node.attribute if a.name not in ("auto_pad", "pads")]
+        del node.attribute[:]
+        pads = [*before, *(t - b for t, b in zip(total, before, strict=True))]
+        node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
+
+
+def _ints(node: NodeProto, name: str) -> list[int]:
+    return next((list(a.ints) for a in node.attribute if a.name == name and a.type == AttributeProto.INTS), [])

@@ -1,20 +1,177 @@
-"""A graph on its way from a file: nodes with static types, and the constants known so far."""
+"""A graph on its way from a file: nodes with static types, the constants known so far, and what folding may cost.
+
+The budget is in bytes and work of one node, and of all of a file, told before anything is computed: a file of a
+kilobyte can ask for a constant of a gigabyte, or for a pooling that takes minutes. What is over it stays an operator,
+which is scheduled like any other. Weights that the file stores raise the budget in proportion: transposing or
+dequantizing them is what folding is for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnx import NodeProto
+from onnx import NodeProto, helper
 
-from poetopt.frontends.budget import Budget
 from poetopt.frontends.proto import elem_type
 from poetopt.frontends.sizes import Shape
 from poetopt.frontends.structure import describe
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+NODE_BYTES, TOTAL_BYTES = 2**26, 2**28
+"""That many bytes one node may write, and all together may hold at once."""
+NODE_WORK, TOTAL_WORK = 2**28, 2**31
+"""Elements that are read, written or multiplied: a thousand million take about a second."""
+PER_BYTE_READ = 4
+"""So many bytes more a node may write for each that it reads, and all for each that the file stores: a byte becomes a
+float. Work is allowed four times that."""
+PER_NODE = 2**12
+"""Work of beginning a node at all."""
+
+PLAIN = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "BitShift",
+    "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
+    "Constant", "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Equal", "Erf",
+    "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "HardSigmoid", "Identity",
+    "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "NonZero",
+    "Not", "OneHot", "Or", "Pad", "Pow", "QuantizeLinear", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
+    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare", "Relu", "Reshape", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "SpaceToDepth",
+    "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
+})  # fmt: skip
+"""Operators that take a few steps an element, also in ONNX's reference implementation, which is Python."""
+
+NEVER = frozenset({
+    "Attention", "DeformConv", "GRU", "If", "LSTM", "Loop", "MaxRoiPool", "NonMaxSuppression", "RNN", "STFT", "Scan",
+    "SequenceMap", "TfIdfVectorizer",
+})  # fmt: skip
+"""Operators whose work depends on what is in their operands, or that nobody applies to constants."""
+
+_CORNERS = 16
+"""Steps of one sample between four neighbours."""
+_OTHER = 64
+"""Steps an element of what isn't plain: interpolation, sorting, scattering."""
+
+
+def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> int | None:
+    """Elements that are read, written or multiplied, at most; None where that can't be told.
+
+    read, written
+        Shapes of the inputs and outputs that the node has.
+    """
+    if node.op_type in NEVER:
+        return None
+    results = sum(map(math.prod, written))
+    plain = sum(map(math.prod, read)) + results
+    match node.op_type:
+        case "MatMul" | "MatMulInteger" | "QLinearMatMul" | "Gemm":
+            return plain + results * max(read[0][:1] if _flag(node, "transA") else read[0][-1:], default=1)
+        case "Einsum":
+            return plain + _einsum(node, read)
+        case "Conv" | "ConvInteger" | "QLinearConv":
+            return plain + results * math.prod(read[3 if node.op_type == "QLinearConv" else 1][1:])
+        case "ConvTranspose":
+            return plain + math.prod(read[0]) * math.prod(read[1][1:])
+        case "AveragePool" | "LpPool" | "MaxPool":
+            return plain + results * math.prod(next((a.ints for a in node.attribute if a.name == "kernel_shape"), ()))
+        case "DFT":
+            return plain * max((max(shape, default=1) for shape in (*read, *written)), default=1)
+        case "RoiAlign":
+            ratio = _flag(node, "sampling_ratio")
+            return plain + results * ratio**2 * _CORNERS if ratio > 0 else None
+        case kind if kind in PLAIN:
+            return plain
+    return plain * _OTHER
+
+
+def _flag(node: NodeProto, name: str) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), 0)
+
+
+def _einsum(node: NodeProto, read: Sequence[tuple[int, ...]]) -> int:
+    """The product of all its indices' lengths."""
+    equation = next((helper.get_attribute_value(a) for a in node.attribute if a.name == "equation"), b"")
+    terms = equation.decode(errors="replace").replace(" ", "").partition("->")[0].split(",")
+    lengths: dict[str, int] = {}
+    beside = 1
+    for term, shape in zip(terms, read, strict=False):
+        if "." in term or len(term) != len(shape):
+            beside *= math.prod(shape)
+            continue
+        lengths.update((letter, max(lengths.get(letter, 1), n)) for letter, n in zip(term, shape, strict=True))
+    return len(read) * beside * math.prod(lengths.values())
+
+
+def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
+    """The most elements of each output whose shape depends on values; None where that can't be told."""
+    if not read:
+        return None
+    match node.op_type:
+        case "NonZero":
+            return read[0].ndim * read[0].size
+        case "Compress" | "Unique":
+            return read[0].size
+    return None
+
+
+@dataclass
+class Budget:
+    """What is left of it. `stored_bytes` is what the file stores."""
+
+    stored_bytes: int = 0
+    held_bytes: int = 0
+    spent: int = 0
+
+    def excess(self, nbytes: int, read_bytes: int, steps: int | None) -> str:
+        """Why a node can't be folded, in a few words; empty where it can."""
+        if steps is None:
+            return "its work can't be told"
+        one, all_ = NODE_BYTES + PER_BYTE_READ * read_bytes, TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes
+        if nbytes > one:
+            return f"it would write {show_bytes(nbytes)}, and {show_bytes(one)} are allowed"
+        if self.held_bytes + nbytes > all_:
+            return f"constants would take more than {show_bytes(all_)}"
+        if steps > NODE_WORK + 4 * PER_BYTE_READ * read_bytes:
+            return f"it would take {steps:.1e} steps, and {NODE_WORK:.1e} are allowed"
+        if self.spent + steps > TOTAL_WORK + 4 * PER_BYTE_READ * self.stored_bytes:
+            return f"constants would take more than {TOTAL_WORK:.1e} steps"
+        return ""
+
+    def take(self, nbytes: int, steps: int) -> None:
+        """Count a node that is folded."""
+        self.held_bytes += nbytes
+        self.spent += steps + PER_NODE
+
+    def give_back(self, nbytes: int) -> None:
+        """Count a constant that nothing reads any more."""
+        self.held_bytes -= nbytes
+
+
+def released(left: dict[str, int], node: NodeProto, kept: Collection[str]) -> list[str]:
+    """The operands of `node` that no later node reads: `left` counts readers, and is counted down."""
+    gone = []
+    for name, times in Counter(filter(None, node.input)).items():
+        left[name] = left.get(name, 0) - times
+        if left[name] <= 0 and name not in kept:
+            gone.append(name)
+    return gone
+
+
+def readers(nodes: Sequence[NodeProto]) -> dict[str, int]:
+    """How often each tensor is read."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        for name in filter(None, node.input):
+            found[name] = found.get(name, 0) + 1
+    return found
+
 
 Type = tuple[int, Shape]
 """ONNX element type and static shape."""

@@ -1,4 +1,11 @@
-"""Fold a node that reads only constants, or say why not."""
+"""Types and values of outputs: inferred from the inputs, and computed ahead where all inputs are constant.
+
+Small nodes that move, compare or count are evaluated by ONNX's reference implementation, others by onnxruntime. Its
+sines and products differ from numpy's in the last bit, and folding must not change what the model computes; and the
+reference implementation takes minutes for a pooling that onnxruntime does in milliseconds. Nothing random is folded,
+nothing over the budget (`poetopt.frontends.draft`), and nothing that a trained parameter leads to (its reader is simply
+never given as constant).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +14,220 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import NodeProto
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
-from poetopt.frontends.budget import most_elements, work
-from poetopt.frontends.draft import Draft, Type
-from poetopt.frontends.evaluate import RANDOM, evaluate
-from poetopt.frontends.infer import infer
+from poetopt.frontends.draft import PLAIN, Draft, Type, most_elements, work
 from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
-from poetopt.frontends.read import check_size
-from poetopt.graph import DTYPE_BYTES
-from poetopt.util.errors import ModelError
+from poetopt.frontends.read import LIBRARY_ERRORS, check_size
+from poetopt.frontends.structure import first_line
+from poetopt.frontends.values import is_setting, value_options
+from poetopt.graph import DTYPE_BYTES, VIEW_OPS
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+def computed(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
+    """The outputs of `node` by name, on one thread, or None where onnxruntime refuses its settings or types.
+
+    feeds
+        All inputs that it has, by name.
+    """
+    import onnxruntime as ort
+
+    written = [name for name in node.output if name]
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # an arena takes twice what it is asked for
+    errors = ort.capi.onnxruntime_pybind11_state
+    try:
+        infos = [helper.make_tensor_value_info(n, elem_type(a.dtype.name), a.shape) for n, a in feeds.items()]
+        graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=name) for name in written])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found = session.run(written, dict(feeds))
+    except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented, errors.RuntimeException):
+        return None
+    except (ModelError, *LIBRARY_ERRORS):
+        return None
+    return dict(zip(written, (np.asarray(value) for value in found), strict=True))
+
+
+RANDOM = frozenset({
+    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+})  # fmt: skip
+"""Operators whose result differs from run to run."""
+
+_ROUNDED = frozenset({
+    "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "CumSum", "Div", "Einsum", "Elu",
+    "Erf", "Exp", "Gelu", "Gemm", "HardSigmoid", "HardSwish", "LayerNormalization", "Log", "LogSoftmax", "MatMul",
+    "Mean", "Mish", "Mod", "Mul", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
+    "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Sinh",
+    "Softmax", "Softplus", "Sqrt", "Sub", "Sum", "Tan", "Tanh",
+})  # fmt: skip
+"""Operators whose result depends on who rounds it, where it is of floats; all others move, compare or count."""
+
+_SMALL = 2**15
+"""Work up to which a plain node is not worth a session."""
+_VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+def evaluate(
+    node: NodeProto, constants: Mapping[str, Array], opset: int, steps: int, shape: tuple[int, ...] | None
+) -> dict[str, Array] | None:
+    """The outputs of `node`, or None where neither implementation can tell.
+
+    Every input is in `constants`; `steps` is the node's work, `shape` that of its first output where it is known.
+    Arrays are read-only.
+    """
+    first = constants[node.input[0]] if node.input and node.input[0] else None
+    if node.op_type == "Identity" and first is not None:
+        return {node.output[0]: first}
+    if node.op_type in _VIEWS and first is not None and shape is not None:
+        return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
+    feeds = {name: np.asarray(constants[name]) for name in node.input if name}
+    floats = any(array.dtype.kind == "f" for array in feeds.values())
+    plain = node.op_type in PLAIN
+    results = None
+    if not plain or (floats if node.op_type in _ROUNDED else steps > _SMALL):
+        results = computed(node, feeds, opset)
+    if results is None and (plain or steps <= _SMALL):
+        results = _by_reference(node, feeds, opset)
+    for array in (results or {}).values():
+        if array.dtype.kind in "OUS":
+            return None
+        array.setflags(write=False)
+    return results
+
+
+def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
+    try:
+        with np.errstate(all="ignore"):
+            found = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
+    except LIBRARY_ERRORS:
+        return None
+    return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}
+
+
+_READ_BY_INFERENCE = 4096
+"""Constants of at most this many elements are shown to shape inference."""
+
+_LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Operators that ONNX defines by a function alone, without shape inference."""
+_POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
+"""From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
+isn't there, in ceil mode either."""
+
+
+def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bool = True) -> dict[str, Type]:
+    """Types of the outputs of `node`; where `must` is false, unknown ones are left out instead of refused."""
+    at = draft.at(node)
+    protos: dict[str, onnx.TypeProto] = {}
+    problem = ""
+    try:
+        protos = _infer_alone(draft, node)
+    except LIBRARY_ERRORS as error:
+        problem = first_line(error)
+        # What a file declares of an output helps where inference can't tell, not where inputs don't fit each other.
+        misfit = isinstance(error, onnx.shape_inference.InferenceError)
+        if must and (misfit or not all(name in declared for name in node.output if name)):
+            problem = f"{_shapes(draft, node)}{problem}; the model is inconsistent, export it again"
+            raise ModelError(f"{at}: {problem}") from error
+    types: dict[str, Type] = {}
+    for name in filter(None, node.output):
+        proto = protos.get(name)
+        if proto is not None and proto.WhichOneof("value") not in (None, "tensor_type"):
+            raise UnsupportedOpError(f"{at}: its output {name!r} is not a plain tensor, which is not supported")
+        kind = (_static(proto) if proto is not None else None) or declared.get(name)
+        if kind is None:
+            if not must:
+                continue
+            decided = _deciding(draft, node)
+            raise UnsupportedOpError(
+                f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}"
+                f"{_why(draft, node)}; "
+                f"schedules need static shapes, so {decided or 'export the model with them'}"
+            )
+        check_size(f"{at}: output {name!r}", kind[1], kind[0])
+        try:
+            dtype_name(kind[0])
+        except ModelError as error:
+            raise ModelError(f"{at}: output {name!r}: {error}") from error
+        types[name] = kind
+    return types
+
+
+def _deciding(draft: Draft, node: NodeProto) -> str:
+    """What to say where inputs decide the integers that `node` reads."""
+    known = draft.constants.keys() | {name for one in draft.nodes for name in one.output}
+    inputs = {name: is_setting(*kind) for name, kind in draft.types.items() if name not in known}
+    open_ = [name for name in node.input if name and name not in draft.constants]
+    integers = [name for name in open_ if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
+    options = value_options(draft.nodes, inputs, draft.constants.get, integers)
+    return options and f"say the value of the input that decides it: {options}"
+
+
+def _why(draft: Draft, node: NodeProto) -> str:
+    """Which constant operand, or result, of a node isn't computed ahead."""
+    name = next((name for name in (*node.input, *node.output) if name in draft.unfolded), None)
+    return "" if name is None else f", as {name!r} is not computed ahead: {draft.unfolded[name]}"
+
+
+def check_view(draft: Draft, node: NodeProto) -> None:
+    """Shape inference takes a Reshape's word for the number of elements; a graph must not."""
+    if node.op_type not in VIEW_OPS:
+        return
+    before, after = (draft.types[name][1] for name in (node.input[0], node.output[0]))
+    if math.prod(before) != math.prod(after):
+        at = draft.at(node)
+        raise ModelError(f"{at}: can't turn shape {list(before)} into {list(after)}; the model is inconsistent")
+
+
+def _shapes(draft: Draft, node: NodeProto) -> str:
+    shown = ", ".join(f"{name} {list(draft.types[name][1])}" for name in node.input if name)
+    return f"its inputs don't fit ({shown}): " if shown else ""
+
+
+def _proto(draft: Draft, name: str) -> onnx.TypeProto:
+    elem, shape = draft.types[name]
+    return helper.make_tensor_type_proto(elem, list(shape))
+
+
+def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
+    found = {name: draft.constants[name] for name in node.input if name in draft.constants}
+    return {
+        name: numpy_helper.from_array(np.asarray(array), name)
+        for name, array in found.items()
+        if array.size <= _READ_BY_INFERENCE
+    }
+
+
+def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
+    if node.op_type in _LIKE_FIRST_INPUT:
+        return {node.output[0]: _proto(draft, node.input[0])}
+    opset = draft.opset
+    if node.op_type in _POOLS and attribute_int(node, "ceil_mode", 0):
+        opset = max(opset, _POOLS_AS_COMPUTED)
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    types = {name: _proto(draft, name) for name in node.input if name}
+    imports = [helper.make_opsetid("", opset)]
+    return onnx.shape_inference.infer_node_outputs(
+        schema, node, types, _small(draft, node), opset_imports=imports, ir_version=8
+    )
+
+
+def _static(proto: onnx.TypeProto) -> Type | None:
+    if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
+        return None
+    dims = proto.tensor_type.shape.dim
+    if not proto.tensor_type.elem_type or any(dim.WhichOneof("value") != "dim_value" for dim in dims):
+        return None
+    return int(proto.tensor_type.elem_type), tuple(int(dim.dim_value) for dim in dims)
 
 
 def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:

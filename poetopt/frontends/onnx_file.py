@@ -15,33 +15,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.frontends import batchnorms, expanded, finite, images, slices
 from poetopt.frontends.assemble import assemble, list_statistics
-from poetopt.frontends.batch import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.branches import inline_branches
-from poetopt.frontends.budget import Budget
-from poetopt.frontends.convert import convert, leave_out_empty, lift_constants
-from poetopt.frontends.data import find_data
-from poetopt.frontends.draft import Draft, Rebatch, Type
+from poetopt.frontends.convert import (
+    convert,
+    fill_constants,
+    leave_out_empty,
+    lift_constants,
+    resolve_identities,
+    separate_statistics,
+    spell_out_pads,
+)
+from poetopt.frontends.draft import Budget, Draft, Rebatch, Type
 from poetopt.frontends.functions import inline_functions
-from poetopt.frontends.leftovers import constants_by_name
-from poetopt.frontends.merged import take_apart
-from poetopt.frontends.operands import integer_scales
-from poetopt.frontends.origins import origins
-from poetopt.frontends.padding import spell_out_pads
+from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.reading import ReadOptions, read_options, size_options
-from poetopt.frontends.roles import choose_trained
 from poetopt.frontends.sequences import list_sequences, split_sequences
+from poetopt.frontends.sizes import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.specialise import specialise
-from poetopt.frontends.stored import stored
 from poetopt.frontends.structural import structure_hash
 from poetopt.frontends.structure import needed, tidy
-from poetopt.frontends.ties import tie_copies
+from poetopt.frontends.ties import take_apart, tie_copies
+from poetopt.frontends.trained import choose_trained, finite_note
 from poetopt.frontends.values import fix_values
-from poetopt.frontends.views import views
-from poetopt.frontends.weights import fill_constants, resolve_identities, separate_statistics
 from poetopt.graph import Graph
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import Note
@@ -97,7 +95,7 @@ def load_onnx(
         Size of the batch dimension, needed where the file leaves it symbolic. Where the file has a fixed
         batch, it is replaced if nothing else in the model depends on it.
     train
-        Glob patterns (comma separated, or a sequence) of the parameters to train. Default: see `roles`.
+        Glob patterns (comma separated, or a sequence) of the parameters to train. Default: see `trained`.
     reference
         What `Graph.source` says; default: the path.
     content
@@ -119,7 +117,7 @@ def load_onnx(
     split_sequences(document, options)
     apart, idle = take_apart(document)
     notes += apart
-    normalized = batchnorms.merged(document)
+    normalized = merged_layers(document)
     unread = tidy(document)
     constants = lift_constants(document)
     content_hash = _content_hash(document)
@@ -127,48 +125,35 @@ def load_onnx(
     notes += fixed.notes
     declared = _declared(document, fixed)
     opset = document.opset
-    before, made = set(document.weights), set[str]()
+    before = set(document.weights)
     converted = convert(document)
     if converted:
         notes.append(converted)
     if document.opset != opset:
-        made = lift_constants(document) | (document.weights.keys() - before)
-        constants |= made
+        constants |= lift_constants(document) | (document.weights.keys() - before)
     leave_out_empty(document)
     spell_out_pads(document)
     list_statistics(document)
     aliases = resolve_identities(document)
-    constants |= fill_constants(document) | constants_by_name(document)
+    constants |= fill_constants(document)
     notes += separate_statistics(document, aliases)
     origin = origins(document, normalized)
     aliases |= {name: weight for name, weight in origin.names.items() if name not in aliases}
     ties = tie_copies(document, origin.copies, bool(origin.parameters))
     aliases = {name: ties.names.get(root, root) for name, root in aliases.items()} | ties.names
-    seen = views(document)
     constants &= document.weights.keys()  # copies are gone
-    constants -= stored(document, constants, seen) - made
-    data = find_data(document, seen, fixed.types, origin.parameters)
-    never = origin.constants.union(idle, data.masks, integer_scales(document))
-    lost = origin.parameters - document.weights.keys()
-    for left_out in (never | data.names, never):
-        roles = choose_trained(document, constants, aliases, options.train, seen, left_out, origin.parameters, lost)
-        if roles.trained:  # a network of nothing else trains what is data beside weights
-            break
-    notes += (*roles.notes, *origin.notes(roles.trained, ties.names), *ties.notes)
-    notes += data.notes({*constants, *origin.constants, *roles.trained})
+    chosen = choose_trained(document, constants, aliases, options.train, origin, idle)
+    notes += (*chosen.notes, *origin.notes(chosen.names, ties.names), *ties.notes)
     try:
-        draft, trained = _specialised(document, fixed, roles.trained, declared)
+        draft, trained = _specialised(document, fixed, chosen.names, declared)
     except ModelError as error:
         raise _misfit(error, options, fixed) from error
     unread |= draft.unread
     notes += _left_out(document.where, unread)
     stored_values = {name: array for name, array in trained.items() if name not in document.fills}
     if not origin.parameters:
-        notes += batchnorms.named_note(document)
-        notes += slices.note(stored_values)
-        notes += images.note(images.images(document), trained)
-    notes += expanded.note(draft, trained, {shape[0] for _, shape in fixed.types.values() if shape})
-    notes += finite.note(stored_values)
+        notes += named_note(document)
+    notes += finite_note(stored_values)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
     notes += _simplified(draft)

@@ -3,30 +3,45 @@
 It folds what is constant: a transposed weight is stored as `val_13`, a causal mask or the tables of a rotary embedding
 as `val_136` and `cos`. The graph's metadata lists the module's parameters and buffers, and the metadata of a folded
 tensor what it was folded from. So a mask is not taken for a weight, and `--train` knows the module's names. What was
-computed of parameters can't be undone here; the notes say what to ask of the exporter.
+computed of parameters can't be undone here; the notes say what to ask of the exporter. It knows BatchNormalization in
+evaluation mode alone, whatever `training` says. poetopt's own files list the parameters.
+
+A BatchNormalization that an exporter or an optimiser merged into the layer before it is told by a rule's name in the
+node's metadata, or by the names that PyTorch's older exporter, onnxruntime and tf2onnx give weight and bias.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 from onnx import NodeProto
 
-from poetopt.frontends.batchnorms import merged_note
-from poetopt.frontends.exporters import TRAINING, TRAINING_SHORT, UNFOLDED
+from poetopt.frontends.proto import PARAMETERS
 from poetopt.frontends.read import Document
 from poetopt.util.notes import About, Note, listed
 
+UNFOLDED = "torch.onnx.export(..., dynamo=True, optimize=False)"
+"""What keeps parameters as the module has them."""
+KEEPS_NAMES = "torch.onnx.export(..., dynamo=False, do_constant_folding=False)"
+"""What keeps the module's names in the older exporter."""
+TRAINING = "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
+"""What keeps BatchNormalization as it is while the module trains."""
+TRAINING_SHORT = "dynamo=False, training=TrainingMode.TRAINING"
+"""The same beside an answer."""
+
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_RULE = "pkg.onnxscript.rewriter.rule_name"
+_MERGES = "FuseBatchNormInto"
+_MERGED = re.compile(r"^(onnx::Conv(Transpose)?_)?\d+$|ConvBnFusion|_fused_bn(:0)?$")
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
 _FUNCTION = re.compile(
     r"^(?!(val|t|T|mT|numpy_T|permute|transpose|view|reshape|_unsafe_view|unsqueeze|squeeze|flatten|alias|clone|detach"
-    r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy|expand)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
+    r"|contiguous|to|_to_copy|type_as|convert_element_type|lift_fresh_copy)(_default)?(_\d+)?$)[A-Za-z_]\w*$"
 )
 """Names of folded tensors, called after what made them, where that was no mere change of shape or type."""
 
@@ -61,6 +76,8 @@ class Origins:
         Parameters of which nothing in the file has the name.
     frozen_statistics
         Whether the module was training with running statistics while no node of the file updates any.
+    stated
+        Whether the file is poetopt's, and has no other parameters.
     """
 
     constants: frozenset[str] = frozenset()
@@ -73,6 +90,12 @@ class Origins:
     left: dict[str, list[str]] = field(default_factory=dict)
     merged: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    stated: bool = False
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Parameters, and weights that hold something of one."""
+        return self.parameters.union(self.mixed, *self.copies.values())
 
     def notes(self, trained: Collection[str], tied: Collection[str]) -> tuple[str, ...]:
         """What people should know, one line each; `tied` are the weights that turned out to be copies."""
@@ -123,6 +146,9 @@ class Origins:
 def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:
     """What the metadata says; nothing where there is none, or where it can't be read."""
     graph = document.proto.graph
+    own = next((entry.value for entry in document.proto.metadata_props if entry.key == PARAMETERS), "")
+    if stated := frozenset(own.splitlines()) & document.weights.keys():
+        return Origins(parameters=stated, stated=True, merged=merged)
     targets: dict[str, set[str]] = {}
     for kind, target in _ENTRY.findall(signature(graph)):
         targets.setdefault(kind, set()).add(target)
@@ -187,3 +213,55 @@ def _listed(text: str) -> list[str] | None:
 
 def _trains(node: NodeProto) -> bool:
     return node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
+
+
+def merged_layers(document: Document) -> tuple[str, ...]:
+    """Weights of the nodes that took in a BatchNormalization, while the nodes still have their metadata."""
+    found: dict[str, None] = {}
+    for node in document.proto.graph.node:
+        if any(entry.key == _RULE and _MERGES in entry.value for entry in node.metadata_props):
+            found.update((name, None) for name in node.input if name in document.weights)
+    return tuple(found)
+
+
+def merged_note(weights: Sequence[str], gone: Sequence[str]) -> list[str]:
+    """What to say of those: one line, or nothing. `gone` are parameters that nothing in the file is called after."""
+    if not weights:
+        return []
+    shown = ", ".join(weights[:6]) + (", ..." if len(weights) > 6 else "")
+    lost = f" (of its own, {', '.join(gone[:4])}{', ...' * (len(gone) > 4)} are gone)" if gone else ""
+    return [
+        Note(
+            f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what was merged; to "
+            f"train it, export with {TRAINING}; {UNFOLDED} keeps the layers apart, in evaluation mode",
+            short=f"the exporter merged BatchNormalization into {listed(weights, 3)}; {TRAINING_SHORT} trains it",
+        )
+    ]
+
+
+def merged_by_name(names: Iterable[str]) -> list[str]:
+    """Those of `names` that say so."""
+    return [name for name in names if "onv" in name and _MERGED.search(name)]
+
+
+def named_note(document: Document) -> list[str]:
+    """What to say of convolutions whose weight and bias have such names: one line, or nothing."""
+    found = [
+        node.input[1]
+        for node in document.proto.graph.node
+        if node.op_type in ("Conv", "ConvTranspose")
+        and len(node.input) > 2
+        and all(name in document.weights and _MERGED.search(name) for name in node.input[1:3])
+    ]
+    if not found:
+        return []
+    count = f"{len(found)} convolution{'s' * (len(found) > 1)}"
+    text = f"the exporter merged BatchNormalization into {count} ({listed(found, 3)})"
+    torchs = any("::" in name or name.isdigit() for name in found)
+    advice = f"to train it, export with {TRAINING}" if torchs else "the file from before that has it apart"
+    return [
+        Note(
+            f"{text}: gradients are those of what was merged; {advice}",
+            short=f"{text}; {TRAINING_SHORT} trains it" if torchs else text,
+        )
+    ]

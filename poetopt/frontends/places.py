@@ -1,56 +1,212 @@
-"""Weights in a layer's place that no operator tells alone: behind computations, and of normalizations written out.
+"""Where layers have their parameters: a tensor is told by the operators that read it.
 
-A convolution may read `W` through a quantizer, a spectral norm or a sum with a low-rank matrix. And exporters write a
-LayerNormalization or RMSNormalization as nodes: a quotient by a root of means, then a product with the scale and a sum.
+In a layer's place stand weight and bias of a convolution or a product, the bias that an Add puts behind one along its
+channels, scale and shift of a normalization (as one operator or written out), the weights of recurrent layers, PRelu's
+slope, and a table that data index. What such a place reads may be computed of stored tensors: a quantizer, a spectral
+norm, a sum with a low-rank matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
-from poetopt.frontends.operands import NORMALIZATIONS, WEIGHTS, filled
-from poetopt.frontends.read import Document
-from poetopt.frontends.views import SAME_NUMBERS
+from poetopt.frontends.read import Document, array_of
 
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
+
+SETTINGS: Mapping[str, frozenset[int]] = {
+    "Attention": frozenset({3}),
+    "BatchNormalization": frozenset({3, 4}),
+    "Clip": frozenset({1, 2}),
+    "ConstantOfShape": frozenset({0}),
+    "DequantizeLinear": frozenset({1, 2}),
+    "Dropout": frozenset({1, 2}),
+    "Equal": frozenset({0, 1}),
+    "Greater": frozenset({0, 1}),
+    "GreaterOrEqual": frozenset({0, 1}),
+    "Less": frozenset({0, 1}),
+    "LessOrEqual": frozenset({0, 1}),
+    "NonMaxSuppression": frozenset(range(5)),
+    "OneHot": frozenset({2}),
+    "Pad": frozenset({2}),
+    "QLinearConv": frozenset(range(9)),
+    "QLinearMatMul": frozenset(range(8)),
+    "QuantizeLinear": frozenset({1, 2}),
+    "Range": frozenset({0, 1, 2}),
+    "Resize": frozenset({1, 2, 3}),
+    "RotaryEmbedding": frozenset({1, 2}),
+    "Shape": frozenset({0}),
+    "Size": frozenset({0}),
+    "SoftmaxCrossEntropyLoss": frozenset({2}),
+    "NegativeLogLikelihoodLoss": frozenset({2}),
+    "Upsample": frozenset({1}),
+}
+"""Operands (by index) that are settings or statistics rather than weights."""
+
+LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
+"""Those of them that have a gradient all the same: trained where the file or `--train` says so."""
+
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
+"""Layers that an Add may stand behind, for their bias."""
+_TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
+
+WEIGHTS: Mapping[str, frozenset[int]] = {
+    "BatchNormalization": frozenset({1, 2}),
+    "Conv": frozenset({1, 2}),
+    "ConvTranspose": frozenset({1, 2}),
+    "DeformConv": frozenset({1, 3}),
+    "Einsum": frozenset(range(4)),
+    "Gemm": frozenset({0, 1, 2}),
+    "GroupNormalization": frozenset({1, 2}),
+    "GRU": frozenset({1, 2, 3}),
+    "InstanceNormalization": frozenset({1, 2}),
+    "LayerNormalization": frozenset({1, 2}),
+    "LSTM": frozenset({1, 2, 3, 7}),
+    "MatMul": frozenset({0, 1}),
+    "PRelu": frozenset({1}),
+    "RMSNormalization": frozenset({1}),
+    "RNN": frozenset({1, 2, 3}),
+    **dict.fromkeys(_TABLES, frozenset({0})),
+}
+"""Operands (by index) in a layer's place; of a table where data index it."""
+
+FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
+"""Operands (by index) that are data, and of another batch's size perhaps."""
+
+_NORMALIZATIONS = frozenset({
+    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
+    "MeanVarianceNormalization", "RMSNormalization",
+})  # fmt: skip
 _MEANS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
 _ROOTS = frozenset({"ReduceL2", "Sqrt"})
-_NORMALIZE = NORMALIZATIONS | {"LpNormalization", "MeanVarianceNormalization"}
-_KEEP = SAME_NUMBERS | {"Clip", "Max", "Reciprocal"}
+_AFFINE = frozenset({"Add", "Div", "Mul", "Sub"})
+
+_MOVES = frozenset({
+    "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
+    "Unsqueeze",
+})  # fmt: skip
+"""Operators whose output has no number that their first input lacks."""
+_KEEP = _MOVES | {"Clip", "Concat", "Gather", "Max", "Reciprocal"}
 _MOST = 256
 """So many weights are followed into one tensor."""
 
 
-def written_out(document: Document) -> set[str]:
-    """Weights that a layer's weight or bias is computed of, and scales and biases of normalizations."""
-    behind = _behind(document)
-    return _in_layers(document, behind) | _of_normalizations(document, behind)
+@dataclass(frozen=True)
+class Places:
+    """The stored tensors in layers' places.
+
+    names
+        All of them.
+    fixed
+        Values of Constant nodes in the place of a layer's weight, beside layers whose weights are initializers.
+    last
+        Those of the last layer.
+    """
+
+    names: frozenset[str]
+    fixed: frozenset[str]
+    last: tuple[str, ...]
 
 
-def _in_layers(document: Document, behind: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Weights that a layer's weight or bias is computed of."""
-    return {
-        name
-        for node in document.proto.graph.node
-        for index in WEIGHTS.get(node.op_type, ())
-        if index < len(node.input)
-        for name in behind.get(node.input[index], ())
-    }
+def places(document: Document, in_nodes: Set[str]) -> Places:
+    """What stands in layers' places in `document`.
+
+    in_nodes
+        Names of the values of Constant nodes. Where some layer's weight is an initializer, a layer whose weight is none
+        of these has a fixed filter, or a normalization no scale.
+    """
+    made = _made_of(document)
+    layers: list[dict[int, tuple[str, ...]]] = []
+    for node in document.proto.graph.node:
+        if all(name in made for name in node.input if name):
+            continue
+        held = {k: made.get(node.input[k], ()) for k in sorted(WEIGHTS.get(node.op_type, ())) if k < len(node.input)}
+        held = {k: names for k, names in held.items() if names}
+        if node.op_type in ("Gemm", "MatMul") and 1 in held:
+            held.pop(0, None)  # what stands before a weight is data: the first state of an unrolled cell
+        if held:
+            layers.append(held)
+    everything = {name for held in layers for names in held.values() for name in names}
+    if not everything <= in_nodes:
+        layers = [held for held in layers if any(name not in in_nodes for name in held[min(held)])]
+    last = tuple(dict.fromkeys(name for names in layers[-1].values() for name in names)) if layers else ()
+    found = {name for held in layers for names in held.values() for name in names}
+    behind = _biases(document, made)
+    found |= behind.keys() | _affine(document, made)
+    return Places(frozenset(found), frozenset(everything - found), (*last, *_of(behind, last)))
 
 
-def _of_normalizations(document: Document, behind: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Scales and biases, one number for each feature, behind normalizations, written out or not."""
+def _of(behind: Mapping[str, Set[str]], weights: Iterable[str]) -> list[str]:
+    """The biases behind a layer with one of these weights."""
+    wanted = set(weights)
+    return [name for name, layers in behind.items() if wanted & layers and name not in wanted]
+
+
+def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
+    """Tensors that depend on no input -> the float weights of which their numbers are made."""
+    found: dict[str, tuple[str, ...]] = {}
+    found |= {name: (name,) if w.data_type in FLOATS else () for name, w in document.weights.items()}
+    for node in document.proto.graph.node:
+        moves = node.op_type in _MOVES
+        inputs = [name for name in (node.input[:1] if moves else node.input) if name]
+        if not inputs or any(name not in found for name in inputs):
+            continue
+        numbers = [] if node.op_type in ("Shape", "Size") else inputs[:1] if node.op_type == "Gather" else inputs
+        names = dict.fromkeys(name for held in numbers for name in found[held])
+        if not (moves or node.op_type in ("Concat", "Gather")):  # a single number is the formula's
+            names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
+        found.update((name, tuple(names)[:_MOST]) for name in node.output if name)
+    return found
+
+
+def _biases(document: Document, made: Mapping[str, tuple[str, ...]]) -> dict[str, frozenset[str]]:
+    """Weights that an Add puts on what a layer wrote, one number for each channel -> the weights of that layer."""
+    behind: dict[str, frozenset[str]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for node in document.proto.graph.node:
+        if node.op_type in PRODUCTS:
+            weights = [name for held in node.input for name in made.get(held, ())]
+            if weights and any(name not in made for name in node.input if name):
+                behind[node.output[0]] = frozenset(weights)
+        elif node.op_type in _MOVES and node.input[0] in behind:
+            behind[node.output[0]] = behind[node.input[0]]
+        elif node.op_type in ("Add", "Sum"):
+            free = [name for name in node.input if name not in made]
+            if not free or any(name not in behind for name in free):
+                continue
+            layers = frozenset[str]().union(*(behind[name] for name in free))
+            sizes = {math.prod(document.weights[name].dims) for name in layers}
+            for name in (name for held in node.input for name in made.get(held, ())):
+                dims = [dim for dim in document.weights[name].dims if dim != 1]
+                if len(dims) <= 1 and any(size % math.prod(dims) == 0 for size in sizes):
+                    found[name] = layers
+            behind[node.output[0]] = layers
+    return {name: layers for name, layers in found.items() if _several(document, name, layers)}
+
+
+def _several(document: Document, name: str, layers: Iterable[str]) -> bool:
+    """Whether a bias has several numbers, or its layer one channel alone."""
+    if math.prod(document.weights[name].dims) > 1:
+        return True
+    return any(1 in document.weights[layer].dims[:1] or 1 in document.weights[layer].dims[-1:] for layer in layers)
+
+
+def _affine(document: Document, made: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Scales and shifts, one number for each feature, behind normalizations, written out or not."""
     means: set[str] = set()
     roots: set[str] = set()
     normalized: set[str] = set()
     found: set[str] = set()
     for node in document.proto.graph.node:
         inputs, outputs = set(node.input), list(filter(None, node.output[:1]))
-        affine = node.op_type in ("Add", "Div", "Mul", "Sub")
+        affine = node.op_type in _AFFINE
         if affine and inputs & (roots | normalized):
-            found.update(name for other in inputs for name in behind.get(other, ()) if _by_feature(document, name))
-        if node.op_type in _NORMALIZE:
+            found.update(name for held in inputs for name in made.get(held, ()) if _by_feature(document, name))
+        if node.op_type in _NORMALIZATIONS:
             normalized.update(outputs)
         elif node.op_type in _MEANS:
             means.update(outputs)
@@ -58,7 +214,7 @@ def _of_normalizations(document: Document, behind: Mapping[str, tuple[str, ...]]
             if node.op_type == "ReduceL2" or inputs & means:
                 roots.update(outputs)
         elif node.op_type in ("Div", "Mul") and inputs & (roots | normalized):
-            constant = inputs & roots and all(name in roots or name in behind for name in inputs)
+            constant = inputs & roots and all(name in roots or name in made for name in inputs)
             (roots if constant else normalized).update(outputs)
         elif affine or node.op_type in _KEEP:
             for kind in (means, roots) if affine else (means, roots, normalized):
@@ -67,24 +223,13 @@ def _of_normalizations(document: Document, behind: Mapping[str, tuple[str, ...]]
     return found
 
 
-def _behind(document: Document) -> Mapping[str, tuple[str, ...]]:
-    """Tensors that depend on no input -> the weights that they are computed of."""
-    found: dict[str, tuple[str, ...]] = {name: (name,) for name in document.weights}
-    for node in document.proto.graph.node:
-        inputs = [name for name in node.input if name]
-        if node.op_type == "CastLike" or (node.op_type in SAME_NUMBERS and node.op_type not in ("Concat", "Gather")):
-            inputs = inputs[:1]  # what says how may be computed
-        if inputs and all(name in found for name in inputs):
-            names = tuple(dict.fromkeys(name for held in inputs for name in found[held]))[:_MOST]
-            found.update((name, names) for name in node.output if name)
-    return found
-
-
 def _by_feature(document: Document, name: str) -> bool:
-    dims: list[int] = [dim for dim in document.weights[name].dims if dim != 1]
-    return len(dims) <= 1
+    dims = [dim for dim in document.weights[name].dims if dim != 1]
+    return len(dims) == 1
 
 
 def _is_root(document: Document, node: NodeProto) -> bool:
-    power = node.input[1]
-    return filled(document, power, 0.5) or filled(document, power, -0.5)
+    power = document.weights.get(node.input[1])
+    if power is None or power.data_type not in FLOATS:
+        return False
+    return bool((abs(array_of(document, node.input[1])) == 0.5).all())

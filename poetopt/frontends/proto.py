@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,8 +27,28 @@ if TYPE_CHECKING:
 
     from poetopt.graph import Array
 
+
+def unique(name: str, taken: Iterable[str], numbers: MutableMapping[str, int] | None = None) -> str:
+    """`name`, with a number appended where it is taken.
+
+    numbers
+        For those who ask for many: the last number that each name got, where counting goes on.
+    """
+    taken = taken if isinstance(taken, (set, frozenset, dict)) else set(taken)
+    candidate, number = name, 1 if numbers is None else numbers.get(name, 1)
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    if numbers is not None and number > 1:
+        numbers[name] = number
+    return candidate
+
+
 ANEW = ("lr", "step")
 """Hyperparameters that have no default in a file: a loop that forgets one of them is told so."""
+
+PARAMETERS = "poetopt.parameters"
+"""Metadata of a file: the names of its parameters, one a line."""
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""
@@ -262,6 +282,8 @@ def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, T
         absent = {tensor for name, tensor in graph.hyperparameters.items() if name in ANEW}
         carried = json.dumps(dict(graph.carried))
         helper.set_model_props(model, {"poetopt.optimizer": graph.optimizer, "poetopt.carried": carried})
+    elif not isinstance(graph, TrainingGraph):
+        helper.set_model_props(model, {PARAMETERS: "\n".join(graph.trained)})
     body.input.extend(value_info(graph.tensors[name]) for name in (*graph.inputs, *given))
     body.output.extend(value_info(graph.tensors[name]) for name in names)
     shown = {*graph.inputs, *given, *names}

@@ -15,11 +15,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.frontends.ahead import Ahead, ahead
-from poetopt.frontends.proto import attribute_int, constant_tensor, copied
+from poetopt.frontends.branches import Ahead, ahead
+from poetopt.frontends.proto import attribute_int, constant_tensor, copied, unique
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.reading import ReadOptions
-from poetopt.frontends.unique import unique
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

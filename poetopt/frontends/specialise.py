@@ -1,27 +1,218 @@
-"""One pass over the nodes in order: rewrite, check and fold each, or infer the static shapes of its outputs.
+"""The pass over the nodes: each is rewritten, checked and folded, or the static shapes of its outputs inferred.
 
-Shapes of intermediate tensors that the file declares are used only where inference can't tell: they
-may be stale (another batch), and inference from the inputs catches what does not fit.
+Rewritten are Dropout that drops nothing, casts, baked-in shapes and first states of recurrent layers of another batch,
+and the scales of a Resize. States whose rows are all alike (zeros, nearly always) are repeated for the batch; a trained
+one of a single row is expanded, so that its gradient is the sum over the batch.
+
+Scaled axes become as long as onnxruntime makes them, which multiplies in float32 (ONNX's shape inference: in float64):
+7/5 is 1.39999998, and five elements become 6 by the one and 7 by the other. Such a Resize is given the lengths
+themselves. Its scales stay what they are: onnxruntime divides the lengths in float32. Where another axis has a scale
+that is no such ratio, the one that is too small becomes the next larger float32; nearest neighbours could be others
+then, and stay as they are.
+
+Shapes of intermediate tensors that the file declares are used only where inference can't tell: they may be stale
+(another batch), and inference from the inputs catches what does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from onnx import NodeProto
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto, helper
 
-from poetopt.frontends.attributes import check_attributes, check_window
-from poetopt.frontends.budget import Budget, readers, released
-from poetopt.frontends.draft import Draft, Rebatch, Type
-from poetopt.frontends.fold import fold
-from poetopt.frontends.infer import check_view, infer
-from poetopt.frontends.operand_shapes import check_operands
-from poetopt.frontends.rewrites import rewritten
-from poetopt.util.errors import UnsupportedOpError
+from poetopt.frontends.checks import check_attributes, check_operands, check_window
+from poetopt.frontends.draft import Budget, Draft, Rebatch, Type, readers, released
+from poetopt.frontends.fold import check_view, fold, infer
+from poetopt.frontends.places import FIRST_STATES
+from poetopt.frontends.proto import copied
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+Floats = NDArray[np.float32]
+
+
+def lengths(before: Sequence[int], scales: Floats) -> list[int]:
+    """What onnxruntime makes of axes of these lengths."""
+    return [int(np.float32(length) * scale) for length, scale in zip(before, scales, strict=True)]
+
+
+def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[np.int64] | Floats | None:
+    """Sizes (int64), or scales (float32), by which both come to the same; None where these scales may stay."""
+    after = lengths(before, scales)
+    short = [int(np.floor(n * float(s))) != m for n, s, m in zip(before, scales, after, strict=True)]
+    if not any(short):
+        return None
+    ratios = [np.float32(m) / np.float32(n) for n, m in zip(before, after, strict=True)]
+    if all(ratio == scale for ratio, scale in zip(ratios, scales, strict=True)):
+        return np.array(after, np.int64)
+    if nearest:
+        return None
+    return np.where(short, np.nextafter(scales, np.float32(np.inf)), scales).astype(np.float32)
+
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A first state in place of another: its name, its value where it is constant, else the node that makes it."""
+
+    place: int
+    old: str
+    name: str
+    shape: Shape
+    value: Array | None
+    target: Array | None
+
+    def expansion(self, target: str) -> NodeProto:
+        """The node that makes it, of the shape in `target`."""
+        return helper.make_node("Expand", [self.old, target], [self.name], name=self.name)
+
+
+def fitted(at: str, node: NodeProto, shapes: Mapping[str, Shape], constants: Mapping[str, Array]) -> list[Fitted]:
+    """The first states of `node` that have to change.
+
+    Raises `ModelError` where one is for another batch and its rows differ, or are computed.
+    """
+    places = [p for p in FIRST_STATES.get(node.op_type, ()) if p < len(node.input) and node.input[p]]
+    x = shapes.get(node.input[0], ()) if places else ()
+    found: list[Fitted] = []
+    for place in sorted(places):
+        name = node.input[place]
+        state = shapes[name]
+        if len(x) != 3 or len(state) != 3 or state[1] == x[1]:
+            continue
+        shape = (state[0], x[1], state[2])
+        value = constants.get(name)
+        fresh = f"{name}.{x[1]}_rows"
+        if value is not None and state[1] and bool(np.all(value == value[:, :1])):
+            found.append(Fitted(place, name, fresh, shape, np.repeat(value[:, :1], x[1], axis=1), None))
+        elif value is None and state[1] == 1:
+            found.append(Fitted(place, name, fresh, shape, None, np.array(shape, np.int64)))
+        else:
+            what = "its rows differ" if value is not None else "it is trained or computed"
+            raise ModelError(
+                f"{at}: its first state {name!r} is for a batch of {state[1]} and the batch is {x[1]}, and {what}; "
+                f"use --batch {state[1]}, or export the model with a first state of zeros (or of one row) that follows "
+                "the batch"
+            )
+    return found
+
+
+_OPTIONAL_SCALES_SINCE = 13
+"""From this opset on a Resize with sizes has no scales."""
+
+
+def rewritten(draft: Draft, original: NodeProto, rebatch: Rebatch | None) -> NodeProto:
+    """A copy of `original` to be planned; constants that it needs besides, and nodes before it, go into the draft."""
+    node = _plain(draft, original)
+    if rebatch is not None:
+        _rebatch(draft, node, rebatch)
+    _measure(draft, node)
+    _fit_states(draft, node)
+    return node
+
+
+def _plain(draft: Draft, node: NodeProto) -> NodeProto:
+    """A copy of `node`; Dropout that drops nothing and casts to the same type become Identity, CastLike a Cast."""
+    copy = copied(node)
+    if node.op_type in {"Cast", "CastLike"}:
+        return _cast(draft, copy)
+    if node.op_type != "Dropout":
+        return copy
+    at = draft.at(node)
+    ratio, training = _setting(draft, at, node, 1, 0.5), _setting(draft, at, node, 2, 0.0)
+    if training and ratio:
+        return copy
+    identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
+    if len(node.output) > 1 and node.output[1]:
+        mask = np.ones(draft.types[node.input[0]][1], dtype=np.bool_)
+        draft.put(node.output[1], mask)
+    draft.removed_dropouts += 1
+    return identity
+
+
+def _cast(draft: Draft, node: NodeProto) -> NodeProto:
+    """`node`, a Cast or a CastLike, as a Cast, or as an Identity where the type stays."""
+    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    like = len(node.input) == 2
+    to = draft.types[node.input[1]][0] if like else own.get("to")
+    if node.input and to == draft.types[node.input[0]][0]:
+        return helper.make_node("Identity", node.input[:1], node.output, name=node.name)
+    return helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=to) if like else node
+
+
+def _setting(draft: Draft, at: str, node: NodeProto, index: int, default: float) -> float:
+    name = node.input[index] if index < len(node.input) else ""
+    if not name:
+        return default
+    if name not in draft.constants:
+        raise UnsupportedOpError(
+            f"{at}: its {'ratio' if index == 1 else 'training_mode'} ({name!r}) is not constant; "
+            "export the model with it fixed"
+        )
+    return float(np.asarray(draft.constants[name]).reshape(-1)[0])
+
+
+def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
+    """Put the new batch into the constant shape of a Reshape or Expand that has the old one in front."""
+    if node.op_type not in ("Reshape", "Expand") or len(node.input) < 2 or node.input[1] not in draft.constants:
+        return
+    shape = draft.constants[node.input[1]]
+    data = rebatch.before.get(node.input[0])
+    result = rebatch.before.get(node.output[0])
+    if not shape.size or data is None or result is None or not data[1] or not result[1]:
+        return
+    leads = (rebatch.old,) if node.op_type == "Reshape" else (rebatch.old, 1)
+    if int(shape.reshape(-1)[0]) == rebatch.old == result[1][0] and data[1][0] in leads:
+        node.input[1] = draft.put_beside(f"{node.output[0]}.shape", np.array([rebatch.new, *shape[1:]], np.int64))
+
+
+def _measure(draft: Draft, node: NodeProto) -> None:
+    """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
+    scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
+    if scales is None or not scales.size or draft.opset < _OPTIONAL_SCALES_SINCE:
+        return
+    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    before = draft.types[node.input[0]][1]
+    axes = own.get("axes") or range(len(before))
+    if own.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
+        return
+    if any(not -len(before) <= axis < len(before) for axis in axes):
+        return
+    found = agreed(
+        [before[axis] for axis in axes], scales.astype(np.float32), nearest=own.get("mode", b"nearest") == b"nearest"
+    )
+    if found is not None:
+        sized = found.dtype == np.int64
+        name = draft.put_beside(f"{node.output[0]}.{'sizes' if sized else 'scales'}", found)
+        del node.input[1:]
+        node.input.extend(["", "", name] if sized else ["", name])
+
+
+def _fit_states(draft: Draft, node: NodeProto) -> None:
+    """Replace first states of a recurrent layer that are for another batch."""
+    if node.op_type not in FIRST_STATES:
+        return
+    at = draft.at(node)
+    shapes = {name: draft.types[name][1] for name in node.input if name}
+    for state in fitted(at, node, shapes, draft.constants):
+        if state.name not in draft.types:
+            if state.value is not None:
+                draft.put(state.name, state.value)
+            elif state.target is not None:
+                draft.put(f"{state.name}.shape", state.target)
+                draft.nodes.append(state.expansion(f"{state.name}.shape"))
+                draft.types[state.name] = (draft.types[state.old][0], state.shape)
+        node.input[state.place] = state.name
+        draft.repeated[state.old] = state.shape[1]
 
 
 def specialise(

@@ -1,7 +1,8 @@
-"""What a network is, whatever its weights are: operators, shapes and types, as one hash.
+"""Checks and hashes of a finished graph.
 
-A plan is of that: a network that was trained further still runs by it. Integers that a graph reads (axes, shapes, pads)
-and single numbers that nobody trains decide what operators do, so they count; all other stored values are data.
+The structure hash is of what a network is, whatever its weights are: operators, shapes and types. A plan is of that: a
+network that was trained further still runs by it. Integers that a graph reads (axes, shapes, pads) and single numbers
+that nobody trains decide what operators do, so they count; all other stored values are data.
 """
 
 from __future__ import annotations
@@ -12,6 +13,38 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from poetopt.graph import Graph, Node
+
+
+def gap(graph: Graph) -> str | None:
+    """What is missing, in words; None where nothing is."""
+    declared = set(graph.tensors)
+    for what, names in (("input", graph.inputs), ("initializer", graph.values)):
+        for name in names:
+            if name not in declared:
+                return f"its {what} '{name}' is none of its tensors"
+    there = {*graph.inputs, *graph.values}
+    seen: set[str] = set()
+    for operator in graph.operators:
+        if operator.name in seen:
+            return f"two operators are called '{operator.name}'"
+        seen.add(operator.name)
+        for name in filter(None, operator.inputs):
+            if name not in there:
+                return f"operator '{operator.name}' reads '{name}': no input, no initializer, and not written before"
+        for name in filter(None, operator.outputs):
+            if name not in declared:
+                return f"operator '{operator.name}' writes '{name}', which is none of its tensors"
+            if name in there:
+                return f"operator '{operator.name}' writes '{name}', which is there already"
+            there.add(name)
+    for name in graph.outputs:
+        if name not in there:
+            return f"its output '{name}' is written by no operator"
+    for name in graph.trained:
+        if name not in graph.values:
+            return f"it trains '{name}', which is no initializer"
+    return None
+
 
 LARGEST = 64
 """Elements of an integer constant that counts with its values."""

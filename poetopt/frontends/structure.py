@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 import onnx
 from onnx import NodeProto
 
-from poetopt.frontends.attributes import GROUP_NORMALIZATION_BY_CHANNEL
-from poetopt.frontends.deciding import deciding
+from poetopt.frontends.checks import GROUP_NORMALIZATION_BY_CHANNEL
 from poetopt.frontends.proto import copied, subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
+from poetopt.frontends.values import deciding
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})

@@ -1,40 +1,181 @@
-"""One parameter for all copies that an exporter made of one weight.
+"""One parameter for all copies that an exporter made of one weight, and one each where it merged several.
 
 Exporters fold the transpose of a weight into a second one. Where the weight serves elsewhere too (an embedding that is
 the output layer's matrix, a layer that is used twice), the file then holds it twice, and trained apart each copy would
 get its own use's share of the gradient. The copies are found
 
 - by the metadata of PyTorch's newer exporter, which names what a tensor was folded from; the values must agree;
-- by value: a matrix that is another one's transpose, element for element, which no chance brings about; and under a
-  name that an exporter made up (`onnx::Sub_20`) what holds a weight's numbers with another number of axes. Tensors that
-  are equal as they stand prove nothing: exporters merge these themselves, or keep apart what the module keeps apart
-  (the layers of a fresh Transformer are copies of its first).
+- by value: a matrix that is another one's transpose, element for element, which no chance brings about. Tensors
+  that are equal as they stand prove nothing: exporters merge these themselves, or keep apart what the module keeps
+  apart (the layers of a fresh Transformer are copies of its first).
 
 A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so that gradients add up.
+
+The other way round, all scales of ones and all biases of zeros of one size are one initializer of a file of a fresh
+network, and zero biases of layers are left out. So a tensor filled with one number in several layers' places is as many
+parameters: by the names that PyTorch's metadata gives each node's parameters, by those of the Identity nodes that its
+older exporter writes (whose nodes are called `/module/op`), in other files called after the node. What these say is one
+parameter stays one, and where a layer has none it reads a constant.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from onnx import NodeProto, helper, numpy_helper
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.frontends.leftovers import named_by_exporter
-from poetopt.frontends.operands import FLOATS
-from poetopt.frontends.proto import copied
+from poetopt.frontends.origins import signature
+from poetopt.frontends.places import FLOATS, PRODUCTS, SETTINGS, WEIGHTS
+from poetopt.frontends.proto import attribute_int, copied, unique
 from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.unique import unique
-from poetopt.util.notes import Note
+from poetopt.util.notes import Note, listed
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+_PARAMETER = re.compile(r"^\s*(\S+): PARAMETER target='([^']*)'", re.MULTILINE)
+_HELD = re.compile(r"%(p_\w+)")
+_OUTPUT_AXIS = {"Conv": 0, "ConvTranspose": 1}
+_NAMES = {1: "weight", 2: "bias"}
+
+
+class Place(NamedTuple):
+    """Where a node reads, or lacks, what may be a parameter of its own.
+
+    node, at
+        The node, and which of its inputs.
+    merged
+        The initializer that it reads there; "" where a bias of zeros was left out.
+    name
+        The parameter's own name.
+    constant
+        Whether the layer has no parameter there.
+    """
+
+    node: NodeProto
+    at: int
+    merged: str
+    name: str
+    constant: bool = False
+
+
+def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]) -> Iterator[Place]:
+    """All such places of `graph`, in the order of its nodes.
+
+    dims
+        Those of an initializer; None for other names.
+    """
+    targets = dict(_PARAMETER.findall(signature(graph)))
+    writers = {name: node.op_type for node in graph.node for name in node.output}
+    sources = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Identity" and len(node.input) == 1 and dims(node.input[0]) is not None
+    }
+    for node in graph.node:
+        said = {entry.key: entry.value for entry in node.metadata_props}
+        held = [targets[name] for name in _HELD.findall(said.get("pkg.torch.onnx.fx_node", "")) if name in targets]
+        settings = SETTINGS.get(node.op_type, ())
+        read = [(k, sources.get(name, name)) for k, name in enumerate(node.input) if k not in settings]
+        read = [(k, name) for k, name in read if dims(name) is not None]
+        bias = node.op_type == "Add" and any(writers.get(name) in PRODUCTS for name in node.input)
+        layer = WEIGHTS.get(node.op_type, frozenset()) - {0}
+        for k, name in read:
+            constant = k in layer and bool(targets) and not held and "pkg.torch.onnx.fx_node" in said
+            if node.input[k] in sources:
+                own = node.input[k]
+            elif len(held) == len(read):
+                own = held[read.index((k, name))]
+            elif held:
+                alike = {target for target in held if target.rpartition(".")[2] == name.rpartition(".")[2]}
+                own = alike.pop() if len(alike) == 1 else ""
+            elif not targets and node.name.startswith("/"):
+                own = name
+            elif constant or (not targets and (bias or k in layer)):
+                own = f"{node.name or node.output[0]}.{'bias' if bias else _NAMES.get(k, k)}"
+            else:
+                own = ""
+            if own and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
+                yield Place(node, k, name, own, constant)
+        left_out = "RemoveOptionalBias" in said.get("pkg.onnxscript.rewriter.rule_name", "")
+        if left_out and len(node.input) == 2 and len(held) == 2:
+            yield Place(node, 2, "", held[1])
+
+
+def put(place: Place) -> None:
+    """Have the node read its own parameter there."""
+    if place.at < len(place.node.input):
+        place.node.input[place.at] = place.name
+    else:
+        place.node.input.append(place.name)
+
+
+def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
+    """Give each such place of `document` a weight of its own where several read one that holds one number.
+
+    Returns notes, and the names of the weights that are constants.
+    """
+    graph = document.proto.graph
+    weights = document.weights
+    found = list(places(graph, lambda name: tuple(weights[name].dims) if name in weights else None))
+    names: dict[str, list[str]] = {}
+    for place in found:
+        names.setdefault(place.merged, []).append(place.name)
+    stay = {merged if merged in own else own[0] for merged, own in names.items() if merged}
+    made: list[str] = []
+    taken = {name for node in graph.node for name in node.output if node.op_type != "Identity"}
+    taken.update(info.name for info in graph.input)
+    for place in found:
+        if place.name in stay or place.name in taken or (place.name in weights and place.name not in made):
+            continue
+        if place.name not in made:
+            proto = _own(document, place)
+            if proto is None:
+                continue
+            weights[place.name] = proto
+            made.append(place.name)
+        put(place)
+    kept = [copied(node) for node in graph.node if node.op_type != "Identity" or node.output[0] not in made]
+    del graph.node[:]
+    graph.node.extend(kept)
+    held = {name for place in found if not place.constant for name in (place.merged, place.name)}
+    constants = frozenset({n for p in found if p.constant for n in (p.merged, p.name) if n in weights} - held)
+    made = [name for name in made if name not in constants]
+    if not made:
+        return [], constants
+    count = "1 parameter was" if len(made) == 1 else f"{len(made)} parameters were"
+    text = f"{count} merged with equal ones by the exporter, and apart again"
+    return [Note(f"{text}: {', '.join(made)}", short=f"{text}: {listed(made, 3)}")], constants
+
+
+def _own(document: Document, place: Place) -> TensorProto | None:
+    """A weight like the one that is read at `place`, or zeros; None where that one holds several numbers."""
+    if place.merged:
+        like = document.weights[place.merged]
+        value = array_of(document, place.merged) if like.data_type in FLOATS else None
+        if value is None or not value.size or not bool((value == value.flat[0]).all()):
+            return None
+        own = TensorProto()
+        own.CopyFrom(like)
+        own.name = place.name
+        return own
+    weight = document.weights.get(place.node.input[1])
+    if weight is None or weight.data_type not in FLOATS or len(weight.dims) < 2:
+        return None
+    axis = _OUTPUT_AXIS.get(place.node.op_type, 0 if attribute_int(place.node, "transB", 0) else 1)
+    size = weight.dims[axis] * (attribute_int(place.node, "group", 1) if place.node.op_type == "ConvTranspose" else 1)
+    return helper.make_tensor(place.name, weight.data_type, [size], [0.0] * size)
+
 
 _LEAST_VALUES = 16
 """A matrix with fewer different values may equal another one by chance."""
@@ -90,8 +231,6 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     folded = {name for source, group in sources.items() for name in group if name != source}
     for root, copy in _transposed_pairs(document, usable - roots.keys(), folded if known else None):
         tie(copy, root, (1, 0))
-    if not known:
-        reshaped = _reshaped_pairs(document, usable)
     reshaped = {
         copy: root for copy, root in reshaped.items() if root not in roots and copy not in roots and copy not in shared
     }
@@ -111,32 +250,6 @@ def _same_numbers(root: Array, copy: Array) -> bool:
         return False
     flat = root.reshape(-1)
     return np.array_equal(flat, copy.reshape(-1)) and np.unique(flat).size >= _LEAST_VALUES
-
-
-def _reshaped_pairs(document: Document, names: Iterable[str]) -> dict[str, str]:
-    """Tensors with a name that an exporter made up -> the one weight whose numbers they hold with other axes."""
-    wanted = set(names)
-    sizes: dict[tuple[int, int], list[str]] = {}
-    for name, proto in document.weights.items():
-        size = math.prod(proto.dims)
-        if name in wanted and name not in document.fills and proto.data_type in FLOATS and size >= _LEAST_VALUES:
-            sizes.setdefault((proto.data_type, size), []).append(name)
-    found: dict[str, str] = {}
-    for group in sizes.values():
-        copies = [name for name in group if named_by_exporter(name)]
-        if not copies or len(copies) == len(group):
-            continue
-        held: dict[bytes, list[str]] = {}
-        for name in group:
-            if not named_by_exporter(name):
-                held.setdefault(_digest(array_of(document, name).reshape(-1)), []).append(name)
-        for copy in copies:
-            value = array_of(document, copy)
-            alike = held.get(_digest(value.reshape(-1)), ())
-            others = [name for name in alike if len(document.weights[name].dims) != value.ndim]
-            if len(others) == 1 and _same_numbers(array_of(document, others[0]), value):
-                found[copy] = others[0]
-    return found
 
 
 def _order(root: Array, copy: Array) -> tuple[int, ...] | None:

@@ -114,7 +114,7 @@ def step_cases(
     optimizer, clip
         Whose updates the step has: as one with the gradients where `op_type` is of both; and whether it clips them.
     """
-    graph = load(model)
+    graph = load(model, train="*")
     assert isinstance(graph, Graph)
     step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type, clip=clip)
     step = replace(step, values={**step.values, **_settings(step, random)})

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from poetopt.frontends import merged
+from poetopt.frontends import ties
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
 from poetopt.util.errors import ModelError
@@ -171,16 +171,16 @@ def put(
     Raises ModelError where the model has no place for one of the values.
     """
     protos = {proto.name: proto for proto in model.graph.initializer}
-    for place in merged.places(model.graph, lambda name: tuple(protos[name].dims) if name in protos else None):
+    for place in ties.places(model.graph, lambda name: tuple(protos[name].dims) if name in protos else None):
         if place.name in protos:
             continue
         if place.constant and place.merged in names:
             constant = model.graph.initializer.add()
             constant.CopyFrom(protos[place.merged])
             constant.name = place.name
-            merged.put(place)
+            ties.put(place)
         elif place.name in names:
-            merged.put(place)
+            ties.put(place)
     outside = external_data(model)
     left: dict[str, Array] = {}
     copies = _copies(protos, outside, names, known, read)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from poetopt.frontends.proto import node_proto
+from poetopt.frontends.proto import PARAMETERS, node_proto
 from poetopt.graph import Node
 
 if TYPE_CHECKING:
@@ -121,6 +121,9 @@ class Network:
     def model(self, output: str, shape: tuple[int, ...]) -> ModelProto:
         """The finished model; `output` is renamed to `logits`."""
         graph = self.proto.graph
+        statistics = {name for node in self.nodes if node.op_type == "BatchNormalization" for name in node.input[3:]}
+        parameters = [weight.name for weight in graph.initializer if weight.name not in statistics]
+        helper.set_model_props(self.proto, {PARAMETERS: "\n".join(parameters)})
         for node in self.nodes:
             node.input[:] = ["logits" if name == output else name for name in node.input]
             node.output[:] = ["logits" if name == output else name for name in node.output]

@@ -18,7 +18,7 @@ from onnx import helper
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, registered, trial_rules
-from poetopt.frontends.one_node import computed
+from poetopt.frontends.fold import computed
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node

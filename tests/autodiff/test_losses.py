@@ -34,14 +34,26 @@ def log_softmax(x: Array, axis: int) -> Array:
     return np.asarray(x - np.log(np.exp(x).sum(axis, keepdims=True)))
 
 
+def dense(shape: list[int], outputs: int, tail: str = "") -> Graph:
+    """A model that ends in a layer, or in `tail` of what it writes, h."""
+    weights = {"w": np.random.default_rng(0).standard_normal((shape[-1], outputs)).astype(np.float32)}
+    return graph(f"h = MatMul(x, w)\n{tail or 'y = Identity(h)'}", {"x": shape}, weights, ["y"], "w")
+
+
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [([4, 3], "cross-entropy"), ([2, 5, 3], "cross-entropy"), ([2, 3, 4, 4], "cross-entropy"), ([4, 1], "mse"),
-     ([7], "mse"), ([1, 1], "none")],
+    ("shape", "outputs", "kind"),
+    [([4, 3], 2, "cross-entropy"), ([2, 5, 3], 7, "cross-entropy"), ([2, 3, 4, 4], 5, "cross-entropy"),
+     ([4, 3], 3, "mse"), ([4, 3], 1, ""), ([1, 3], 1, "")],
 )  # fmt: skip
-def test_auto_picks_by_the_output_and_says_so(shape: list[int], kind: str) -> None:
-    weights = {"w": np.array([1.5], np.float32), "first": np.array([0])}
-    step = differentiate(graph("h = Mul(x, w)\ny = Squeeze(h, first)", {"x": [1, *shape]}, weights, ["y"]))
+def test_auto_reads_the_loss_off_the_model_and_says_so_or_asks(shape: list[int], outputs: int, kind: str) -> None:
+    found = dense(shape, outputs)
+    if not kind:
+        with pytest.raises(
+            ModelError, match=r"'y' .* no two classes; say --loss mse .*--loss cross-entropy .*--loss bce"
+        ):
+            differentiate(found)
+        return
+    step = differentiate(found)
     assert step.loss_kind == kind
     assert any(kind in note and "'y'" in note for note in step.notes)
     assert step.tensors["loss"].role is Role.LOSS
@@ -96,14 +108,15 @@ def test_probabilities_are_not_normalised_twice(final: str) -> None:
      ([24, 5], "p = Softmax<axis=-1>(h)\ny = Reshape(p, shape)", 3, "h"),
      ([2, 5, 3, 4], "\n".join(BETWEEN), 1, "h"),
      ([2, 5, 3, 4], "p = Softmax<axis=1>(h)\ny = Transpose<perm=[0 2 3 1]>(p)", 3, "h"),
-     ([2, 5, 3, 4], "y = Transpose<perm=[0 2 3 1]>(h)", 3, ""),
-     ([2, 4, 5, 3], "y = Transpose<perm=[0 3 1 2]>(h)", 1, ""),
-     ([2, 3, 4, 2], "y = MatMul(h, m)", 3, ""), ([2, 3, 4, 1], "y = Add(h, b)", 3, "")],
+     ([2, 5, 3, 4], "c = Conv(h, k)\ny = Transpose<perm=[0 2 3 1]>(c)", 3, ""),
+     ([2, 3, 4, 2], "y = MatMul(h, m)", 3, ""),
+     ([2, 3, 4, 2], "a = MatMul(h, m)\nb = Add(a, b3)\ny = Transpose<perm=[0 3 1 2]>(b)", 1, "")],
 )  # fmt: skip
 def test_a_model_may_say_where_its_classes_are(shape: list[int], tail: str, axis: int, logits: str) -> None:
     weights = {"w": np.array([1.5], np.float32), "shape": np.array([2, 3, 4, 5])}
-    weights |= {"m": np.ones((2, 3), np.float32), "b": np.ones(3, np.float32)}
-    step = differentiate(graph(f"h = Mul(x, w)\n{tail}", {"x": shape}, weights, ["y"]))
+    weights |= {"m": np.ones((2, 3), np.float32), "b3": np.ones(3, np.float32)}
+    weights["k"] = np.random.default_rng(1).standard_normal((6, 5, 1, 1)).astype(np.float32)
+    step = differentiate(graph(f"h = Mul(x, w)\n{tail}", {"x": shape}, weights, ["y"], "*"))
     notes = [note for note in step.notes if "cross-entropy" in note]
     assert ("the input of the final" in notes[0]) == bool(logits)
     rank = len(step.tensors["y"].shape)
@@ -135,7 +148,8 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiate(scaled([4, 3]), loss="none")
     both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
     with pytest.raises(
-        ModelError, match=r"several outputs; say which .*--output NAME: 'y' \(2x2: mse\); 'z' \(2x2: mse"
+        ModelError,
+        match=r"several outputs; say which .*--output NAME: 'y' \(2x2: --loss says which\); 'z' ",
     ):
         differentiate(both)
     with pytest.raises(OptionError, match="no output 'q'; there are y, z"):
@@ -147,7 +161,7 @@ def test_names_that_the_model_has_already() -> None:
     step = differentiate(graph("h = MatMul(x, loss)\ny = Add(h, labels)", {"x": [4, 3]}, weights, ["y"]))
     assert (step.loss, step.added_inputs) == ("loss.2", ("labels.2",))
     assert "'loss' is called 'loss.2' here and 'labels' is called 'labels.2' here: the model has a" in step.notes[-1]
-    assert not any("is called" in note for note in differentiate(scaled([4, 3])).notes)
+    assert not any("is called" in note for note in differentiate(dense([4, 3], 2)).notes)
 
 
 def several(lines: str, outputs: list[str]) -> Graph:
@@ -187,7 +201,7 @@ def test_several_outputs_are_listed_with_what_they_would_get() -> None:
     assert listed == [
         "'p' (4x3: cross-entropy)",
         "'q' (4x3: bce)",
-        "'t' (4x3: no loss fits it)",
+        "'t' (4x3: --loss says which)",
         "'n' (4x1: of type int64)",
     ]
     assert differentiate(found, output="q").loss_kind == "bce"
@@ -197,33 +211,15 @@ def test_several_outputs_are_listed_with_what_they_would_get() -> None:
 
 
 def test_one_value_of_a_layer_is_no_loss() -> None:
-    """A regression at batch 1 is one, and a mean is the model's own loss whatever its shape."""
-    weights = {"w": np.ones((5, 1), np.float32), "b": np.ones(1, np.float32)}
-    dense = graph("h = MatMul(x, w)\ny = Add(h, b)", {"x": [1, 5]}, weights, ["y"])
-    assert differentiate(dense).loss_kind == "mse"
-    assert differentiate(dense, loss="none").loss_kind == "none"
-    weights |= {"three": np.array(3.0, np.float32), "flat": np.array([], np.int64)}
-    score = "h = MatMul(x, w)\nr = Reshape(h, flat)\ns = Sigmoid(r)\nt = Mul(s, three)\ny = Add(t, three)"
-    rated = differentiate(graph(score, {"x": [1, 5]}, weights, ["y"]))
-    assert (rated.loss_kind, rated.tensors["target"].shape) == ("mse", ())
-    own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean(d)", {"x": [4, 5]}, weights, ["y"])
-    assert (differentiate(own).loss_kind, own.tensors["y"].shape) == ("none", (1, 1))
-
-
-def test_one_product_of_two_towers_is_no_loss() -> None:
-    """As at batch 2, where there are two; a sum of squares stays the model's own."""
-    weights = {name: np.ones((5, 3), np.float32) for name in ("w", "v")} | {"last": np.array([1])}
-    towers = "a = MatMul(x, w)\nb = MatMul(x, v)\n"
-    tails = {
-        "p = Mul(a, b)\ny = ReduceSum<keepdims=0>(p, last)": "mse",
-        "p = Mul(a, b)\ns = ReduceSum<keepdims=0>(p, last)\nn = ReduceL2<keepdims=0>(a, last)\ny = Div(s, n)": "mse",
-        "d = Sub(a, b)\np = Mul(d, d)\ny = ReduceSum<keepdims=0>(p, last)": "none",
-        "p = Mul(a, b)\ny = ReduceSum<keepdims=0>(p)": "none",
-        "p = Mul(a, b)\nloss = ReduceSum<keepdims=0>(p, last)": "none",
-    }
-    for tail, kind in tails.items():
-        output = "loss" if "loss" in tail else "y"
-        assert differentiate(graph(towers + tail, {"x": [1, 5]}, weights, [output])).loss_kind == kind, tail
+    """A regression at batch 1 is one; a scalar that no layer wrote is the model's own."""
+    weights = {"w": np.ones((5, 1), np.float32), "b": np.ones(1, np.float32), "axes": np.array([0, 1])}
+    for tail in ("y = Identity(z)", "y = Squeeze(z, axes)"):
+        found = graph(f"h = MatMul(x, w)\nz = Add(h, b)\n{tail}", {"x": [1, 5]}, weights, ["y"], "w")
+        with pytest.raises(ModelError, match=r"--loss none where it is the model's own loss"):
+            differentiate(found)
+        assert differentiate(found, loss="none").loss_kind == "none"
+    own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean<keepdims=0>(d)", {"x": [4, 5]}, weights, ["y"], "w")
+    assert (differentiate(own).loss_kind, own.tensors["y"].shape) == ("none", ())
 
 
 @pytest.mark.parametrize(

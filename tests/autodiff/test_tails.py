@@ -24,11 +24,13 @@ Array = NDArray[Any]
 HEAD = "a = MatMul(x, w1)\nr = Tanh(a)\nh = MatMul(r, w2)\nz = Add(h, b)\n"
 SINGLE = {"tiny": 1e-7, "one": 1.0, "minus": -1.0, "half": 0.5, "two": 2.0, "low": 0.2, "zero": [0.0]}
 WHOLE = {"nought": 0, "first": [0], "place": [1], "last": [-1], "both": [0, 1], "row": [4, 1, 3], "wide": [4, 3]}
-WHOLE |= {"far": [12], "before": [-4]}
+WHOLE |= {"nought1": [0], "two1": [2]}
 CONSTANTS: dict[str, Array] = {
     **{name: np.array(value, np.float32) for name, value in SINGLE.items()},
     **{name: np.array(value, np.int64) for name, value in WHOLE.items()},
     "w3": np.eye(3, dtype=np.float32) - np.float32(0.5),
+    "mix": np.array([[0.5, 0.5, 0], [0, 1, 0], [0, 0.4, 0.6]], np.float32),
+    "zero1": np.array(0, np.float32),
 }
 
 
@@ -118,30 +120,17 @@ SOFTMAXES = {
     "plain": "y = Softmax<axis=-1>(z)",
     "cast": "p = Softmax<axis=-1>(z)\nq = Cast<to=11>(p)\ny = Cast<to=1>(q)",
     "clip": "p = Softmax<axis=-1>(z)\ny = Clip(p, tiny, one)",
-    "guarded": "p = Softmax<axis=-1>(z)\nq = Add(p, tiny)\ns = Max(q, tiny)\nt = Min(s, one)\ny = Relu(t)",
     "dropout": "p = Softmax<axis=-1>(z)\ny = Dropout(p, half)",
     "views": "p = Softmax<axis=-1>(z)\nq = Reshape(p, row)\ns = Squeeze(q, place)\ny = Identity(s)",
     "temperature": "t = Div(z, two)\ny = Softmax<axis=-1>(t)",
-    "one": "p = Softmax<axis=-1>(z)\nq = Mul(p, one)\ns = Div(q, one)\ny = Add(s, zero)",
-    "spelled": "e = Exp(z)\ns = ReduceSum(e, last)\ny = Div(e, s)",
-    "shifted": "m = ReduceMax(z, last)\nd = Sub(z, m)\ne = Exp(d)\ns = ReduceSum(e, last)\ny = Div(e, s)",
-    "reciprocal": "e = Exp(z)\ns = ReduceSum<keepdims=0>(e, last)\nu = Unsqueeze(s, last)\n"
-    "v = Reciprocal(u)\ny = Mul(v, e)",
-    "of logarithms": "p = LogSoftmax<axis=-1>(z)\ny = Exp(p)",
-    "of logarithms spelled": "s = ReduceLogSumExp(z, last)\nd = Sub(z, s)\ny = Exp(d)",
-    "row": "p = Softmax<axis=-1>(z)\nq = Clip(p, tiny, one)\ns = Cast<to=1>(q)\nt = Mul(s, one)\ny = Reshape(t, row)",
+    "row": "p = Softmax<axis=-1>(z)\nq = Clip(p, tiny, one)\ns = Cast<to=1>(q)\ny = Reshape(s, row)",
 }
 """What writes y, of shape [..., 3], from logits z."""
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_a_softmax_is_found(name: str) -> None:
-    check(
-        model(SOFTMAXES[name]),
-        "cross-entropy",
-        lambda y, feeds: nll(y, feeds["labels"], y.ndim - 1),
-        exact=name != "guarded",
-    )
+    check(model(SOFTMAXES[name]), "cross-entropy", lambda y, feeds: nll(y, feeds["labels"], y.ndim - 1))
 
 
 def test_to_half_precision_and_back() -> None:
@@ -175,22 +164,11 @@ def test_classes_lie_where_the_softmax_was(shape: tuple[int, ...], tail: str, ax
 @pytest.mark.parametrize(
     "tail",
     ["p = Softmax<axis=-1>(z)\ny = Log(p)", "p = Softmax<axis=-1>(z)\nq = Clip(p, tiny, one)\ny = Log(q)",
-     "y = LogSoftmax<axis=-1>(z)", "p = LogSoftmax<axis=-1>(z)\ny = Transpose<perm=[1 0]>(p)",
-     "s = ReduceLogSumExp(z, last)\ny = Sub(z, s)",
-     "m = ReduceMax(z, last)\nd = Sub(z, m)\ne = Exp(d)\ns = ReduceSum(e, last)\nl = Log(s)\ny = Sub(d, l)"],
+     "y = LogSoftmax<axis=-1>(z)", "p = LogSoftmax<axis=-1>(z)\ny = Transpose<perm=[1 0]>(p)"],
 )  # fmt: skip
 def test_logarithms_of_probabilities(tail: str) -> None:
     axis = 0 if "Transpose" in tail else 1
     check(model(tail), "cross-entropy", lambda y, feeds: log_nll(y, feeds["labels"], axis))
-
-
-@pytest.mark.parametrize("parts", ["q, s", "s, q"])
-def test_two_classes_of_one_sigmoid(parts: str) -> None:
-    """As scikit-learn's networks have them; the loss reads the one logit."""
-    tail = f"s = Sigmoid(z)\nq = Sub(one, s)\nt = Concat<axis=1>({parts})\ny = Cast<to=1>(t)"
-    found = model(tail, outputs=1)
-    check(found, "cross-entropy", lambda y, feeds: nll(y, feeds["labels"], 1))
-    assert differentiate(found).tensors["labels"].shape == (4,)
 
 
 SIGMOIDS = {
@@ -198,20 +176,10 @@ SIGMOIDS = {
     "several": ((4, 5), 3, "y = Sigmoid(z)"),
     "batch of one": ((1, 5), 1, "y = Sigmoid(z)"),
     "vector": ((4, 5), 1, "p = Sigmoid(z)\ny = Squeeze(p, place)"),
-    "first": ((4, 5), 1, "p = Sigmoid(z)\ny = Gather<axis=1>(p, nought)"),
-    "slice": ((4, 5), 2, "p = Sigmoid(z)\ny = Slice(p, first, far)"),
     "map": ((2, 3, 4, 5), 1, "p = Sigmoid(z)\ny = Transpose<perm=[0 3 1 2]>(p)"),
     "turned": ((2, 3, 4, 5), 3, "p = Sigmoid(z)\nq = Transpose<perm=[0 3 2 1]>(p)\ny = Cast<to=1>(q)"),
     "turned before": ((2, 3, 4, 5), 3, "t = Transpose<perm=[0 3 2 1]>(z)\ny = Sigmoid(t)"),
     "clip": ((4, 5), 2, "p = Sigmoid(z)\ny = Clip(p, tiny, one)"),
-    "spelled": ((4, 5), 2, "n = Neg(z)\ne = Exp(n)\ns = Add(e, one)\ny = Div(one, s)"),
-    "minus": ((4, 5), 2, "n = Mul(z, minus)\ne = Exp(n)\ns = Add(one, e)\ny = Reciprocal(s)"),
-    "heads": ((4, 5), 2, "p = Sigmoid(z)\nf = Sigmoid(h)\nq = Clip(f, tiny, one)\ny = Concat<axis=1>(p, q)"),
-    "heads turned": ((2, 3, 5), 2, "p = Sigmoid(z)\nf = Sigmoid(h)\nq = Concat<axis=1>(p, f)\n"
-                     "y = Transpose<perm=[2 0 1]>(q)"),
-    "quotient": ((4, 5), 2, "e = Exp(z)\ns = Add(e, one)\ny = Div(e, s)"),
-    "of logarithms": ((4, 5), 2, "n = Neg(z)\ns = Softplus(n)\nl = Neg(s)\ny = Exp(l)"),
-    "mean of one": ((1, 1, 5), 1, "p = Sigmoid(z)\nm = ReduceMean<keepdims=0>(p, place)\ny = Unsqueeze(m, place)"),
     "read again": ((4, 5), 2, "p = Sigmoid(z)\nq = Mul(p, p)\nu = ReduceSum(q, last)\ny = Identity(p)"),
 }  # fmt: skip
 """Input, outputs, and what writes y."""
@@ -223,14 +191,13 @@ def test_a_sigmoid_is_found(name: str) -> None:
     check(model(tail, shape, outputs), "bce", lambda y, feeds: bce(y, feeds["target"]))
 
 
-@pytest.mark.parametrize("tail", ["p = Sigmoid(z)\ny = Log(p)", "n = Neg(z)\ns = Softplus(n)\ny = Neg(s)"])
-def test_logarithms_of_a_sigmoid(tail: str) -> None:
-    check(model(tail), "bce", lambda y, feeds: bce(np.exp(y), feeds["target"]))
+def test_logarithms_of_a_sigmoid() -> None:
+    check(model("p = Sigmoid(z)\ny = Log(p)"), "bce", lambda y, feeds: bce(np.exp(y), feeds["target"]))
 
 
 @pytest.mark.parametrize(
     ("shape", "tail"),
-    [((4, 3), "y = Identity(z)"), ((4, 3), "y = Tanh(z)"), ((2, 4, 4, 3), "y = Relu(z)"), ((2, 7, 3), "y = Neg(z)")],
+    [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")],
 )
 def test_an_output_of_the_inputs_shape_gets_mse(shape: tuple[int, ...], tail: str) -> None:
     found = model(tail, shape)
@@ -246,13 +213,19 @@ def test_a_chance_shape_is_no_autoencoder(tail: str, kind: str) -> None:
 BLIND = {
     "scaled": "p = Softmax<axis=-1>(z)\ny = Mul(p, two)",
     "clipped far": "p = Softmax<axis=-1>(z)\ny = Clip(p, low, one)",
-    "shares": "e = Softplus(z)\ns = ReduceSum(e, last)\ny = Div(e, s)",
+    "spelled": "e = Exp(z)\ns = ReduceSum(e, last)\ny = Div(e, s)",
+    "guarded": "p = Softmax<axis=-1>(z)\nq = Add(p, tiny)\ns = Max(q, tiny)\ny = Min(s, one)",
+    "of logarithms": "p = LogSoftmax<axis=-1>(z)\ny = Exp(p)",
     "mean of two": "p = Softmax<axis=-1>(z)\nq = Softmax<axis=-1>(h)\ns = Add(p, q)\ny = Mul(s, half)",
     "rest": "p = Softmax<axis=-1>(z)\ny = Sub(one, p)",
     "padded": "p = Softmax<axis=-1>(z)\nq = Concat<axis=1>(p, p)\ny = Identity(q)",
+    "two of one": "s = Sigmoid(z)\nq = Sub(one, s)\ny = Concat<axis=1>(q, s)",
+    "heads": "p = Sigmoid(z)\nf = Sigmoid(h)\ny = Concat<axis=1>(p, f)",
     "one of many": "p = Softmax<axis=-1>(z)\ny = Gather<axis=0>(p, place)",
-    "backwards": "p = Softmax<axis=-1>(z)\ny = Slice(p, last, before, last, last)",
     "several axes": "f = Flatten<axis=0>(z)\np = Softmax<axis=-1>(f)\ny = Reshape(p, wide)",
+    "hard": "y = HardSigmoid(z)",
+    "averaged": "p = Softmax<axis=-1>(z)\ny = MatMul(p, mix)",
+    "summed up": "p = Softmax<axis=-1>(z)\ny = CumSum(p, place)",
 }
 """Probabilities whose logits aren't read."""
 
@@ -268,28 +241,28 @@ def test_no_softmax_is_taken_twice(name: str, loss: str) -> None:
 
 @pytest.mark.parametrize(
     "tail",
-    ["p = Sigmoid(z)\nq = Mul(p, two)\ny = Add(q, one)", "p = Sigmoid(z)\nq = Sigmoid(h)\ny = Mul(p, q)",
-     "y = HardSigmoid(z)", "y = Clip(z, zero, one)",
-     "t = Tanh(z)\nu = Add(t, one)\ny = Mul(u, half)", "p = Sigmoid(z)\ny = Concat<axis=1>(p, z)"],
+    ["p = Softmax<axis=-1>(z)\ny = MatMul(p, w3)", "y = Relu(z)", "y = Mul(z, half)", "y = Add(z, z)",
+     "q = LeakyRelu(z)\ny = Slice(q, nought1, two1, place)"],
 )  # fmt: skip
-def test_other_values_between_0_and_1_get_mse(tail: str) -> None:
-    found = model(tail)
-    assert differentiate(found).loss_kind == "mse"
-    for loss in ("cross-entropy", "bce"):
-        with pytest.raises(ModelError, match="output 'y'"):
-            differentiate(found, loss=loss)
-
-
-@pytest.mark.parametrize(
-    "tail",
-    ["p = Softmax<axis=-1>(z)\ny = Mul(p, z)", "p = Softmax<axis=-1>(z)\ny = MatMul(p, w3)",
-     "p = Sigmoid(z)\ny = Add(p, z)", "y = Relu(z)", "p = LogSoftmax<axis=-1>(z)\ny = Mul(p, half)"],
-)  # fmt: skip
-def test_attention_and_gates_leave_logits(tail: str) -> None:
+def test_what_a_layer_wrote_are_logits(tail: str) -> None:
     found = model(tail)
     assert differentiate(found).loss_kind == "cross-entropy"
     assert "it reads" not in differentiate(found).notes[-1]
     assert differentiate(found, loss="bce").loss_kind == "bce"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["p = Softmax<axis=-1>(z)\ny = Mul(p, z)", "p = Sigmoid(z)\ny = Add(p, z)", "y = Tanh(z)",
+     "l = LogSoftmax<axis=-1>(z)\ny = Neg(l)", "y = Mul(z, z)", "y = Clip(z, zero1, one)",
+     "p = Sigmoid(z)\ny = Concat<axis=1>(p, z)"],
+)  # fmt: skip
+@pytest.mark.parametrize("loss", ["cross-entropy", "bce", "mse"])
+def test_of_anything_else_the_loss_is_asked_for(tail: str, loss: str) -> None:
+    found = model(tail)
+    with pytest.raises(ModelError, match=r"say --loss mse .*--loss cross-entropy .*--loss bce"):
+        differentiate(found)
+    assert differentiate(found, loss=loss).loss_kind == loss
 
 
 def test_what_goes_with_what() -> None:

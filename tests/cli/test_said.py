@@ -1,4 +1,4 @@
-"""What is trained, and is no layer's weight, stands beside every answer."""
+"""What is stored and stands in no layer's place is named beside every answer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from tests.cli.support import Runner
 from tests.frontends.kinds import KINDS
 
-SAID = "trained, though no layer's weight or bias: Parameter7"
-WHOLE = {"about": "trained", "text": f"{SAID}; --train chooses others"}
+SAID = "data, not trained: Parameter7; --train NAME trains them"
+WHOLE = {"about": "trained", "text": "data, as they stand in no layer's place: Parameter7; --train NAME trains them"}
 
 
 @pytest.fixture

@@ -18,13 +18,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A network: its nodes and all that is stored; `data` says what is not trained of the floats, scalars aside."""
+    """A network: its nodes and all that is stored; `data` says what is not trained of the floats."""
 
     nodes: tuple[NodeProto, ...]
     shape: tuple[int, ...]
     weights: Mapping[str, Array]
     data: frozenset[str] = frozenset()
-    beside: frozenset[str] = frozenset()
     opset: int = 18
 
     @property
@@ -82,11 +81,10 @@ def kind(
     weights: Mapping[str, Array],
     *,
     data: str = "",
-    beside: str = "",
     opset: int = 18,
 ) -> Kind:
     """A kind, its names separated by blanks."""
-    return Kind(tuple(nodes), tuple(shape), weights, frozenset(data.split()), frozenset(beside.split()), opset)
+    return Kind(tuple(nodes), tuple(shape), weights, frozenset(data.split()), opset)
 
 
 HALF = np.array([0.5], np.float32)
@@ -159,7 +157,7 @@ CNTK = {
         [3, 4],
         {"Parameter0": floats(4, 6), "zero": ints(0), "three": ints(3), "six": ints(6), "one": ints(1),
          "Parameter7": floats(3), "Parameter8": floats(3, 2)},
-        beside="Parameter7",
+        data="Parameter7",
     ),
 }  # fmt: skip
 KERAS = {
@@ -195,7 +193,7 @@ KERAS = {
         [4, 3],
         {"scale/gain/weight": positive(3), "scale/gain/bias": floats(3), "dense/kernel": floats(3, 2),
          "dense/bias": floats(2)},
-        beside="scale/gain/weight scale/gain/bias",
+        data="scale/gain/weight scale/gain/bias",
     ),
 }  # fmt: skip
 MATLAB = {
@@ -267,7 +265,7 @@ TF2ONNX = {
         [3, 4],
         {_DENSE: floats(4, 5), "call/bn/batchnorm/mul:0": floats(5), "call/bn/batchnorm/sub:0": floats(5),
          "call/o/w:0": floats(5, 2)},
-        beside="call/bn/batchnorm/mul:0 call/bn/batchnorm/sub:0",
+        data="call/bn/batchnorm/mul:0 call/bn/batchnorm/sub:0",
     ),
 }  # fmt: skip
 SKLEARN = {

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from poetopt.frontends.budget import NODE_BYTES, PER_BYTE_READ, TOTAL_BYTES, Budget, work
+from poetopt.frontends.draft import NODE_BYTES, PER_BYTE_READ, TOTAL_BYTES, Budget, work
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.util.errors import ModelError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from poetopt.frontends.finite import note
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.frontends.trained import finite_note
 from tests.frontends.support import floats, model_of
 
 DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -21,7 +21,7 @@ DTYPES = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 def test_one_value_is_found(dtype: type[np.generic], value: float) -> None:
     arrays: dict[str, Any] = {name: floats(3, 4).astype(dtype) for name in "abc"}
     arrays["b"][2, 1] = arrays["c"][0, 0] = value
-    (text,) = note(arrays)
+    (text,) = finite_note(arrays)
     assert text.startswith("NaN or infinite values in 2 of 3 parameters, 'b' the first")
 
 
@@ -29,7 +29,7 @@ def test_one_value_is_found(dtype: type[np.generic], value: float) -> None:
 def test_numbers_are_numbers(dtype: type[Any]) -> None:
     limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     arrays = {"large": np.full((5, 2), limits.max, dtype), "low": np.full(3, limits.min, dtype)}
-    assert note({**arrays, "tiny": np.full(1, limits.tiny, dtype), "none": np.zeros((0, 4), dtype)}) == []
+    assert finite_note({**arrays, "tiny": np.full(1, limits.tiny, dtype), "none": np.zeros((0, 4), dtype)}) == []
 
 
 def test_masks_of_minus_infinity_are_no_parameters() -> None:

@@ -210,20 +210,6 @@ def test_a_fixed_filter_is_no_parameter_unless_it_is_saved(persistent: bool) -> 
     assert set(graph.trained) == {"conv.weight", "conv.bias", *(["taps"] if persistent else [])}
 
 
-def test_a_learned_temperature_is_trained() -> None:
-    class Scaled(nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.logit_scale = nn.Parameter(torch.tensor(1.5))
-
-        def forward(self, x: Any) -> Any:
-            return x * self.logit_scale.exp() + 0.5
-
-    module = nn.Sequential(nn.Linear(3, 4), Scaled())
-    graph = load_onnx(export(module, torch.zeros(2, 3), training=True))
-    assert set(graph.trained) == {"0.weight", "0.bias", "1.logit_scale"}
-
-
 @pytest.mark.parametrize("optimize", [True, False])
 def test_a_convolution_with_its_normalization_merged_is_said(optimize: bool) -> None:
     pytest.importorskip("onnxscript")

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.frontends.exporters import KEEPS_NAMES, TRAINING, UNFOLDED
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.frontends.origins import KEEPS_NAMES, TRAINING, UNFOLDED
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import important
 from tests.frontends.kinds import kind, node

@@ -57,7 +57,7 @@ def network(activation: str, batch: int, side: int) -> TrainingGraph:
         "t": weights(channels), "mean": weights(channels), "var": abs(weights(channels)),
         "low": np.array(0, np.float32), "high": np.array(1, np.float32),
     }  # fmt: skip
-    step = differentiate(graph(nodes, {"x": (batch, 3, side, side)}, given, ["y"], train="w*,s,t"))
+    step = differentiate(graph(nodes, {"x": (batch, 3, side, side)}, given, ["y"], train="w*,s,t"), loss="mse")
     return in_place(step, runtime)
 
 

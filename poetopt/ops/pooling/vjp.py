@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
-from poetopt.frontends.one_node import computed
+from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 from poetopt.ops.convolution.windows import Window, transposed, window

@@ -1,4 +1,4 @@
-"""Which weights are trained: what the file says and what `--train` says go before what operators suggest."""
+"""What is trained: what the file calls a parameter, else what stands in a layer's place; the rest is named."""
 
 from __future__ import annotations
 
@@ -11,11 +11,20 @@ from onnx import helper, numpy_helper
 
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
+from poetopt.graph import Graph
 from poetopt.util.errors import ModelError
+from poetopt.util.notes import important
 from tests.autodiff.oracle import run as run_graph
+from tests.frontends.kinds import Array, kind, node
 from tests.frontends.support import floats, model_of, run
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+
+
+def left(graph: Graph) -> set[str]:
+    """What is said to be data."""
+    text = next((note for note in important(graph.notes) if "in no layer's place" in note), "")
+    return set(text.partition(": ")[2].partition("; ")[0].split(", ")) - {""}
 
 
 def attention(signature: str = "") -> onnx.ModelProto:
@@ -75,11 +84,11 @@ def scaled(signature: str = "") -> onnx.ModelProto:
 def test_scalars_are_trained_where_the_file_calls_them_parameters_and_named_where_not() -> None:
     silent = load_onnx(scaled())
     assert silent.trained == ("w",)
-    assert any("scalars are not trained (t)" in note for note in silent.notes)
+    assert left(silent) == {"t"}
     assert load_onnx(scaled("t: PARAMETER target='t'\nw: PARAMETER target='w'")).trained == ("w", "t")
     buffer = load_onnx(scaled("t: BUFFER target='t'\nw: PARAMETER target='w'"))
     assert buffer.trained == ("w",)
-    assert not any("scalars" in note for note in buffer.notes)
+    assert not left(buffer)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -116,15 +125,13 @@ def recurrent(op: str, first: np.ndarray[tuple[int, ...], np.dtype[np.float32]])
 
 
 @pytest.mark.parametrize("op", ["RNN", "GRU", "LSTM"])
-def test_a_first_state_of_zeros_is_data(op: str) -> None:
-    """Exporters of Keras store it as an initializer; the values of anything learned would differ."""
-    states = ("h0", "c0") if op == "LSTM" else ("h0",)
-    zero = recurrent(op, np.zeros((1, 3, 4), np.float32))
-    graph = load_onnx(zero)
+def test_a_first_state_is_data(op: str) -> None:
+    states = {"h0", "c0"} if op == "LSTM" else {"h0"}
+    model = recurrent(op, floats(1, 3, 4))
+    graph = load_onnx(model)
     assert graph.trained == ("w", "r", "k")
-    assert any(f"all zero are data ({', '.join(states)})" in note for note in graph.notes)
-    assert set(load_onnx(zero, train="w, ?0").trained) == {"w", *states}
-    assert set(states) < set(load_onnx(recurrent(op, floats(1, 3, 4))).trained)
+    assert left(graph) == states
+    assert set(load_onnx(model, train="w, ?0").trained) == {"w", *states}
 
 
 def normalized(in_nodes: set[str], scale: float = 1.0) -> onnx.ModelProto:
@@ -151,7 +158,7 @@ def test_fresh_weights_of_a_normalization_are_trained() -> None:
     assert set(load_onnx(normalized(set())).trained) == {"k", "g", "b"}
     buffer = load_onnx(normalized({"g", "b"}, scale=0.5))
     assert buffer.trained == ("k",)
-    assert any("Constant nodes, while weights are initializers (g)" in note for note in buffer.notes)
+    assert left(buffer) == {"g", "b"}
     # a file that keeps every weight in a node says nothing by it
     assert set(load_onnx(normalized({"k", "g", "b"})).trained) == {"k", "g", "b"}
 
@@ -191,3 +198,131 @@ def test_a_weight_whose_shape_or_type_is_asked_for_is_not_shared() -> None:
     nodes[-1] = helper.make_node("Gemm", ["h", "w"], ["y"])
     twice = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], {"w": floats(4, 4), "zero": zero}, opset=18))
     assert any("1 parameter is shared by several operators (w)" in note for note in twice.notes)
+
+
+@pytest.mark.parametrize("op", ["Mul", "Add", "Sub", "Div", "Max"])
+@pytest.mark.parametrize("name", ["mask_w", "norm.weight"])
+def test_a_name_makes_no_parameter_of_what_stands_between_layers(op: str, name: str) -> None:
+    nodes = [
+        node("Gemm", "x f.weight f.bias", "a"), node("Tanh", "a", "h"), node(op, f"h {name}", "m"),
+        node("Gemm", "m g.weight g.bias", "y"),
+    ]  # fmt: skip
+    layers = {"f.weight": floats(5, 4), "f.bias": floats(4), "g.weight": floats(4, 3), "g.bias": floats(3)}
+    graph = load_onnx(kind(nodes, [2, 5], {**layers, name: floats(4)}).model())
+    assert set(graph.trained) == layers.keys()
+    assert left(graph) == {name}
+
+
+@pytest.mark.parametrize("root", ["Sqrt", "Pow"])
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_scale_and_the_bias_of_a_norm_that_is_written_out_are_a_layers(root: str, centred: bool) -> None:
+    nodes = [node("MatMul", "x k", "h")]
+    if centred:
+        nodes += [node("ReduceMean", "h", "mean", axes=[-1]), node("Sub", "h mean", "c")]
+    c = "c" if centred else "h"
+    nodes += [
+        node("Mul", f"{c} {c}", "q"), node("ReduceMean", "q", "v", axes=[-1]), node("Add", "v eps", "e"),
+        node(root, "e" if root == "Sqrt" else "e half", "r"), node("Div", f"{c} r", "n"),
+        node("Mul", "n g", "s"), node("Add", "s b", "o"), node("Mul", "o gate", "t"), node("MatMul", "t k2", "y"),
+    ]  # fmt: skip
+    weights = {"k": floats(5, 4), "g": floats(4), "b": floats(4), "gate": floats(4), "k2": floats(4, 3)}
+    scalars = {"eps": np.array(1e-5, np.float32), "half": np.array(0.5, np.float32)}
+    graph = load_onnx(kind(nodes, [2, 5], {**weights, **scalars}, opset=13).model())
+    assert set(graph.trained) == weights.keys() - {"gate"}
+    assert "gate" in left(graph)
+
+
+def test_a_table_behind_a_norm_is_none_of_it() -> None:
+    nodes = [node("LayerNormalization", "x g b", "n"), node("Add", "n table", "t"), node("MatMul", "t k", "y")]
+    weights = {"g": floats(4), "b": floats(4), "table": floats(3, 4), "k": floats(4, 2)}
+    assert left(load_onnx(kind(nodes, [3, 4], weights).model())) == {"table"}
+
+
+@pytest.mark.parametrize("index", ["data", "fixed"])
+def test_a_table_is_trained_where_data_index_it(index: str) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["data"], to=onnx.TensorProto.INT64), node("Gather", f"table {index}", "e"),
+        node("Add", "x e", "a"), node("MatMul", "a k", "y"),
+    ]  # fmt: skip
+    weights: dict[str, Array] = {"table": floats(9, 1), "k": floats(3, 2), "fixed": np.array([0, 1, 2])}
+    model = kind(nodes[1:] if index == "fixed" else nodes, [3, 3], weights).model()
+    assert ("table" in load_onnx(model).trained) is (index == "data")
+
+
+def test_pairs_of_lora_are_trained_alone() -> None:
+    nodes = [
+        node("MatMul", "x w", "h"), node("MatMul", "x q.lora_A.weight", "a"), node("MatMul", "a q.lora_B.weight", "b"),
+        node("Add", "h b", "y"),
+    ]  # fmt: skip
+    weights = {"w": floats(5, 4), "q.lora_A.weight": floats(5, 2), "q.lora_B.weight": floats(2, 4)}
+    model = kind(nodes, [2, 5], weights).model()
+    assert load_onnx(model).trained == ("q.lora_A.weight", "q.lora_B.weight")
+    assert len(load_onnx(model, train="*").trained) == 3
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+def test_what_a_layers_weight_is_computed_of_is_a_layers(quantized: bool) -> None:
+    nodes = (
+        [node("QuantizeLinear", "w s", "q"), node("DequantizeLinear", "q s", "v")]
+        if quantized
+        else [node("MatMul", "b a", "p"), node("Add", "w p", "v")]
+    )
+    nodes += [node("Gemm", "x v c", "h"), node("Mul", "h gate", "y")]
+    weights = {"w": floats(5, 4), "c": floats(4), "gate": floats(4)}
+    more = {"s": np.array(0.1, np.float32)} if quantized else {"b": floats(5, 2), "a": floats(2, 4)}
+    graph = load_onnx(kind(nodes, [2, 5], {**weights, **more}).model())
+    assert left(graph) == {"gate"}
+    assert set(graph.trained) == {"w", "c"} | (set() if quantized else {"a", "b"})
+
+
+def test_scale_and_bias_of_an_instance_normalization_are_a_layers() -> None:
+    nodes = [node("Conv", "x w", "h"), node("InstanceNormalization", "h g b", "y")]
+    weights = {"w": floats(4, 3, 1, 1), "g": np.ones(4, np.float32), "b": np.zeros(4, np.float32)}
+    found = kind(nodes, [2, 3, 4, 4], weights)
+    graph = load_onnx(found.model())
+    assert set(graph.trained) == set(weights)
+    assert not left(graph)
+    # the module has none
+    assert load_onnx(found.model(in_nodes={"g", "b"})).trained == ("w",)
+
+
+def test_a_bias_has_a_number_for_each_channel() -> None:
+    nodes = [node("MatMul", "x k", "h"), node("Add", "h e", "a"), node("Log", "a", "y")]
+    for wide, size, trained in ((3, 3, True), (3, 1, False), (1, 1, True)):
+        weights = {"k": floats(5, wide), "e": floats(size)}
+        assert ("e" in load_onnx(kind(nodes, [2, 5], weights).model()).trained) is trained
+
+
+def test_a_bias_of_two_products_is_one() -> None:
+    nodes = [
+        node("MatMul", "x w", "a"), node("MatMul", "x r", "b"), node("Add", "a b", "s"), node("Add", "s c", "y"),
+    ]  # fmt: skip
+    weights = {"w": floats(5, 4), "r": floats(5, 4), "c": floats(4)}
+    assert set(load_onnx(kind(nodes, [2, 5], weights).model()).trained) == weights.keys()
+
+
+def test_a_copy_in_a_node_is_tied_as_an_initializer_is() -> None:
+    nodes = [node("MatMul", "x a", "h"), node("Tanh", "h", "t"), node("MatMul", "t b", "y")]
+    value = floats(6, 6)
+    found = kind(nodes, [2, 6], {"a": value, "b": np.ascontiguousarray(value.T)})
+    twin = load_onnx(found.model(in_nodes={"a", "b"}))
+    assert twin.trained == load_onnx(found.model()).trained == ("a",)
+
+
+def test_a_weight_of_integers_is_named_as_such() -> None:
+    nodes = [node("DequantizeLinear", "q s", "v"), node("MatMul", "x v", "h"), node("MatMul", "h k", "y")]
+    weights: dict[str, Array] = {"q": np.ones((5, 4), np.int8), "s": np.array(0.1, np.float32), "k": floats(4, 3)}
+    with pytest.raises(ModelError, match="names 'q', which is int8: only floats are trained"):
+        load_onnx(kind(nodes, [2, 5], weights).model(), train="q")
+
+
+def test_an_input_and_an_initializer_of_another_shape_are_no_one_tensor() -> None:
+    found = kind([node("MatMul", "x k", "h"), node("Add", "h b", "y")], [2, 5], {"k": floats(5, 3), "b": floats(3)})
+    for dims, fits in (([3], True), (["n"], True), ([2, 3], False), ([4], False)):
+        model = found.model()
+        model.graph.input.append(helper.make_tensor_value_info("b", onnx.TensorProto.FLOAT, dims))
+        if fits:
+            assert set(load_onnx(model).trained) == {"k", "b"}
+        else:
+            with pytest.raises(ModelError, match="an input and an initializer of another shape are both called 'b'"):
+                load_onnx(model)
