@@ -51,7 +51,7 @@ def model(width: int = WIDTH) -> onnx.ModelProto:
 
 
 def training() -> po.Training:
-    found = po.load(model()).differentiate(optimizer="sgd")
+    found = po.load(model(), train="*").differentiate(optimizer="sgd")
     assert isinstance(found, po.Training)
     return found
 
@@ -66,7 +66,7 @@ def batches() -> dict[str, np.ndarray]:
 
 
 def test_tables_have_room_for_the_rows_of_a_batch() -> None:
-    whole = po.load(model())
+    whole = po.load(model(), train="*")
     assert isinstance(whole, po.Model)
     rows = by_rows(whole.graph)
     assert set(rows.rows) == {"words", "places"}
@@ -83,22 +83,22 @@ def test_a_table_with_another_reader_and_a_small_one_stay_whole() -> None:
     tied.CopyFrom(model())
     tied.graph.node.append(helper.make_node("Identity", ["words"], ["again"], "again"))
     tied.graph.output.append(helper.make_tensor_value_info("again", TensorProto.FLOAT, [WORDS, WIDTH]))
-    found = po.load(tied)
+    found = po.load(tied, train="*")
     assert isinstance(found, po.Model)
     assert "words" not in by_rows(found.graph).rows
-    step = po.load(model()).differentiate(optimizer="momentum")
+    step = po.load(model(), train="*").differentiate(optimizer="momentum")
     for parameters in ("resident", "paged"):
         graph = step.cost("a72", parameters=parameters).graph
         assert graph is not None
         assert not graph.rows
-    lazy = po.load(model()).differentiate(optimizer="momentum", lazy_tables=True)
+    lazy = po.load(model(), train="*").differentiate(optimizer="momentum", lazy_tables=True)
     assert any("--with lazy-tables changes nothing" in note for note in lazy.cost("a72").notes)
 
 
 @pytest.mark.parametrize(("optimizer", "most"), [("momentum", 1e-6), ("adamw", 2e-6)])
 def test_lazy_tables_are_dense_ones_for_rows_in_use_and_stay_for_others(optimizer: str, most: float) -> None:
     """Every word in each step: as without; the words of the first step alone: the second leaves them, and moments."""
-    found = po.load(model())
+    found = po.load(model(), train="*")
     lazy = found.differentiate(optimizer=optimizer, lazy_tables=True).cost("a72", parameters="paged")
     assert lazy.graph is not None
     states = {name for name, rows in lazy.graph.rows.items() if rows.of == "words"}

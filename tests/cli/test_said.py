@@ -11,8 +11,8 @@ import pytest
 from tests.cli.support import Runner
 from tests.frontends.kinds import KINDS
 
-SAID = "data, not trained: Parameter7; --train NAME trains them"
-WHOLE = {"about": "trained", "text": "data, as they stand in no layer's place: Parameter7; --train NAME trains them"}
+SAID = "Parameter7; --train NAME trains them"
+WHOLE = {"about": "trained", "text": f"data, as they stand in no layer's place: {SAID}"}
 
 
 @pytest.fixture
