@@ -121,30 +121,28 @@ def _constant(op: Primal, tensor: Tensor) -> Array | None:
     return op.builder.values.get(tensor.name) if tensor.role is Role.CONSTANT else None
 
 
-@register_vjp("Sigmoid", since=6)
-def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY Y (1 - Y)."""
+def _bent(op: Primal, cotangents: Cotangents, made: Callable[[OperatorBuilder, Tensor, Tensor], Tensor]) -> Tensor:
+    """dX of dY and Y, as one kernel where Y needn't be computed again."""
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
     again = len(k.nodes)
-    dx = k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))
+    dx = made(k, dy, y)
     if not again:
-        k.amounts_to("Sigmoid.grad_input", [dy, y], [dx])
-    return (_placed(op, spread, dx),)
+        k.amounts_to(f"{op.node.op_type}.grad_input", [dy, y], [dx])
+    return _placed(op, spread, dx)
+
+
+@register_vjp("Sigmoid", since=6)
+def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = dY Y (1 - Y)."""
+    return (_bent(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
 
 
 @register_vjp("Tanh", since=6)
 def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY (1 - Y^2)."""
-    k = op.emit("grad_input")
-    spread = _spread(op, cotangents)
-    dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
-    again = len(k.nodes)
-    dx = k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))
-    if not again:
-        k.amounts_to("Tanh.grad_input", [dy, y], [dx])
-    return (_placed(op, spread, dx),)
+    return (_bent(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
 
 
 @register_vjp("Softmax", since=13)
@@ -196,32 +194,8 @@ def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
     return (dx,)
 
 
-@register_vjp("Erf", since=9)
-def erf(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY 2 / sqrt(pi) exp(-X^2)."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
-    return (k.mul(dy, k.unary("Exp", affine(k, k.mul(x, x), -1.0, math.log(2 / math.sqrt(math.pi))))),)
-
-
-Slope = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
-"""dY/dX, given x and y."""
-
-
-def _times(slope: Slope) -> Callable[[Primal, Cotangents], Gradients]:
-    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
-        k = op.emit("grad_input")
-        return (k.mul(op.only(cotangents), slope(k, op.x, op.y)),)
-
-    return rule
-
-
-def _over(slope: Slope) -> Callable[[Primal, Cotangents], Gradients]:
-    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
-        k = op.emit("grad_input")
-        return (k.div(op.only(cotangents), slope(k, op.x, op.y)),)
-
-    return rule
+Slope = Callable[[OperatorBuilder, Primal], Tensor]
+"""dY/dX, or X's over Y's."""
 
 
 def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
@@ -229,15 +203,44 @@ def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
     return affine(k, k.mul(x, x), scale, bias)
 
 
-register_vjp("Tan", since=7)(_times(lambda k, x, y: _square(k, y, 1.0, 1.0)))
-register_vjp("Sinh", since=9)(_times(lambda k, x, y: k.unary("Cosh", x)))
-register_vjp("Cosh", since=9)(_times(lambda k, x, y: k.unary("Sinh", x)))
-register_vjp("Atan", since=7)(_over(lambda k, x, y: _square(k, x, 1.0, 1.0)))
-register_vjp("Atanh", since=9)(_over(lambda k, x, y: _square(k, x, -1.0, 1.0)))
-register_vjp("Asin", since=7)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, -1.0, 1.0))))
-register_vjp("Acos", since=7)(_over(lambda k, x, y: k.neg(k.unary("Sqrt", _square(k, x, -1.0, 1.0)))))
-register_vjp("Asinh", since=9)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, 1.0, 1.0))))
-register_vjp("Acosh", since=9)(_over(lambda k, x, y: k.unary("Sqrt", _square(k, x, 1.0, -1.0))))
+def _celu_slope(k: OperatorBuilder, op: Primal) -> Tensor:
+    """1 where X > 0, else Y / alpha + 1. Reads Y; two temporaries."""
+    below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
+    return affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0)
+
+
+TIMES: Mapping[tuple[str, int], Slope] = {
+    ("Exp", 6): lambda k, op: op.result(k),
+    ("Sin", 7): lambda k, op: k.unary("Cos", op.x),
+    ("Cos", 7): lambda k, op: k.neg(k.unary("Sin", op.x)),
+    ("Tan", 7): lambda k, op: _square(k, op.y, 1.0, 1.0),
+    ("Sinh", 9): lambda k, op: k.unary("Cosh", op.x),
+    ("Cosh", 9): lambda k, op: k.unary("Sinh", op.x),
+    ("Erf", 9): lambda k, op: k.unary("Exp", _square(k, op.x, -1.0, math.log(2 / math.sqrt(math.pi)))),
+    ("Celu", 12): _celu_slope,
+}
+OVER: Mapping[tuple[str, int], Slope] = {
+    ("Atan", 7): lambda k, op: _square(k, op.x, 1.0, 1.0),
+    ("Atanh", 9): lambda k, op: _square(k, op.x, -1.0, 1.0),
+    ("Asin", 7): lambda k, op: k.unary("Sqrt", _square(k, op.x, -1.0, 1.0)),
+    ("Acos", 7): lambda k, op: k.neg(k.unary("Sqrt", _square(k, op.x, -1.0, 1.0))),
+    ("Asinh", 9): lambda k, op: k.unary("Sqrt", _square(k, op.x, 1.0, 1.0)),
+    ("Acosh", 9): lambda k, op: k.unary("Sqrt", _square(k, op.x, 1.0, -1.0)),
+}
+"""Functions whose gradient is dY times a slope, and dY over one, with the opset that they are known from."""
+
+
+def _by_slope(slope: Slope, *, over: bool) -> Callable[[Primal, Cotangents], Gradients]:
+    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
+        k = op.emit("grad_input")
+        dy, by = op.only(cotangents), slope(k, op)
+        return (k.div(dy, by) if over else k.mul(dy, by),)
+
+    return rule
+
+
+for (_op, _since), _slope in (*TIMES.items(), *OVER.items()):
+    register_vjp(_op, since=_since)(_by_slope(_slope, over=(_op, _since) in OVER))
 
 
 @register_vjp("Softsign", since=1)
@@ -256,14 +259,6 @@ def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     if alpha >= 0 and op.reads_output(k):
         return (masked(k, op.only(cotangents), positive(k, op.y)),)
     return (masked(k, op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
-
-
-@register_vjp("Celu", since=12)
-def celu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
-    k = op.emit("grad_input")
-    below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
-    return (k.mul(op.only(cotangents), affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0)),)
 
 
 @register_vjp("Swish", since=24)

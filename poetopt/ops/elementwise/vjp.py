@@ -103,13 +103,6 @@ def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
     return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
 
 
-@register_vjp("Exp", since=6)
-def exp(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY Y."""
-    k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), op.result(k)),)
-
-
 @register_vjp("Log", since=6)
 def log(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY / X = dY exp(-Y)."""
@@ -140,20 +133,6 @@ def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY sign(X)."""
     k = op.emit("grad_input")
     return (masked(k, op.only(cotangents), sign(k, op.x)),)
-
-
-@register_vjp("Sin", since=7)
-def sin(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY cos(X)."""
-    k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), k.unary("Cos", op.x)),)
-
-
-@register_vjp("Cos", since=7)
-def cos(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = -dY sin(X)."""
-    k = op.emit("grad_input")
-    return (k.mul(op.only(cotangents), k.neg(k.unary("Sin", op.x))),)
 
 
 @register_vjp("Pow", since=7)
