@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph, residence
@@ -49,6 +50,53 @@ class OfNode:
         """A list of whole numbers."""
         value = self.node.attributes.get(name)
         return tuple(int(v) for v in value) if isinstance(value, (list, tuple)) else tuple(default)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(OfNode):
+    """One op to be run: what runtimes and kernels are asked about.
+
+    node
+        The ONNX node, or the op that a run of nodes amounts to.
+    inputs, outputs
+        Its tensors in order, None for an absent one: shapes and types.
+    values
+        Constants of the graph by name, as far as they are known; none are while the planner asks.
+    """
+
+    node: Node
+    inputs: tuple[Tensor | None, ...]
+    outputs: tuple[Tensor | None, ...]
+    values: Mapping[str, Array] = field(default_factory=dict)
+
+    def has(self, index: int) -> bool:
+        """Whether there is an input `index`."""
+        return index < len(self.inputs) and self.inputs[index] is not None
+
+    def input(self, index: int) -> Tensor:
+        """Input `index`, which must be there."""
+        tensor = self.inputs[index]
+        assert tensor is not None
+        return tensor
+
+    def output(self, index: int = 0) -> Tensor:
+        """Output `index`, which must be there."""
+        tensor = self.outputs[index]
+        assert tensor is not None
+        return tensor
+
+    def value(self, index: int) -> Array | None:
+        """The value of input `index` where that is a known constant."""
+        tensor = self.inputs[index] if index < len(self.inputs) else None
+        return None if tensor is None else self.values.get(tensor.name)
+
+    def shape(self, index: int) -> tuple[int, ...]:
+        """Of an input; of an absent one that of a scalar."""
+        return self.input(index).shape if self.has(index) else ()
+
+    def nbytes(self, index: int) -> int:
+        """Of an input; 0 of an absent one."""
+        return self.input(index).nbytes if self.has(index) else 0
 
 
 def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:

@@ -35,14 +35,12 @@ that has a kernel already takes its place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetopt.graph import Node, Tensor
-from poetopt.ops.nodes import OfNode
+from poetopt.ops.nodes import Call as Call
 
 if TYPE_CHECKING:
-    from poetopt.graph import Array
     from poetopt.ops.runtimes.c.tiles.tiling import Tiling
 
 ALIGNMENT = 8
@@ -68,45 +66,6 @@ C_TYPES: Mapping[str, str] = {
 
 UPDATE = ".update"
 """How the ops of updates end: `sgd.update`, and with the gradient before it, `Gemm+sgd.update`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call(OfNode):
-    """One op to be run: what a kernel is asked about.
-
-    node
-        The ONNX node, or the op that a run of nodes amounts to.
-    inputs, outputs
-        Its tensors in order, None for an absent one: shapes and types.
-    values
-        Constants of the graph by name, as far as they are known; none are while the planner asks.
-    """
-
-    node: Node
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor | None, ...]
-    values: Mapping[str, Array] = field(default_factory=dict)
-
-    def has(self, index: int) -> bool:
-        """Whether there is an input `index`."""
-        return index < len(self.inputs) and self.inputs[index] is not None
-
-    def input(self, index: int) -> Tensor:
-        """Input `index`, which must be there."""
-        tensor = self.inputs[index]
-        assert tensor is not None
-        return tensor
-
-    def output(self, index: int = 0) -> Tensor:
-        """Output `index`, which must be there."""
-        tensor = self.outputs[index]
-        assert tensor is not None
-        return tensor
-
-    def value(self, index: int) -> Array | None:
-        """The value of input `index` where that is a known constant."""
-        tensor = self.inputs[index] if index < len(self.inputs) else None
-        return None if tensor is None else self.values.get(tensor.name)
 
 
 @dataclass(frozen=True, slots=True)

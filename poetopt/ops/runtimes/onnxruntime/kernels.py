@@ -35,10 +35,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from poetopt.graph import Node, Tensor
-from poetopt.ops.nodes import OfNode
+from poetopt.ops.nodes import Call
 from poetopt.ops.runtimes.contract import Operands
 
 MEASURED = "1.31"
@@ -63,45 +62,21 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
         The outputs that it has, in order.
     """
     rule = None if node.domain else _RULES.get(node.op_type)
-    return rule(_Seen(node, inputs, outputs)) if rule else 0
+    return rule(Call(node, tuple(inputs), tuple(outputs))) if rule else 0
 
 
 def _round(nbytes: int, block: int = BLOCK) -> int:
     return -(-nbytes // block) * block
 
 
-@dataclass(frozen=True)
-class _Seen(OfNode):
-    """A node with its inputs in order, None for an absent one, and the outputs that it has."""
-
-    node: Node
-    inputs: Operands
-    outputs: Sequence[Tensor]
-
-    def shape(self, index: int) -> tuple[int, ...]:
-        """Of an input; of an absent one that of a scalar."""
-        tensor = self.inputs[index] if index < len(self.inputs) else None
-        return tensor.shape if tensor else ()
-
-    def nbytes(self, index: int) -> int:
-        """Of an input; 0 of an absent one."""
-        tensor = self.inputs[index] if index < len(self.inputs) else None
-        return tensor.nbytes if tensor else 0
-
-    def size(self, index: int) -> int:
-        """Elements of an input."""
-        return math.prod(self.shape(index))
-
-    @property
-    def item_bytes(self) -> int:
-        """Of an element of the first output."""
-        return self.outputs[0].nbytes // max(self.outputs[0].size, 1)
+def _item_bytes(c: Call) -> int:
+    return c.output().nbytes // max(c.output().size, 1)
 
 
-def _conv(c: _Seen) -> int:
+def _conv(c: Call) -> int:
     weight = c.shape(1)
     groups = c.integer("group", 1)
-    taps, positions = math.prod(weight[1:]), math.prod(c.outputs[0].shape[2:])
+    taps, positions = math.prod(weight[1:]), math.prod(c.output().shape[2:])
     plain = set(c.integers("strides")) <= {1} and not any(c.integers("pads"))
     if plain and c.text("auto_pad", "NOTSET") in ("NOTSET", "VALID"):
         data = c.shape(0)
@@ -115,22 +90,22 @@ def _conv(c: _Seen) -> int:
     return CONV_SLICE
 
 
-def _softmax(c: _Seen) -> int:
+def _softmax(c: Call) -> int:
     rank = len(c.shape(0))
     if rank == 0 or c.integer("axis", -1) % rank == rank - 1:
         return 0
     return 2 * _round(c.nbytes(0))
 
 
-def _cross_entropy(c: _Seen) -> int:
+def _cross_entropy(c: Call) -> int:
     # of planes, the labels' copies come to what freed temporaries still hold on the heap
-    planes = 2 * _round(4 * c.size(1), PLANNED) if len(c.shape(0)) > 2 else 0
+    planes = 2 * _round(4 * math.prod(c.shape(1)), PLANNED) if len(c.shape(0)) > 2 else 0
     return 2 * _round(c.nbytes(0), PLANNED) + planes + PLANNED + _loss(c)
 
 
-def _loss(c: _Seen) -> int:
+def _loss(c: Call) -> int:
     # weights bring their own value for each label; an ignored class a mask and a choice
-    labels = c.size(1)
+    labels = math.prod(c.shape(1))
     each = _round(4 * labels, PLANNED) + PLANNED
     weighted = each if c.nbytes(2) else 0
     ignored = (
@@ -139,9 +114,9 @@ def _loss(c: _Seen) -> int:
     return weighted + ignored
 
 
-def _where(c: _Seen) -> int:
+def _where(c: Call) -> int:
     # each choice is masked by the condition first, in the shape that the two broadcast to
-    size = c.item_bytes
+    size = _item_bytes(c)
     return sum(_round(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
 
 
@@ -151,15 +126,15 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(pair) if 0 not in pair else 0 for pair in pairs)
 
 
-def _lrn(c: _Seen) -> int:
+def _lrn(c: Call) -> int:
     shape = c.shape(0)
     padded = shape[1] + c.integer("size", 1) - 1
     return _round(c.nbytes(0)) + _round(4 * padded * math.prod(shape[2:]))
 
 
-def _variadic(c: _Seen) -> int:
+def _variadic(c: Call) -> int:
     # folded two by two: each partial result lives until the next is there, and the last is the output
-    size = c.item_bytes
+    size = _item_bytes(c)
     shape, partial = c.shape(0), []
     for k in range(1, len(c.inputs) - 1):
         shape = _broadcast(shape, c.shape(k))
@@ -167,20 +142,20 @@ def _variadic(c: _Seen) -> int:
     return max((a + b for a, b in zip([0, *partial], partial, strict=False)), default=0)
 
 
-def _group_normalization(c: _Seen) -> int:
+def _group_normalization(c: Call) -> int:
     statistics = 4 * c.shape(0)[0] * c.integer("num_groups", 1)
     small = 2 * _round(c.nbytes(1), PLANNED) + 4 * _round(statistics, PLANNED)
     return 3 * _round(c.nbytes(0), PLANNED) + small
 
 
-def _attention(c: _Seen) -> int:
+def _attention(c: Call) -> int:
     queries, keys = c.shape(0), c.shape(1)
     heads = queries[1] if len(queries) == 4 else c.integer("q_num_heads", 1)
     plane = 4 * queries[-2] * keys[-2]
     return _round(queries[0] * heads * plane) + (_round(plane) if c.integer("is_causal", 0) else 0)
 
 
-def _recurrent(c: _Seen) -> int:
+def _recurrent(c: Call) -> int:
     data, recurrent = c.shape(0), c.shape(2)
     directions, gates, hidden = recurrent
     rows = math.prod(data[:-1])
@@ -190,15 +165,15 @@ def _recurrent(c: _Seen) -> int:
     return directions * _round(4 * rows * gates) + again + states
 
 
-def _rnn(c: _Seen) -> int:
+def _rnn(c: Call) -> int:
     # the second direction takes the first one's room
     directions, hidden, _ = c.shape(2)
     whole = _round(4 * math.prod(c.shape(0)[:-1]) * hidden)
     return whole + (0 if c.node.outputs and c.node.outputs[0] else directions * whole)
 
 
-def _resize(c: _Seen) -> int:
-    shape = c.outputs[0].shape
+def _resize(c: Call) -> int:
+    shape = c.output().shape
     inner = sum(shape[2:])
     mode = c.text("mode", "nearest")
     if mode == "cubic":
@@ -208,16 +183,16 @@ def _resize(c: _Seen) -> int:
     return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
 
 
-def _dft(c: _Seen) -> int:
+def _dft(c: Call) -> int:
     # the axis may be an input: the one that changes, else any of them
-    pairs = list(zip(c.shape(0)[:-1], c.outputs[0].shape[:-1], strict=True))
+    pairs = list(zip(c.shape(0)[:-1], c.output().shape[:-1], strict=True))
     pairs = [(a, b) for a, b in pairs if a != b] or pairs
     onesided = bool(c.integer("onesided", 0))
     if onesided and not c.integer("inverse", 0):
         lengths = [a if a // 2 + 1 == b else 2 * b - 1 for a, b in pairs]
     else:
         lengths = [b for _, b in pairs]
-    size = 2 * c.item_bytes
+    size = 2 * _item_bytes(c)
     return max((_round(size * _line(n, onesided)) for n in lengths), default=0)
 
 
@@ -226,33 +201,33 @@ def _line(length: int, onesided: bool) -> int:
     return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
 
 
-def _matmul(c: _Seen) -> int:
+def _matmul(c: Call) -> int:
     # one descriptor a product; a product with a matrix is one, with a vector one for each row
     right = len(c.shape(1))
-    products = c.outputs[0].size if right == 1 else math.prod(c.outputs[0].shape[:-2]) if right > 2 else 1
+    products = c.output().size if right == 1 else math.prod(c.output().shape[:-2]) if right > 2 else 1
     return _round(96 * products) if products > 1 else 0
 
 
-_RULES: Mapping[str, Callable[[_Seen], int]] = {
+_RULES: Mapping[str, Callable[[Call], int]] = {
     "Conv": _conv,
     "ConvTranspose": lambda c: _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:])),
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "NegativeLogLikelihoodLoss": lambda c: 2 * _round(4 * c.size(1), PLANNED) + _loss(c),
+    "NegativeLogLikelihoodLoss": lambda c: 2 * _round(4 * math.prod(c.shape(1)), PLANNED) + _loss(c),
     "Where": _where,
-    "ScatterElements": lambda c: _round(8 * c.size(1)),
-    "Einsum": lambda c: sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.outputs[0].nbytes),
+    "ScatterElements": lambda c: _round(8 * math.prod(c.shape(1))),
+    "Einsum": lambda c: sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.output().nbytes),
     "BatchNormalization": lambda c: (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1)),
     "LRN": _lrn,
     **dict.fromkeys(("Sum", "Max", "Min", "Mean"), _variadic),
-    **dict.fromkeys(("HardSwish", "Mish", "Swish"), lambda c: _round(c.outputs[0].nbytes, PLANNED)),
+    **dict.fromkeys(("HardSwish", "Mish", "Swish"), lambda c: _round(c.output().nbytes, PLANNED)),
     "Attention": _attention,
     **dict.fromkeys(("LSTM", "GRU"), _recurrent),
     "RNN": _rnn,
     "GroupNormalization": _group_normalization,
     "MeanVarianceNormalization": lambda c: 3 * _round(c.nbytes(0)),
     # a mask that nobody asked for is made all the same
-    "Dropout": lambda c: 0 if len(c.outputs) > 1 else _round(c.outputs[0].size),
+    "Dropout": lambda c: 0 if len(c.outputs) > 1 else _round(c.output().size),
     "Resize": _resize,
     "MatMul": _matmul,
     "DFT": _dft,

@@ -30,7 +30,7 @@ from math import frexp, prod
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Tensor
-from poetopt.ops.runtimes.contract import Operands
+from poetopt.ops.nodes import Call
 from poetopt.ops.runtimes.sliced import Cut
 
 if TYPE_CHECKING:
@@ -124,9 +124,8 @@ def through(
     rule = _elementwise if node.op_type in ELEMENTWISE else _RULES.get(node.op_type)
     if rule is None:
         rule = (_IN_RAM if in_ram else _STREAMED).get(node.op_type)
-    inputs = [tensors[n] if n else None for n in node.inputs]
-    outputs = [tensors[n] for n in node.outputs if n]
-    axes = rule(node, inputs, outputs, values) if rule is not None else None
+    inputs = tuple(tensors[n] if n else None for n in node.inputs)
+    axes = rule(Call(node, inputs, tuple(tensors[n] for n in node.outputs if n), values)) if rule is not None else None
     if axes is None:
         return None
     operands = [(n, letters) for n, letters in zip(node.inputs, axes.inputs, strict=False) if n]
@@ -158,20 +157,24 @@ def _is_step(node: Node) -> bool:
     return bias == 0 or abs(frexp(slope)[0]) == 0.5
 
 
-def _attribute(node: Node, name: str, default: int) -> int:
-    value = node.attributes.get(name, default)
-    return int(value) if isinstance(value, (int, float)) else default
+Rule = Callable[[Call], Axes | None]
 
 
-def _elementwise(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    shape = outputs[0].shape
+def _whole(call: Call, index: int) -> list[int]:
+    """The whole numbers of a known input."""
+    value = call.value(index)
+    return [] if value is None else [int(v) for v in value.reshape(-1).tolist()]
+
+
+def _elementwise(call: Call) -> Axes | None:
+    shape = call.output().shape
 
     def letters(tensor: Tensor | None) -> Letters:
         own = tensor.shape if tensor is not None else ()
         begin = len(shape) - len(own)
         return tuple(str(begin + k) if size == shape[begin + k] > 1 else "" for k, size in enumerate(own))
 
-    return Axes(tuple(map(letters, inputs)), (letters(outputs[0]),))
+    return Axes(tuple(map(letters, call.inputs)), (letters(call.output()),))
 
 
 def _product(m: str, n: str, rows: int, columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
@@ -180,24 +183,24 @@ def _product(m: str, n: str, rows: int, columns: int) -> tuple[Mapping[str, int]
     return multiples, {m: 2, n: NARROW + 1}
 
 
-def _gemm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    rows, columns = outputs[0].shape
-    if rows < 2 or outputs[0].dtype != "float32":
+def _gemm(call: Call) -> Axes | None:
+    rows, columns = call.output().shape
+    if rows < 2 or call.output().dtype != "float32":
         return None
-    a = ("k", "m") if _attribute(node, "transA", 0) else ("m", "k")
-    b = ("n", "k") if _attribute(node, "transB", 0) else ("k", "n")
+    a = ("k", "m") if call.integer("transA", 0) else ("m", "k")
+    b = ("n", "k") if call.integer("transB", 0) else ("k", "n")
     c: Letters = ()
-    if len(inputs) > 2 and inputs[2] is not None:
-        own = inputs[2].shape
+    if len(call.inputs) > 2 and call.inputs[2] is not None:
+        own = call.inputs[2].shape
         last = zip(("m", "n")[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
         c = tuple(letter if size == whole > 1 else "" for letter, size, whole in last)
     multiples, least = _product("m", "n", rows, columns)
-    return Axes((a, b, c)[: len(inputs)], (("m", "n"),), "k", multiples, least)
+    return Axes((a, b, c)[: len(call.inputs)], (("m", "n"),), "k", multiples, least)
 
 
-def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    a, b = inputs[0], inputs[1]
-    if a is None or b is None or len(a.shape) < 2 or len(b.shape) != 2 or outputs[0].dtype != "float32":
+def _matmul(call: Call) -> Axes | None:
+    a, b = call.inputs[0], call.inputs[1]
+    if a is None or b is None or len(a.shape) < 2 or len(b.shape) != 2 or call.output().dtype != "float32":
         return None
     rows, columns = prod(a.shape[:-1]), b.shape[1]
     if rows < 2:
@@ -207,42 +210,42 @@ def _matmul(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Map
     return Axes(((*lead, "k"), ("k", "n")), ((*lead, "n"),), "k", multiples, least)
 
 
-def _transpose(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    rank = len(outputs[0].shape)
-    given = node.attributes.get("perm")
+def _transpose(call: Call) -> Axes | None:
+    rank = len(call.output().shape)
+    given = call.node.attributes.get("perm")
     perm = [int(k) for k in given] if isinstance(given, Sequence) else list(range(rank))[::-1]
     return Axes((tuple(map(str, range(rank))),), (tuple(map(str, perm)),))
 
 
-def _conv(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    weight, rank = inputs[1], len(outputs[0].shape)
-    if weight is None or _attribute(node, "group", 1) != 1:
+def _conv(call: Call) -> Axes | None:
+    weight, rank = call.inputs[1], len(call.output().shape)
+    if weight is None or call.integer("group", 1) != 1:
         return None
-    channels, positions = weight.shape[0], prod(outputs[0].shape[2:])
+    channels, positions = weight.shape[0], prod(call.output().shape[2:])
     rest = ("",) * (rank - 2)
     least = positions + 1 if channels > positions else 2
     letters = (("n", "", *rest), ("o", "", *rest), ("o",))
-    return Axes(letters[: len(inputs)], (("n", "o", *rest),), "", {"o": 16}, {"o": least})
+    return Axes(letters[: len(call.inputs)], (("n", "o", *rest),), "", {"o": 16}, {"o": least})
 
 
-def _along(axis_of: str, default: int) -> Callable[..., Axes | None]:
+def _along(axis_of: str, default: int) -> Rule:
     """A rule for a node that computes along one axis, and alike at each place of the others."""
 
-    def rule(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-        rank = len(outputs[0].shape)
-        axis = _attribute(node, axis_of, default) % max(rank, 1)
+    def rule(call: Call) -> Axes | None:
+        rank = len(call.output().shape)
+        axis = call.integer(axis_of, default) % max(rank, 1)
         letters = tuple("" if k == axis else str(k) for k in range(rank))
         return Axes((letters,), (letters,)) if axis == rank - 1 else None
 
     return rule
 
 
-def _batch_norm(positions: bool) -> Callable[..., Axes | None]:
+def _batch_norm(positions: bool) -> Rule:
     """Channels by statistics that are given; and whether they are cut along their positions, too."""
 
-    def rule(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-        rank = len(outputs[0].shape)
-        if _attribute(node, "training_mode", 0) or len(outputs) > 1 or rank < 2:
+    def rule(call: Call) -> Axes | None:
+        rank = len(call.output().shape)
+        if call.integer("training_mode", 0) or len(call.outputs) > 1 or rank < 2:
             return None
         letters = ("n", "c", *(str(k) if positions else "" for k in range(2, rank)))
         return Axes((letters, *[("c",)] * 4), (letters,))
@@ -250,65 +253,65 @@ def _batch_norm(positions: bool) -> Callable[..., Axes | None]:
     return rule
 
 
-def _layer_norm(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+def _layer_norm(call: Call) -> Axes | None:
     """Rows; their means and slopes have an axis of one for those along which they go."""
-    rank = len(outputs[0].shape)
-    axis = _attribute(node, "axis", -1) % rank
+    rank = len(call.output().shape)
+    axis = call.integer("axis", -1) % rank
     letters = tuple(str(k) if k < axis else "" for k in range(rank))
-    return Axes((letters, *(() for _ in inputs[1:])), (letters,) * len(outputs))
+    return Axes((letters, *(() for _ in call.inputs[1:])), (letters,) * len(call.outputs))
 
 
-def _reduction(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+def _reduction(call: Call) -> Axes | None:
     """What stays."""
-    x = inputs[0]
-    if x is None or len(node.inputs) < 2 or node.inputs[1] not in values:
+    x = call.inputs[0]
+    if x is None or call.value(1) is None:
         return None
     rank = len(x.shape)
-    reduced = {int(axis) % rank for axis in values[node.inputs[1]].reshape(-1).tolist()}
+    reduced = {int(axis) % rank for axis in _whole(call, 1)}
     kept = [k for k in range(rank) if k not in reduced]
     own = tuple("" if k in reduced else str(k) for k in range(rank))
-    made = own if _attribute(node, "keepdims", 1) else tuple(map(str, kept))
+    made = own if call.integer("keepdims", 1) else tuple(map(str, kept))
     return Axes((own, ()), (made,), least={str(k): 2 for k in kept}, aligned=True)
 
 
-def _pool(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+def _pool(call: Call) -> Axes | None:
     """Planes; places of maxima count in all of x."""
-    letters = ("n", "c", *("" for _ in outputs[0].shape[2:]))
-    return Axes((letters,), (letters,)) if len(outputs) == 1 else None
+    letters = ("n", "c", *("" for _ in call.output().shape[2:]))
+    return Axes((letters,), (letters,)) if len(call.outputs) == 1 else None
 
 
-def _slice(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
-    rank = len(outputs[0].shape)
-    if len(node.inputs) < 4 or node.inputs[3] not in values:
+def _slice(call: Call) -> Axes | None:
+    rank = len(call.output().shape)
+    if call.value(3) is None:
         return None
-    moved = {int(k) % rank for k in values[node.inputs[3]].reshape(-1).tolist()}
+    moved = {int(k) % rank for k in _whole(call, 3)}
     letters = tuple("" if k in moved else str(k) for k in range(rank))
     return Axes((letters,), (letters,))
 
 
-def _channel_sums(node: Node, inputs: Operands, outputs: Sequence[Tensor], values: Mapping[str, Array]) -> Axes | None:
+def _channel_sums(call: Call) -> Axes | None:
     """Sums over all axes but the second."""
-    data, rank = inputs[0], len(inputs[0].shape) if inputs[0] is not None else 0
-    if data is None or len(node.inputs) < 2 or node.inputs[1] not in values or _attribute(node, "keepdims", 1):
+    data, rank = call.inputs[0], len(call.inputs[0].shape) if call.inputs[0] is not None else 0
+    if data is None or call.value(1) is None or call.integer("keepdims", 1):
         return None
-    summed = {int(k) % rank for k in values[node.inputs[1]].reshape(-1).tolist()}
+    summed = {int(k) % rank for k in _whole(call, 1)}
     plane = data.nbytes // prod(data.shape[:2])
     if rank < 3 or summed != {*range(rank)} - {1} or plane % VECTOR_BYTES:
         return None
     return Axes((tuple("c" if k == 1 else "" for k in range(rank)),), (("c",),), least={"c": 2})
 
 
-_IN_RAM: Mapping[str, Callable[..., Axes | None]] = {
+_IN_RAM: Mapping[str, Rule] = {
     "BatchNormalization": _batch_norm(positions=True),
     "ReduceSum": _channel_sums,
 }
-_STREAMED: Mapping[str, Callable[..., Axes | None]] = {
+_STREAMED: Mapping[str, Rule] = {
     "BatchNormalization": _batch_norm(positions=False),
     "LayerNormalization": _layer_norm,
     **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduction),
     **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _pool),
 }
-_RULES: Mapping[str, Callable[..., Axes | None]] = {
+_RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,
@@ -360,7 +363,7 @@ def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> 
 
 def reads_rows(node: Node, name: str) -> bool:
     """Whether a node reads rows of the table `name`, by their numbers."""
-    gathers = node.op_type == "Gather" and not node.domain and _attribute(node, "axis", 0) == 0
+    gathers = node.op_type == "Gather" and not node.domain and not node.attributes.get("axis", 0)
     return gathers and node.inputs[0] == name and node.inputs[1] != name
 
 
