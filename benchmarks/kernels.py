@@ -13,6 +13,7 @@ from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.testing.kernel import KernelCheck, check_kernel
 from poetopt.util.errors import PoetError
+from tests.draws import cases_of
 
 COUNT = 300
 CHUNK = 50
@@ -24,7 +25,7 @@ def checked(kernel: Kernel, count: int) -> KernelCheck:
     """`check_kernel` on `count` calls, in several programs."""
     parts = []
     for seed, first in enumerate(range(0, count, CHUNK)):
-        parts.append(check_kernel(kernel, count=min(CHUNK, count - first), seed=seed, optimize="-O0"))
+        parts.append(check_kernel(kernel, cases_of(kernel, min(CHUNK, count - first), seed), optimize="-O0"))
     return KernelCheck(
         parts[0].op,
         sum(part.cases for part in parts),

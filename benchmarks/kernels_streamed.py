@@ -17,8 +17,9 @@ from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
 from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.ops.runtimes.c.tiles.variants import Ways
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_cases import Case, cases_of
-from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial
+from poetopt.testing.kernel import Case
+from tests.draws import cases_of
+from tests.streamed_kernels import Trial, check_streamed, small_blocks, trial
 
 COUNT, WAYS = 60, 3
 CHUNK = 12

@@ -1,24 +1,53 @@
-"""`check_kernel`: whether a kernel of the runtime `c` computes what onnxruntime does, and stays within its memory."""
+"""`check_kernel` holds a kernel of the runtime `c` to what onnxruntime computes, and to its memory."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.frontends.proto import node_proto, value_info
+from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import Step, call_of
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.kernel_cases import Case, cases_of
 from poetopt.testing.kernel_program import Ran, Trial, run
 from poetopt.util.errors import PoetError
+
+if TYPE_CHECKING:
+    import onnx
+
+    from poetopt.graph import Array
+
+OPSET = 21
 
 TOLERANCE = 2e-5
 """Of the largest element of an output, and of `LEAST` where all are smaller."""
 LEAST = 0.05
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of a kernel.
+
+    operator, node
+        What it is part of, and the op to be run: a node of it, or one that a run of its nodes amounts to.
+    tensors, values
+        Shapes of all that the operator names, and constants.
+    given, expected
+        The inputs of `node`, and outputs that are known, by name.
+    """
+
+    operator: Operator
+    node: Node
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Array]
+    given: Mapping[str, Array]
+    expected: Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -41,18 +70,12 @@ class KernelCheck:
 
 
 def check_kernel(
-    kernel: Kernel,
-    cases: Iterable[Case] | None = None,
-    *,
-    count: int = 20,
-    seed: int = 0,
-    tolerance: float = TOLERANCE,
-    optimize: str = "-O1",
+    kernel: Kernel, cases: Iterable[Case], *, tolerance: float = TOLERANCE, optimize: str = "-O1"
 ) -> KernelCheck:
     """Hold a kernel against onnxruntime's own of the same node, or of the nodes that its op stands for.
 
     cases
-        What to run; by default `count` random calls of its op (`poetopt.testing.kernel_cases`).
+        Calls of its op: `node_case` makes one.
     optimize
         The compiler's level.
 
@@ -63,43 +86,64 @@ def check_kernel(
 
     Raises ContractError for what is broken, BackendUnavailableError where there is no compiler.
     """
-    (found,) = check_kernels([kernel], {kernel: cases} if cases is not None else None, count=count, seed=seed,
-                             tolerance=tolerance, optimize=optimize)  # fmt: skip
-    return found
+    return check_kernels({kernel: cases}, tolerance=tolerance, optimize=optimize)[0]
 
 
 def check_kernels(
-    kernels: Sequence[Kernel],
-    cases: dict[Kernel, Iterable[Case]] | None = None,
-    *,
-    count: int = 20,
-    seed: int = 0,
-    tolerance: float = TOLERANCE,
-    optimize: str = "-O1",
+    cases: Mapping[Kernel, Iterable[Case]], *, tolerance: float = TOLERANCE, optimize: str = "-O1"
 ) -> tuple[KernelCheck, ...]:
     """`check_kernel` of several, in one program."""
     trials: list[Trial] = []
     spans: list[tuple[int, int]] = []
-    for kernel in kernels:
-        given = (cases or {}).get(kernel)
-        drawn = list(cases_of(kernel, count, seed) if given is None else given)
-        op = _name(kernel)
-        require(drawn, f"kernel {op}: there are no cases to check it with; give some")
-        spans.append((len(trials), len(trials) + len(drawn)))
-        trials += [_trial(kernel, case, op) for case in drawn]
+    for kernel, own in cases.items():
+        given, op = list(own), _name(kernel)
+        require(given, f"kernel {op}: there are no cases to check it with; give some")
+        spans.append((len(trials), len(trials) + len(given)))
+        trials += [_trial(kernel, case, op) for case in given]
     with tempfile.TemporaryDirectory(prefix="poetopt-") as folder:
         try:
             ran, sanitized = run(trials, Path(folder), optimize)
         except PoetError as error:
             if isinstance(error, ContractError) or error.exit_code == 6:
                 raise
-            raise ContractError(f"kernel {', '.join(map(_name, kernels))}: {error}") from error
+            raise ContractError(f"kernel {', '.join(map(_name, cases))}: {error}") from error
     found = []
-    for kernel, (first, end) in zip(kernels, spans, strict=True):
+    for kernel, (first, end) in zip(cases, spans, strict=True):
         deviation = max(_compared(trials[k], ran[k], tolerance) for k in range(first, end))
         again = sum(len(ran[k].over) for k in range(first, end))
         found.append(KernelCheck(_name(kernel), end - first, again, deviation, sanitized))
     return tuple(found)
+
+
+def node_case(
+    op_type: str,
+    *inputs: Array | None,
+    outputs: Sequence[str] = ("float32",),
+    constants: Sequence[int] = (),
+    attributes: Mapping[str, Any] | None = None,
+) -> Case:
+    """A case of one ONNX node.
+
+    inputs
+        Its inputs by position, None for an absent one.
+    outputs
+        The element types of its outputs, "" for an absent one.
+    constants
+        Inputs that are known when the code is written, by position.
+    """
+    read = tuple("" if array is None else f"x{k}" for k, array in enumerate(inputs))
+    wrote = tuple(f"y{k}" if dtype else "" for k, dtype in enumerate(outputs))
+    node = Node(op_type, read, wrote, attributes or {})
+    given = {name: np.asarray(array) for name, array in zip(read, inputs, strict=True) if array is not None}
+    wanted = {name: dtype for name, dtype in zip(wrote, outputs, strict=True) if dtype}
+    expected = _computed(node, given, wanted)
+    known = {name for k, name in enumerate(read) if k in constants}
+    tensors = {
+        name: Tensor(name, array.shape, array.dtype.name, Role.CONSTANT if name in known else Role.ACTIVATION)
+        for name, array in (*given.items(), *expected.items())
+    }
+    operator = Operator("checked", op_type, (node,), tuple(given), tuple(wanted))
+    return Case(operator, node, tensors, {name: given[name] for name in known}, given, expected)
 
 
 def _name(kernel: Kernel) -> str:
@@ -159,3 +203,28 @@ def _compared(trial: Trial, ran: Ran, tolerance: float) -> float:
         )
         worst = max(worst, off)
     return worst
+
+
+def _computed(node: Node, given: Mapping[str, Array], wanted: Mapping[str, str]) -> dict[str, Array]:
+    import onnx
+
+    inputs = [value_info(Tensor(n, a.shape, a.dtype.name, Role.INPUT)) for n, a in given.items()]
+    outputs = []
+    for name, dtype in wanted.items():
+        info = value_info(Tensor(name, (), dtype, Role.ACTIVATION))
+        info.type.tensor_type.ClearField("shape")
+        outputs.append(info)
+    graph = onnx.helper.make_graph([node_proto(node)], "checked", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", OPSET)], ir_version=10)
+    return dict(zip(wanted, session_of(model).run(list(wanted), dict(given)), strict=True))
+
+
+def session_of(model: onnx.ModelProto) -> Any:
+    """One that leaves the graph as it is, on one thread."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

@@ -22,8 +22,8 @@ from poetopt.ops.runtimes.c.tiles.tiling import Rows
 from poetopt.ops.runtimes.c.tiles.variants import Candidate, Streamed, Ways
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.streamed import Trial, check_streamed, small_blocks, trial
 from tests.backends.c.support import needs_host
+from tests.streamed_kernels import Trial, check_streamed, small_blocks, trial
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

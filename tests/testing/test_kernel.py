@@ -10,11 +10,10 @@ import pytest
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.testing import ContractError, check_kernel
-from poetopt.testing.draws import DRAWS
-from poetopt.testing.kernel import check_kernels
-from poetopt.testing.kernel_cases import node_case
+from poetopt.testing.kernel import check_kernels, node_case
 from poetopt.testing.kernel_program import host_compiler
 from poetopt.util.errors import BackendUnavailableError
+from tests.draws import DRAWS, cases_of
 
 
 def _compiler() -> str:
@@ -37,7 +36,7 @@ def test_every_kernel_can_be_drawn() -> None:
 def test_kernels_agree_with_onnxruntime() -> None:
     """Every kernel; thousands of calls are in `benchmarks/kernels.py`."""
     few = [kernel for kernel in kernels().values() if kernel.op_type not in LONG]
-    found = check_kernels(few, count=2, optimize="-O0")
+    found = check_kernels({kernel: cases_of(kernel, 2) for kernel in few}, optimize="-O0")
     assert [check.cases for check in found] == [2] * len(few)
     assert sum(check.in_place for check in found) > len(few) // 2
 
@@ -46,7 +45,7 @@ def test_kernels_agree_with_onnxruntime() -> None:
 @pytest.mark.parametrize("op_type", LONG)
 def test_convolutions_agree_with_onnxruntime(op_type: str) -> None:
     (kernel,) = (kernel for kernel in kernels().values() if kernel.op_type == op_type)
-    assert check_kernel(kernel, count=4, optimize="-O0").cases == 4
+    assert check_kernel(kernel, cases_of(kernel, 4), optimize="-O0").cases == 4
 
 
 def _add(body: str, **changed: object) -> Kernel:

@@ -20,10 +20,10 @@ from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from poetopt.testing.draws.pieces import network as drawn_network
-from poetopt.testing.draws.pieces import normal, onnx_node
 from poetopt.zoo.network import Network
 from tests.backends.c.support import needs_host, network
+from tests.draws.pieces import network as drawn_network
+from tests.draws.pieces import normal, onnx_node
 
 BATCH, TOKENS, WIDE = 3, 6, 12
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.testing.draws.pieces import Random, network, normal, onnx_node
-from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+from poetopt.testing.kernel import Case, node_case
+from tests.draws.pieces import Draw, Random, network, normal, onnx_node
+from tests.draws.steps import step_cases
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.testing.draws.pieces import (
+from poetopt.testing.kernel import Case, node_case
+from tests.draws.pieces import (
+    Draw,
     Random,
     broadcastable,
     integers,
@@ -16,7 +18,7 @@ from poetopt.testing.draws.pieces import (
     random_length,
     random_shape,
 )
-from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+from tests.draws.steps import step_cases
 
 if TYPE_CHECKING:
     pass

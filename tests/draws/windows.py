@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.testing.draws.pieces import (
+from poetopt.testing.kernel import Case, node_case
+from tests.draws.pieces import (
+    Draw,
     Random,
     network,
     normal,
     onnx_node,
 )
-from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+from tests.draws.steps import step_cases
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

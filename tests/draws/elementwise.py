@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.testing.draws.pieces import (
+from poetopt.testing.kernel import Case, node_case
+from tests.draws.pieces import (
+    Draw,
     Random,
     broadcastable,
     network,
@@ -17,7 +19,7 @@ from poetopt.testing.draws.pieces import (
     random_shape,
     random_values,
 )
-from poetopt.testing.kernel_cases import Case, Draw, node_case, step_cases
+from tests.draws.steps import step_cases
 
 if TYPE_CHECKING:
     pass

@@ -31,7 +31,7 @@ from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-TEMPLATE = "streamed.c"
+TEMPLATE = Path(__file__).with_suffix(".c")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def _program(trials: Sequence[Trial]) -> str:
             f"{{{len(one.names)}, {inputs}, po_sizes_{number}, po_rows_{number}, po_plain_{number}, "
             f"{inner.temporaries_bytes}u, {len(ways)}, po_ways_{number}}}"
         )
-    template = files("poetopt.testing").joinpath(TEMPLATE).read_text(encoding="ascii")
+    template = TEMPLATE.read_text(encoding="ascii")
     return (
         template.replace("@BLOCK@", str(windows.BLOCK_BYTES))
         .replace("@INCLUDES@", "\n".join(f'#include "{header}"' for header in headers))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.testing.kernel_cases import OPSET
+from poetopt.testing.kernel import OPSET, Case
 
 if TYPE_CHECKING:
     import onnx
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 Random = np.random.Generator
+Draw = Callable[[Random], "list[Case]"]
+"""One or more random cases of an op."""
 
 
 def random_shape(random: Random, least: int = 0, most: int = 4, longest: int = 6) -> tuple[int, ...]:
