@@ -41,9 +41,9 @@ def sweep(
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
-    from poetopt.api.sweeps.evaluate import ERROR
+    from poetopt.api.sweeps.points import ERROR
     from poetopt.api.sweeps.run import sweep as run
-    from poetopt.api.sweeps.text import sweep_csv, sweep_lines
+    from poetopt.api.sweeps.run import sweep_csv, sweep_lines
 
     check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
     with _told() as told:
@@ -74,7 +74,7 @@ def _told() -> Iterator[Callable[[State], None]]:
         return
     from rich.console import Console
 
-    from poetopt.api.sweeps.text import progress_line
+    from poetopt.api.sweeps.run import progress_line
 
     with Console(stderr=True).status("reading the sweep", spinner="dots") as status:
         yield lambda state: status.update(progress_line(state))

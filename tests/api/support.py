@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poetopt.api.sweeps.evaluate import Value, evaluate
-from poetopt.api.sweeps.points import read_sweep
+from poetopt.api.sweeps.points import Value, evaluate, read_sweep
 from poetopt.api.sweeps.store import POINT, RESULT
 from tests.cli.support import chain, write_problem
 
@@ -48,11 +47,7 @@ def _evaluated(path: Path) -> list[tuple[Value, ...]]:
     for point in read_sweep(path):
         named: dict[str, Value] = {
             "point": point.index,
-            "model": point.model.name,
-            "device": point.device.name,
-            "method": point.method,
-            "ram": point.ram_text,
-            "deadline": point.deadline_text,
+            **point.said,
         }
         rows.append({**named, **evaluate(point)})
     return fixed(rows)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.api.sweeps.evaluate import evaluate
-from poetopt.api.sweeps.points import read_sweep
+from poetopt.api.sweeps.points import evaluate, read_sweep
 from poetopt.frontends.reading import read_options
 from poetopt.util.errors import DeviceError, ModelError, OptionError
 from poetopt.util.units import Factor, Share
@@ -32,7 +31,7 @@ def test_the_product_in_order(tmp_path: Path) -> None:
 def test_ranges_defaults_and_repetitions(tmp_path: Path) -> None:
     text = 'models = "lenet"\ndevices = "a72"\nram = ["20%..100%/5", "60%"]\n'
     points = read_sweep(write_sweep(tmp_path, text))
-    assert [point.ram_text for point in points] == ["20%", "40%", "60%", "80%", "100%"]
+    assert [point.said["ram"] for point in points] == ["20%", "40%", "60%", "80%", "100%"]
     assert {point.method for point in points} == {"poet"}
     assert {point.settings.threads for point in points} == {1}
 
@@ -64,7 +63,7 @@ def test_models_with_options(tmp_path: Path) -> None:
         4,
         ("fc.*",),
     )
-    assert (second.model.name, second.model.loss, second.ram) == ("plain", "none", 400_000)
+    assert (second.model.name, dict(second.model.step)["loss"], second.ram) == ("plain", "none", 400_000)
 
 
 def test_models_that_leave_sizes_open(tmp_path: Path) -> None:
@@ -111,8 +110,8 @@ def test_models_that_leave_sizes_open(tmp_path: Path) -> None:
         ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
         ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
         ('"20s"', "true", OptionError, "time_limit = True must be"),
-        ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope = 'deep' must be"),
-        ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope = 'depth:0' must be"),
+        ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope deep: must be"),
+        ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope depth:0: must be"),
         ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1 must be a whole number from 0 on"),
         ("models = [", "models = [[", OptionError, "not valid TOML"),
     ],
@@ -128,9 +127,9 @@ def test_a_device_of_a_problem_file(tmp_path: Path) -> None:
     path = write_sweep(tmp_path, FILE.replace('["a72", "m4"]', '["Unit"]'))
     content = chain(3)
     write_problem(tmp_path / "short.json", {**content, "costs": {"Unit": content["costs"]["a72"]}})
-    points = [point for point in read_sweep(path) if point.ram_text == "60%" and point.method == "revolve"]
+    points = [point for point in read_sweep(path) if point.said["ram"] == "60%" and point.method == "revolve"]
     assert {point.device.name for point in points} == {"Unit"}
-    rows = {(point.model.name, point.deadline_text): evaluate(point) for point in points}
+    rows = {(point.model.name, point.said["deadline"]): evaluate(point) for point in points}
     assert rows["chain", "none"]["status"] == "error"
     assert "the file has a72, m4" in str(rows["chain", "none"]["reason"])
     assert rows["short", "none"]["status"] != "error"

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from poetopt.api.sweeps.run import State, sweep
-from poetopt.api.sweeps.text import progress_line
+from poetopt.api.sweeps.run import State, progress_line, sweep
 from poetopt.util.errors import OptionError
 from tests.api.support import FILE, fixed, undisturbed, write_sweep
 from tests.cli.support import Runner, runner

@@ -6,9 +6,10 @@
     ram = "20%..100%/9"             # or a list: ["40%", "300KiB"]
     deadlines = ["none", "1.5x"]    # optional, as are all that follow
     methods = ["poet", "dtr"]       # names of `poetopt compare`; default: poet
-    time_limit = "20s"              # of one solve; gap, scope and threads as in `poetopt solve`
+    time_limit = "20s"              # of one solve; gap, scope, threads and backend as in `poetopt solve`
 
-Paths are relative to the file. Points are the product, in the order of the file; methods vary fastest.
+Paths are relative to the file. Points are the product, in the order of the file; methods vary fastest. A model has the
+options of `po.load` and `Model.differentiate`.
 """
 
 from __future__ import annotations
@@ -18,26 +19,104 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from poetopt.api import Training, TrainingFile, store_all_peak_bytes
+from poetopt.api.models import read
+from poetopt.api.problems import DERIVED, READ, checked_scope
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
-from poetopt.comparison.rows import parse_budgets
+from poetopt.comparison.compare import compare
+from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.frontends.reading import ReadOptions, read_options
-from poetopt.util.errors import DeviceError, ModelError, OptionError
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import DeviceError, ModelError, OptionError, PoetError
 from poetopt.util.inputs import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
-KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads")
-READ_KEYS = ("batch", "train", "dims", "shapes", "values", "allow_symlinks")
-"""As in `po.load`."""
-MODEL_KEYS = ("model", "name", *READ_KEYS, "loss", "output", "straight_through")
+Value = str | int | float | None
+"""What a cell of a row may hold."""
+ERROR = "error"
+"""The status of a point whose model or device could not be used at all."""
+WHOLE_LIMIT = 0.95
+"""A solve that took this share of its time limit was ended by it: another run may come further, or less far."""
+
+
+def evaluate(point: SweepPoint) -> dict[str, Value]:
+    """The row of a point, without its place in the sweep. What poetopt refuses is a row too, with the reason."""
+    begin = time.monotonic()
+    try:
+        row = _row(point)
+    except PoetError as error:
+        row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
+    solve_s = row["solve_s"]
+    assert isinstance(solve_s, float)
+    row["limited"] = int(solve_s >= WHOLE_LIMIT * point.settings.time_limit_s)
+    return {**row, "total_s": time.monotonic() - begin}
+
+
+def _row(point: SweepPoint) -> dict[str, Value]:
+    problem = _problem(point.model, point.device.device)
+    peak = store_all_peak_bytes(problem)
+    (ram_bytes,) = in_bytes((point.ram,), peak)
+    deadline = point.deadline
+    deadline_s = deadline.times * problem.baseline_time_s if isinstance(deadline, Factor) else deadline
+    settings = replace(point.settings, deadline_s=deadline_s)
+    (found,) = compare(problem, (ram_bytes,), [point.method], settings).rows
+    cells = {key: getattr(found, key) for key in found.to_dict() if key not in ("method", "beyond_scope")}
+    return {
+        **cells,
+        "deadline_s": deadline_s,
+        "operators": len(problem.operators),
+        "tensors": len(problem.tensors),
+        "store_all_peak_bytes": peak,
+        "baseline_energy_j": problem.baseline_energy_j,
+        "baseline_time_s": problem.baseline_time_s,
+    }
+
+
+@lru_cache(maxsize=2)
+def _training(model: ModelSpec) -> Training | TrainingFile:
+    return read(model.model, model.options).differentiate(**dict(model.step))  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4)
+def _problem(model: ModelSpec, device: str) -> Problem:
+    return _training(model).cost(device)
+
+
+KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads", "backend")
+MODEL_KEYS = tuple(dict.fromkeys(("model", "name", "batch", *READ, *DERIVED)))
 NONE = "none"
 """The deadline that isn't there."""
-TIME_LIMIT = "60s"
-"""Of one solve, where the file says nothing."""
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(text, str) for text in value))
+
+
+Check = tuple[Callable[[object], bool], str]
+_WHOLE: Check = (lambda value: type(value) is int and value >= 1, "a whole number from 1 on")
+_TABLE: Check = (lambda value: isinstance(value, dict), "a table")
+_FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
+_TEXT: Check = (lambda value: isinstance(value, str), "text")
+MUST: Mapping[str, Check] = {
+    **dict.fromkeys(("batch", "micro_batch"), _WHOLE),
+    "train": (_texts, "a pattern, or a list of them"),
+    "dims": (_TABLE[0], "a table, as in dims = { height = 160 }"),
+    "shapes": (_TABLE[0], 'a table, as in shapes = { input = "1x3x160x160" }'),
+    "values": (_TABLE[0], "a table, as in values = { sr = 16000 }"),
+    **dict.fromkeys(("name", "loss", "output", "granularity", "optimizer", "scope", "backend"), _TEXT),
+    "threads": (lambda value: type(value) is int and value >= 0, "a whole number from 0 on; 0 lets the solver choose"),
+    **dict.fromkeys(("time_limit", "gap"), (lambda v: isinstance(v, str | int | float) and not isinstance(v, bool),
+                                            "text or a number")),
+}  # fmt: skip
+"""What the values of keys are; of all others, true or false."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +127,8 @@ class ModelSpec:
         A zoo name, or the absolute path of a file.
     name
         What rows call it.
-    options
-        How it is read.
+    options, step
+        How it is read, and what is asked of `differentiate`.
     content
         Of a file: SHA-256 of its bytes; else empty.
     """
@@ -57,9 +136,7 @@ class ModelSpec:
     model: str
     name: str
     options: ReadOptions = field(default_factory=ReadOptions)
-    loss: str = "auto"
-    output: str | None = None
-    straight_through: bool = False
+    step: tuple[tuple[str, str | bool], ...] = ()
     content: str = ""
 
 
@@ -73,7 +150,7 @@ class DeviceSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One solve. `ram` is bytes or a share (`40%`), `deadline` seconds, a factor (`1.5x`) or `none`."""
 
     index: int
@@ -85,40 +162,40 @@ class Point:
     settings: Settings
 
     @property
-    def ram_text(self) -> str:
-        """As rows have it."""
-        return f"{100 * self.ram.fraction:.10g}%" if isinstance(self.ram, Share) else str(self.ram)
-
-    @property
-    def deadline_text(self) -> str:
-        """As rows have it."""
-        if self.deadline is None:
-            return NONE
-        return f"{self.deadline.times:.10g}x" if isinstance(self.deadline, Factor) else f"{self.deadline:.10g}"
+    def said(self) -> dict[str, str]:
+        """The columns of its row that it has by itself."""
+        ram, deadline = self.ram, self.deadline
+        return {
+            "model": self.model.name,
+            "device": self.device.name,
+            "method": self.method,
+            "ram": f"{100 * ram.fraction:.10g}%" if isinstance(ram, Share) else str(ram),
+            "deadline": NONE if deadline is None else f"{deadline.times:.10g}x" if isinstance(deadline, Factor)
+            else f"{deadline:.10g}",
+        }  # fmt: skip
 
     @property
     def key(self) -> str:
         """Of everything that the row depends on, but not of the point's place in the sweep."""
-        model, device = asdict(self.model), asdict(self.device)
-        del model["options"]
-        model |= self.model.options.to_recipe()  # what isn't asked for isn't there: keys of older sweeps stay
-        if self.model.options.allow_symlinks:
-            model["allow_symlinks"] = True
-        if not self.model.straight_through:
-            del model["straight_through"]
-        if self.model.content:
-            del model["model"]  # the file's content says it; where it lies doesn't matter
+        model, device, said = self.model, asdict(self.device), self.said
+        asked: dict[str, object] = {"name": model.name, "content": model.content, "loss": "auto", "output": None}
+        asked |= model.options.to_recipe() | dict(model.step)  # what isn't asked for isn't there
+        if model.options.allow_symlinks:
+            asked["allow_symlinks"] = True
+        if not model.content:  # of a file the content says it; where it lies doesn't matter
+            asked["model"] = model.model
         if self.device.content:
             del device["device"]
-        what = [model, device, self.ram_text, self.deadline_text, self.method, asdict(self.settings)]
+        what = [asked, device, said["ram"], said["deadline"], self.method, asdict(self.settings)]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
-        text = f"{self.method}, {self.model.name} on {self.device.name} at {self.ram_text}"
-        return text if self.deadline is None else f"{text} in {self.deadline_text}"
+        said = self.said
+        text = f"{self.method}, {self.model.name} on {self.device.name} at {said['ram']}"
+        return text if self.deadline is None else f"{text} in {said['deadline']}"
 
 
-def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
+def read_sweep(path: str | os.PathLike[str]) -> tuple[SweepPoint, ...]:
     """The points of a sweep file.
 
     A device may be one that a problem file of the sweep has costs for; other models on it are rows with an error.
@@ -128,7 +205,7 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
     """
     shown = os.fspath(path)
     try:
-        table = parse_toml(read_text(path, TABLE_BYTES))
+        table: dict[str, Any] = parse_toml(read_text(path, TABLE_BYTES))
     except OSError as error:
         raise OptionError(
             f"{shown}: the sweep can't be read: {error.strerror}; give the path of a TOML file"
@@ -136,61 +213,69 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[Point, ...]:
     except ValueError as error:
         what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"not valid TOML: {error}"
         raise OptionError(f"{shown}: {what}; a sweep is a TOML file with models, devices and ram") from error
-    _known(shown, table, KEYS, "a sweep")
+    _check(shown, table, KEYS, "a sweep")
     for key in ("models", "devices", "ram"):
         if key not in table:
             raise OptionError(f"{shown}: '{key}' is missing; a sweep has at least models, devices and ram")
     folder = Path(shown).resolve().parent
-    models = [_model(shown, folder, entry) for entry in _list(shown, table, "models", (str, dict))]
+    models = [_model(shown, folder, entry) for entry in _list(shown, table, "models", "text or a table")]
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:
             raise OptionError(f'{shown}: models: two are called {name!r}; tell them apart with name = "..."')
     costs = {key: None for model in models if model.content for key in _costs(model.model)}
-    devices = [_device(shown, folder, str(entry), tuple(costs)) for entry in _list(shown, table, "devices", (str,))]
+    devices = [_device(shown, folder, str(entry), tuple(costs)) for entry in _list(shown, table, "devices", "text")]
     budgets = [
         budget
-        for entry in _list(shown, table, "ram", (str, int))
+        for entry in _list(shown, table, "ram", "text or a whole number")
         for budget in parse_budgets(str(entry), option=f"{shown}: ram")
     ]
-    deadlines = [_deadline(shown, str(entry)) for entry in _list(shown, table, "deadlines", (str, int, float), [NONE])]
-    methods = [_method(shown, str(entry)) for entry in _list(shown, table, "methods", (str,), ["poet"])]
-    settings = _settings(shown, table)
-    product = itertools.product(models, devices, deadlines, budgets, methods)
-    points = [
-        Point(index=0, model=model, device=device, ram=ram, deadline=deadline, method=name, settings=settings)
-        for model, device, deadline, ram, name in product
+    deadlines = [
+        None if entry == NONE else parse_deadline(str(entry), option=f"{shown}: deadlines")
+        for entry in _list(shown, table, "deadlines", "text or a number", NONE)
     ]
-    # What is named twice is run once.
-    once = {point.key: point for point in reversed(points)}
-    ordered = sorted(once.values(), key=points.index)
-    return tuple(
-        Point(**{**{key: getattr(point, key) for key in Point.__dataclass_fields__}, "index": index})
-        for index, point in enumerate(ordered)
-    )
+    try:
+        methods = [method(str(entry)).name for entry in _list(shown, table, "methods", "text", "poet")]
+        settings = Settings(
+            time_limit_s=parse_time(table.get("time_limit", "60s"), option="time_limit"),
+            gap=parse_fraction(table.get("gap", 1e-3), option="gap"),
+            threads=table.get("threads", 1),
+            scope=checked_scope(table.get("scope", "auto")),
+            backend=table.get("backend", "highs"),
+        )
+    except OptionError as error:
+        raise OptionError(f"{shown}: {str(error).replace('--', '')}") from error
+    once: dict[str, SweepPoint] = {}  # what is named twice is run once
+    for model, device, deadline, ram, name in itertools.product(models, devices, deadlines, budgets, methods):
+        point = SweepPoint(
+            index=len(once), model=model, device=device, ram=ram, deadline=deadline, method=name, settings=settings
+        )
+        once.setdefault(point.key, point)
+    return tuple(once.values())
 
 
-def _known(shown: str, table: Mapping[str, object], keys: Sequence[str], what: str) -> None:
-    for key in table:
+def _check(shown: str, table: Mapping[str, object], keys: Sequence[str], what: str) -> None:
+    """Refuse keys that aren't known, and values of another kind."""
+    for key, value in table.items():
         if key not in keys:
             close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
             hint = f"did you mean '{close[0]}'? " if close else ""
             raise OptionError(f"{shown}: unknown key '{key}': {hint}{what} has {', '.join(keys)}")
+        fits, must = MUST.get(key, _FLAG)
+        if (key in MUST or keys is MODEL_KEYS) and key != "model" and not fits(value):
+            raise OptionError(f"{shown}: {key} = {value!r} must be {must}")
 
 
-def _list(
-    shown: str, table: Mapping[str, object], key: str, kinds: tuple[type, ...], default: list[object] | None = None
-) -> list[object]:
+def _list(shown: str, table: Mapping[str, object], key: str, must: str, default: object = None) -> list[object]:
     """The value as a list, which may be one entry alone. Raises OptionError for an empty one or another type."""
     value = table.get(key, default)
     entries = value if isinstance(value, list) else [value]
     if not entries:
         raise OptionError(f"{shown}: {key} is empty: then there are no points; name at least one")
+    kinds = {"table": dict, "whole number": int, "a number": int | float}
     for entry in entries:
-        if not isinstance(entry, kinds) or isinstance(entry, bool):
-            # Where fractions are allowed too, whole numbers needn't be named.
-            words = {str: "text", dict: "a table", int: "" if float in kinds else "a whole number", float: "a number"}
-            must = " or ".join(words[kind] for kind in kinds if words[kind])
+        known = isinstance(entry, str) or any(word in must and isinstance(entry, kinds[word]) for word in kinds)
+        if not known or isinstance(entry, bool):
             hint = ' (bytes); a share is text, as in "50%"' if key == "ram" else ""
             raise OptionError(f"{shown}: {key}: {entry!r} must be {must}{hint}")
     return entries
@@ -198,57 +283,28 @@ def _list(
 
 def _model(shown: str, folder: Path, entry: object) -> ModelSpec:
     table: Mapping[str, object] = entry if isinstance(entry, dict) else {"model": entry}
-    _known(shown, table, MODEL_KEYS, "a model")
     model = table.get("model")
     if not isinstance(model, str):
         raise OptionError(f'{shown}: models: {dict(table)}: say which, as in {{ model = "lenet", batch = 4 }}')
-    options = _read_options(f"{shown}: models: {model}", table)
-    for key in ("name", "loss", "output"):
-        if key in table and not isinstance(table[key], str):
-            raise OptionError(f"{shown}: models: {model}: {key} = {table[key]!r} must be text")
-    straight = table.get("straight_through", False)
-    if not isinstance(straight, bool):
-        raise OptionError(f"{shown}: models: {model}: straight_through = {straight!r} must be true or false")
-    where, content = _model_file(folder, model)
-    asked = [f"{key}={table[key]}" for key in MODEL_KEYS if key not in ("model", "name") and key in table]
-    return ModelSpec(
-        model=where,
-        name=str(table.get("name") or " ".join([Path(model).stem if content else model, *asked])),
-        options=options,
-        loss=str(table.get("loss", "auto")),
-        output=str(table["output"]) if "output" in table else None,
-        straight_through=straight,
-        content=content,
-    )
-
-
-def _read_options(where: str, table: Mapping[str, object]) -> ReadOptions:
-    """How a model is read. Raises OptionError."""
-    batch, train, links = table.get("batch"), table.get("train"), table.get("allow_symlinks", False)
-    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool) or batch < 1):
-        raise OptionError(f"{where}: batch = {batch!r} must be a whole number from 1 on")
-    patterns = [train] if isinstance(train, str) else train
-    if patterns is not None and not (isinstance(patterns, list) and all(isinstance(text, str) for text in patterns)):
-        raise OptionError(f"{where}: train = {train!r} must be a pattern, or a list of them")
-    if not isinstance(links, bool):
-        raise OptionError(f"{where}: allow_symlinks = {links!r} must be true or false")
-    tables: dict[str, dict[str, object]] = {}
-    for key, example in (("dims", "height = 160"), ("shapes", 'input = "1x3x160x160"'), ("values", "sr = 16000")):
-        entries = table.get(key, {})
-        if not isinstance(entries, dict):
-            raise OptionError(f"{where}: {key} = {entries!r} must be a table, as in {key} = {{ {example} }}")
-        tables[key] = entries
+    where = f"{shown}: models: {model}"
+    _check(where, table, MODEL_KEYS, "a model")
     try:
-        return read_options(
-            batch=batch,
-            train=patterns,
-            dims={name: size if isinstance(size, int) else str(size) for name, size in tables["dims"].items()},
-            shapes={name: size if isinstance(size, list) else str(size) for name, size in tables["shapes"].items()},
-            values=tables["values"],
-            allow_symlinks=links,
-        )
+        asked = {key: table[key] for key in READ if key in table}
+        if isinstance(asked.get("train"), str):
+            asked["train"] = [asked["train"]]
+        options = read_options(**asked)  # type: ignore[arg-type]
     except (ModelError, OptionError) as error:
         raise OptionError(f"{where}: {error}") from error
+    place, content = _model_file(folder, model)
+    said = [f"{key}={table[key]}" for key in MODEL_KEYS if key not in ("model", "name") and key in table]
+    step = {key: table[key] for key in DERIVED if key in table}
+    return ModelSpec(
+        model=place,
+        name=str(table.get("name") or " ".join([Path(model).stem if content else model, *said])),
+        options=options,
+        step=tuple(step.items()),  # type: ignore[arg-type]
+        content=content,
+    )
 
 
 def _model_file(folder: Path, model: str) -> tuple[str, str]:
@@ -297,42 +353,6 @@ def _device(shown: str, folder: Path, text: str, costs: Sequence[str]) -> Device
     except DeviceError as error:
         own = f"; the problem files of the sweep have costs for {', '.join(costs)}" if costs else ""
         raise DeviceError(f"{shown}: devices: {error}{own}") from error
-
-
-def _deadline(shown: str, text: str) -> float | Factor | None:
-    return None if text == NONE else parse_deadline(text, option=f"{shown}: deadlines")
-
-
-def _method(shown: str, name: str) -> str:
-    try:
-        return method(name).name
-    except OptionError as error:
-        raise OptionError(f"{shown}: {str(error).replace('--methods', 'methods')}") from error
-
-
-def _settings(shown: str, table: Mapping[str, object]) -> Settings:
-    scope, threads = table.get("scope", "auto"), table.get("threads", 1)
-    kind, _, depth = str(scope).partition(":")
-    deep = kind == "depth" and depth.isdecimal() and int(depth) >= 1
-    if scope not in ("auto", "needed", "forward", "full") and not deep:
-        raise OptionError(
-            f"{shown}: scope = {scope!r} must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full"
-        )
-    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 0:
-        raise OptionError(f"{shown}: threads = {threads!r} must be a whole number from 0 on; 0 lets the solver choose")
-    return Settings(
-        time_limit_s=parse_time(_plain(shown, table, "time_limit", TIME_LIMIT), option=f"{shown}: time_limit"),
-        gap=parse_fraction(_plain(shown, table, "gap", 1e-3), option=f"{shown}: gap"),
-        threads=threads,
-        scope=str(scope),
-    )
-
-
-def _plain(shown: str, table: Mapping[str, object], key: str, default: str | float) -> str | float:
-    value = table.get(key, default)
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-        raise OptionError(f"{shown}: {key} = {value!r} must be text or a number")
-    return value
 
 
 def _digest(path: Path) -> str:

@@ -2,26 +2,66 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import logging
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from poetopt.api.sweeps.evaluate import Value, evaluate
-from poetopt.api.sweeps.points import Point, read_sweep
-from poetopt.api.sweeps.store import Store, opened
+from poetopt.api.sweeps.points import SweepPoint, Value, evaluate, read_sweep
+from poetopt.api.sweeps.store import COLUMNS, Store, opened
 from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
 from poetopt.util.scratch import scratch_folder
+from poetopt.util.units import show_seconds
 from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+
+def progress_line(state: State) -> str:
+    """`37 of 60 points, 2.1 a minute, 11 min left: poet, lenet on a72 at 40%`."""
+    text = f"{state.done} of {state.total} points"
+    if state.rate_per_s is not None and state.remaining_s is not None:
+        rate = f"{state.rate_per_s:.3g} a second" if state.rate_per_s >= 1 else f"{60 * state.rate_per_s:.3g} a minute"
+        text += f", {rate}, {show_seconds(state.remaining_s)} left"
+    if state.retried:
+        text += f", {state.retried} again"
+    return f"{text}: {state.last}"
+
+
+def sweep_lines(found: Swept) -> list[str]:
+    """How the points ended, and where the rows are."""
+    ended = Counter(str(row["status"]) for row in found.rows)
+    states = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+    lines = [
+        f"{len(found.rows)} of {found.total} rows in {found.path}: {states or 'none'}",
+        f"  {found.here} of them from this run, in {show_seconds(found.total_s)}"
+        + (f"; {found.retried} points given out again, as their worker died" if found.retried else ""),
+    ]
+    limited = sum(bool(row["limited"]) for row in found.rows)
+    if limited:
+        lines.append(f"  {limited} ended by their time limit: another run may find better or worse plans for these")
+    reasons = Counter(str(row["reason"]) for row in found.rows if row["status"] == "error")
+    lines += [f"  error, {count} times: {reason}" for reason, count in reasons.items()]
+    return lines
+
+
+def sweep_csv(found: Swept) -> str:
+    """All rows; what is not there is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in found.rows)
+    return text.getvalue()
+
 
 CONNECT_S = 15
 """Seconds to wait for a scheduler, and for its first worker."""
@@ -257,91 +297,67 @@ def sweep(
         raise OptionError("--workers must be at least 1, --retries at least 0")
     points = read_sweep(path)
     where = Path(path).with_suffix(".sqlite") if out is None else Path(out)
+    lost: list[tuple[str, str]] = []
     with opened(where, points) as store:
         done = store.done()
-        run = _Run(store, points, retries, told or (lambda _state: None), len(done), begin)
         missing = [point for point in points if point.index not in done]
+        here = retried = 0
+
+        def say(last: str) -> None:
+            if told is not None:
+                told(State(len(done) + here, here, len(points), time.monotonic() - begin, retried, last))
+
         if missing:
             check_dask()
-            run.say("starting workers")
-            wanted = min(len(missing), workers or os.cpu_count() or 1)
-            with connected(scheduler, wanted) as client:
-                run.all(client, missing)
-        return Swept(
-            path=str(where),
-            total=len(points),
-            rows=tuple(store.rows()),
-            here=run.here,
-            retried=sum(run.tries.values()),
-            lost=tuple(run.lost),
-            total_s=time.monotonic() - begin,
-        )
+            say("starting workers")
+            with connected(scheduler, min(len(missing), workers or os.cpu_count() or 1)) as client:
+                for point, future, again in _ended(client, missing, store, retries):
+                    if again:
+                        retried += 1
+                        say(f"again, as its worker died: {point}")
+                    elif future.status == "finished":
+                        store.put(point, future.result())
+                        here += 1
+                        say(str(point))
+                    elif future.status != "error":
+                        raise ExecutionError(
+                            f"the dask scheduler went away (a point's state is '{future.status}'); {len(done) + here} "
+                            f"of {len(points)} rows are kept: start it, and give the same command again"
+                        )
+                    else:
+                        error = future.exception()
+                        died = "its worker died, and so did those of its retries"
+                        killed = type(error).__name__ == "KilledWorker"
+                        lost.append((str(point), died if killed else f"{type(error).__name__}: {error}"))
+        rows = tuple(store.rows())
+        return Swept(str(where), len(points), rows, here, retried, tuple(lost), time.monotonic() - begin)
 
 
-@dataclass
-class _Run:
-    store: Store
-    points: Sequence[Point]
-    retries: int
-    told: Told
-    done: int
-    begin: float
-    here: int = 0
-    tries: Counter[int] = field(default_factory=Counter)
-    lost: list[tuple[str, str]] = field(default_factory=list)
+def _ended(
+    client: Client, missing: Sequence[SweepPoint], store: Store, retries: int
+) -> Iterator[tuple[SweepPoint, Future, bool]]:
+    """Each point that came to an end, and whether it is given out again, as its worker died.
 
-    def say(self, last: str) -> None:
-        elapsed_s = time.monotonic() - self.begin
-        self.told(State(self.done, self.here, len(self.points), elapsed_s, sum(self.tries.values()), last))
+    Every worker is kept busy with one point, and no more: what dies with a worker is one point.
+    """
+    from distributed import KilledWorker, as_completed
 
-    def all(self, client: Client, missing: Sequence[Point]) -> None:
-        """Keep every worker busy with one point, and no more: what dies with a worker is one point."""
-        from distributed import as_completed
-
-        waiting = iter(missing)
-        at_work: dict[str, Point] = {}
-        futures = as_completed([])
-        self._fill(client, waiting, at_work, futures)
-        while at_work:
-            future = next(futures)
-            point = at_work.pop(future.key)
-            again = self._ended(point, future)
-            if again:
-                self._submit(client, point, at_work, futures)
-            self._fill(client, waiting, at_work, futures)
-
-    def _fill(self, client: Client, waiting: Iterator[Point], at_work: dict[str, Point], futures: Any) -> None:
+    waiting, futures = deque(missing), as_completed([])
+    at_work: dict[str, SweepPoint] = {}
+    tries: Counter[int] = Counter()
+    while waiting or at_work:
         # Workers may come and go meanwhile; without any, a point waits for the next one.
-        room = max(1, sum(client.nthreads().values()))
-        while len(at_work) < room and (point := next(waiting, None)) is not None:
-            self._submit(client, point, at_work, futures)
-
-    def _submit(self, client: Client, point: Point, at_work: dict[str, Point], futures: Any) -> None:
-        self.store.start(point)
-        future = client.submit(evaluate, point, pure=False)
-        at_work[future.key] = point
-        futures.add(future)
-
-    def _ended(self, point: Point, future: Future) -> bool:
-        """Keep what came of a point; whether it has to be tried again."""
-        from distributed import KilledWorker
-
-        if future.status == "finished":
-            self.store.put(point, future.result())
-            self.done += 1
-            self.here += 1
-            self.say(str(point))
-            return False
-        if future.status != "error":
-            raise ExecutionError(
-                f"the dask scheduler went away (a point's state is '{future.status}'); {self.done} of "
-                f"{len(self.points)} rows are kept: start it, and give the same command again"
-            )
-        error = future.exception()
-        if isinstance(error, KilledWorker) and self.tries[point.index] < self.retries:
-            self.tries[point.index] += 1
-            self.say(f"again, as its worker died: {point}")
-            return True
-        died = "its worker died, and so did those of its retries" if isinstance(error, KilledWorker) else ""
-        self.lost.append((str(point), died or f"{type(error).__name__}: {error}"))
-        return False
+        while waiting and len(at_work) < max(1, sum(client.nthreads().values())):
+            point = waiting.popleft()
+            store.start(point)
+            future = client.submit(evaluate, point, pure=False)
+            at_work[future.key] = point
+            futures.add(future)
+        future = next(futures)
+        point = at_work.pop(future.key)
+        killed = future.status == "error" and isinstance(future.exception(), KilledWorker)
+        again = killed and tries[point.index] < retries
+        if again:
+            tries[point.index] += 1
+            waiting.appendleft(point)
+        yield point, future, again

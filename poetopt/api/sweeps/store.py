@@ -10,17 +10,16 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from poetopt.api.sweeps.evaluate import ERROR, Value
-from poetopt.api.sweeps.points import Point
+from poetopt.api.sweeps.points import ERROR, SweepPoint, Value
 from poetopt.comparison.rows import FAILED
 from poetopt.search.solution import Status
 from poetopt.util.errors import OptionError, OutputError
-from poetopt.util.files import check_writable
+from poetopt.util.files import check_writable, lock_file
 from poetopt.util.version import __version__
 
 POINT = ("point", "model", "device", "method", "ram", "deadline")
@@ -42,29 +41,22 @@ APPLICATION_ID = 0x706F6574
 class Store:
     """An open results file. Make one with `opened`."""
 
-    def __init__(self, connection: sqlite3.Connection, points: Sequence[Point], shown: str) -> None:
-        self._connection = connection
-        self._points, self._shown = points, shown
-        self._keys = [point.key for point in points]
+    def __init__(self, connection: sqlite3.Connection, points: Sequence[SweepPoint], shown: str) -> None:
+        self._connection, self._shown = connection, shown
+        self._points = {point.key: point for point in points}
 
     def done(self) -> set[int]:
         """The places of the points that have a row."""
-        place = {key: index for index, key in enumerate(self._keys)}
-        return {place[key] for (key,) in self._connection.execute("SELECT key FROM rows")}
+        return {self._points[key].index for (key,) in self._connection.execute("SELECT key FROM rows")}
 
-    def start(self, point: Point) -> None:
+    def start(self, point: SweepPoint) -> None:
         """Note that the point is given to a worker."""
         with self._connection:
             self._connection.execute("INSERT INTO starts VALUES (?, ?)", (point.key, _now()))
 
-    def put(self, point: Point, row: dict[str, Value]) -> None:
+    def put(self, point: SweepPoint, row: dict[str, Value]) -> None:
         """Keep a row. Raises OutputError where there is no room."""
-        cells: dict[str, Value] = {
-            "key": point.key,
-            **_said_of(point),
-            "finished": _now(),
-            **row,
-        }
+        cells = {"key": point.key, **point.said, "finished": _now(), **row}
         names = [name for name in ("key", *COLUMNS) if name in cells]
         marks = ", ".join("?" * len(names))
         with self._connection:
@@ -73,25 +65,24 @@ class Store:
             )
 
     def rows(self) -> list[dict[str, Value]]:
-        """All rows, in the order of the sweep's points."""
+        """All rows, in the order of the sweep's points. Raises OptionError for a cell of another kind."""
         names = [name for name in COLUMNS if name != "point"]
-        found = self._connection.execute(f"SELECT key, {', '.join(names)} FROM rows").fetchall()
-        place = {key: index for index, key in enumerate(self._keys)}
-        rows = [{"point": place[cells[0]], **dict(zip(names, cells[1:], strict=True))} for cells in found]
-        for row in rows:
-            point = self._points[row["point"]]
-            said = _said_of(point)
+        rows = []
+        for key, *cells in self._connection.execute(f"SELECT key, {', '.join(names)} FROM rows"):
+            point = self._points[key]
+            row = {"point": point.index, **dict(zip(names, cells, strict=True))}
             for name in names:
-                if not _fits(name, row[name]) or row[name] != said.get(name, row[name]):
+                if not _fits(name, row[name]) or row[name] != point.said.get(name, row[name]):
                     raise OptionError(
                         f"{self._shown}: damaged: the row of {point} has {str(row[name])[:40]!r} for {name}; give "
                         "another path with -o"
                     )
+            rows.append(row)
         return sorted(rows, key=lambda row: row["point"])
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[Store]:
+def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterator[Store]:
     """The results file of a sweep, made where there is none, and kept from any other sweep meanwhile.
 
     A file that was made here is gone again where the block raises before there is a row.
@@ -103,92 +94,68 @@ def opened(path: str | os.PathLike[str], points: Sequence[Point]) -> Iterator[St
     made = not Path(path).exists()
     if made:
         check_writable(path)
-    with _alone(shown):
-        connection = sqlite3.connect(shown, timeout=30.0)
-        ended, blank = False, made
+    try:
+        descriptor = os.open(shown, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise OutputError(f"can't write {shown}: {error.strerror}; give another path with -o") from error
+    with ExitStack() as stack:
+        stack.callback(os.close, descriptor)  # and with it the lock, as with the process, however that ends
+        if not lock_file(descriptor):
+            raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o")
+        connection = stack.enter_context(closing(sqlite3.connect(shown, timeout=30.0)))
+        blank = made
         try:
             _prepare(connection, shown, {point.key for point in points})
             try:
                 yield Store(connection, points, shown)
-                ended = True
+                blank = False
             finally:
-                blank = made and not ended and not connection.execute("SELECT count(*) FROM rows").fetchone()[0]
+                blank = blank and not connection.execute("SELECT count(*) FROM rows").fetchone()[0]
         except sqlite3.OperationalError as error:
             raise OutputError(f"can't write {shown}: {error}; make room and rights there") from error
         except sqlite3.DatabaseError as error:
             raise OptionError(f"{shown}: not the results of a sweep ({error}); give another path with -o") from error
         finally:
-            connection.close()
             if blank:
                 with suppress(OSError):
                     os.unlink(shown)
 
 
-@contextmanager
-def _alone(shown: str) -> Iterator[None]:
-    """Hold the file's lock, which the system lets go of with the process, however that ends."""
-    try:
-        import fcntl
-    except ImportError:  # a system without such locks
-        yield
-        return
-    try:
-        descriptor = os.open(shown, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise OutputError(f"can't write {shown}: {error.strerror}; give another path with -o") from error
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o") from error
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _prepare(connection: sqlite3.Connection, shown: str, keys: set[str]) -> None:
+    """Everything in one transaction where the file is new: a kill leaves a file with all of it, or an empty one."""
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if not tables:
-        _create(connection, __version__)
+        columns = ", ".join(f"{name} {_kind(name)}" for name in COLUMNS if name != "point")
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
+            connection.execute("CREATE TABLE starts (key TEXT, at TEXT)")
+            connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            about = [("format", str(FORMAT)), ("version", __version__)]
+            connection.executemany("INSERT INTO about VALUES (?, ?)", about)
         return
     if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
         raise OptionError(f"{shown}: a database, but not the results of a sweep; give another path with -o")
-    about = dict(connection.execute("SELECT name, value FROM about"))
-    if not {"format", "version"} <= about.keys():
+    about_it = dict(connection.execute("SELECT name, value FROM about"))
+    if not {"format", "version"} <= about_it.keys():
         raise OptionError(
             f"{shown}: damaged: its table 'about' doesn't say which format and version wrote it; give another path "
             "with -o"
         )
-    if about["format"] != str(FORMAT) or about["version"] != __version__:
+    if about_it != about_it | {"format": str(FORMAT), "version": __version__}:
         raise OptionError(
-            f"{shown}: written by poetopt {about['version']} (format {about['format']}), this is {__version__} (format "
-            f"{FORMAT}): their rows can't be mixed; finish it with that version, or give another -o"
+            f"{shown}: written by poetopt {about_it['version']} (format {about_it['format']}), this is {__version__} "
+            f"(format {FORMAT}): their rows can't be mixed; finish it with that version, or give another -o"
         )
-    # a trigger or a view may change rows that others write
-    kinds = set(connection.execute("SELECT type, name FROM sqlite_master WHERE type != 'index'"))
-    for odd in sorted(kinds ^ {("table", name) for name in ("rows", "starts", "about")}):
-        raise OptionError(
-            f"{shown}: damaged: {odd[0]} {odd[1]!r} is one too many, or isn't there; give another path with -o"
-        )
-    foreign = [key for (key,) in connection.execute("SELECT key FROM rows") if key not in keys]
-    if foreign:
-        (some,) = _described(connection, foreign[:1])
+    found = connection.execute("SELECT key, method, model, device, ram FROM rows").fetchall()
+    if foreign := [cells for key, *cells in found if key not in keys]:
+        name, model, device, ram = foreign[0]
         raise OptionError(
             f"{shown}: the results of another sweep: {len(foreign)} of its rows are no points of this one (such as "
-            f"{some}; a changed model, device file or setting counts too); give another -o, or the sweep that it is of"
+            f"{name}, {model} on {device} at {ram}; a changed model, device file or setting counts too); give another "
+            "-o, or the sweep that it is of"
         )
-
-
-def _create(connection: sqlite3.Connection, version: str) -> None:
-    """Everything in one transaction: a kill leaves a file with all of it, or an empty one."""
-    columns = ", ".join(f"{name} {_kind(name)}" for name in COLUMNS if name != "point")
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(f"CREATE TABLE rows (key TEXT PRIMARY KEY, {columns})")
-        connection.execute("CREATE TABLE starts (key TEXT, at TEXT)")
-        connection.execute("CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT)")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.executemany("INSERT INTO about VALUES (?, ?)", [("format", str(FORMAT)), ("version", version)])
 
 
 def _kind(name: str) -> str:
@@ -196,17 +163,6 @@ def _kind(name: str) -> str:
     if name.endswith(("_s", "_j", "_gap")):
         return "REAL"
     return "INTEGER" if name.endswith("_bytes") or name in _WHOLE else "TEXT"
-
-
-def _said_of(point: Point) -> dict[str, Value]:
-    """The columns that a point has by itself."""
-    return {
-        "model": point.model.name,
-        "device": point.device.name,
-        "method": point.method,
-        "ram": point.ram_text,
-        "deadline": point.deadline_text,
-    }
 
 
 def _fits(name: str, value: object) -> bool:
@@ -221,13 +177,6 @@ def _fits(name: str, value: object) -> bool:
         case "INTEGER":
             return isinstance(value, int) and value >= 0
     return isinstance(value, str) and len(value) <= LONGEST
-
-
-def _described(connection: sqlite3.Connection, keys: Iterable[str]) -> Iterator[str]:
-    for key in keys:
-        found = connection.execute("SELECT method, model, device, ram, deadline FROM rows WHERE key = ?", (key,))
-        name, model, device, ram, deadline = found.fetchone()
-        yield f"{name}, {model} on {device} at {ram}, deadline {deadline}"
 
 
 def _now() -> str:
