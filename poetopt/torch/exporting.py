@@ -18,8 +18,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from poetopt.torch.beside import check_beside
-from poetopt.torch.needed import check_module, needed
-from poetopt.torch.tensors import Stored, bits, difference, stored_in
+from poetopt.torch.tensors import Stored, bits, check_module, difference, needed, stored_in
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.files import write_atomically
 from poetopt.util.notes import listed

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.torch.exporting import UNUSED
-from poetopt.torch.needed import check_module, needed
-from poetopt.torch.tensors import COUNTER, Stored, difference, put, stored_in
+from poetopt.torch.tensors import COUNTER, Stored, check_module, difference, needed, put, stored_in
 from poetopt.util.errors import ModelError, PlanError
 
 if TYPE_CHECKING:

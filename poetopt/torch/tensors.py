@@ -1,18 +1,40 @@
-"""A module's tensors by their names, as a file can have them."""
+"""torch where a call needs it, and a module's tensors by their names, as a file can have them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from poetopt.util.errors import BackendUnavailableError, ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
 COUNTER = "num_batches_tracked"
 """BatchNormalization counts its batches in it; the count is no part of what ONNX computes."""
+
+
+INSTALL = "pip install 'poetopt[torch]'"
+
+
+def needed(*others: str) -> Any:
+    """The package torch. Raises BackendUnavailableError where it, or one of `others`, is not installed."""
+    for name in ("torch", *others):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise BackendUnavailableError(f"{name} is not installed; install it with: {INSTALL}") from error
+    return import_module("torch")
+
+
+def check_module(module: Any) -> None:
+    """Raise ModelError for anything but a torch module."""
+    if not isinstance(module, import_module("torch").nn.Module):
+        raise ModelError(f"a torch.nn.Module is needed here, not a {type(module).__name__}")
 
 
 @dataclass(frozen=True)

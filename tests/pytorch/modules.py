@@ -67,21 +67,3 @@ def image() -> Any:
 def labels() -> Any:
     """Its classes."""
     return torch.arange(IMAGE[0]) % CLASSES
-
-
-def residual() -> Any:
-    """Two blocks whose input is added to what they compute of it, and a Dropout."""
-
-    class Block(nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1, self.norm1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-            self.conv2, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-            self.relu = nn.ReLU()
-
-        def forward(self, x: Any) -> Any:
-            return self.relu(self.norm2(self.conv2(self.relu(self.norm1(self.conv1(x))))) + x)
-
-    torch.manual_seed(0)
-    head = (nn.Dropout(0.2), nn.Flatten(), nn.Linear(8 * 64, CLASSES))
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), Block(), Block(), *head).train()
