@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from onnx import ModelProto, TensorProto
 
-from poetopt.zoo.bert import layer
+from poetopt.zoo.images import residual as block
 from poetopt.zoo.network import Network
-from poetopt.zoo.resnet import block
-from poetopt.zoo.transformer import OPSET, Size, linear
+from poetopt.zoo.transformers import OPSET, Size, linear
+from poetopt.zoo.transformers import bert_layer as layer
 
 
 def build(name: str) -> ModelProto:

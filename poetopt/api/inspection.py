@@ -10,7 +10,7 @@ from poetopt.api.problems import LoadOptions
 from poetopt.api.training import SAME_BYTES, TrainingFile, running
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
-from poetopt.devices.homes import homes
+from poetopt.devices.cost import homes
 from poetopt.frontends.summary import summary
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import resident_breakdown

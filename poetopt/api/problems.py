@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypedDict
 from poetopt.api.models import Model, load
 from poetopt.api.training import Training, TrainingFile
 from poetopt.devices import device as device_of
-from poetopt.devices.homes import PARAMETERS, STREAM
+from poetopt.devices.cost import PARAMETERS, STREAM
 from poetopt.graph.problem import Problem, check_problem
 from poetopt.util.errors import OptionError
 from poetopt.util.suggest import near

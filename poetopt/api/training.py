@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from poetopt.devices.homes import STREAM
+from poetopt.devices.cost import STREAM
 from poetopt.ops.runtimes import DEFAULT, unknown
 from poetopt.util.errors import DeviceError, OptionError
 from poetopt.util.garbage import building
@@ -158,7 +158,7 @@ class Training:
             problem = with_profile(problem, found, measured)
         if graph.parts == 1:
             return problem
-        from poetopt.devices.parts import of_all_parts
+        from poetopt.devices.cost import of_all_parts
 
         return of_all_parts(problem, last, graph, found, parameters)
 

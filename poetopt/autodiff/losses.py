@@ -8,7 +8,7 @@
 | none | one element | | the output itself |
 
 What `auto` takes is in `poetopt.autodiff.choice`. Where the output comes from a Softmax or a Sigmoid
-(`poetopt.autodiff.tails`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
+(`poetopt.autodiff.choice`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
 without the rounding of log(softmax). On probabilities whose logits can't be read neither is put.
 """  # noqa: E501
 
@@ -19,10 +19,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from poetopt.autodiff.behind import Behind
-from poetopt.autodiff.choice import ASK, asked, choose, class_axis, output_of, shape_text
+from poetopt.autodiff.choice import (
+    ASK,
+    Piece,
+    Tail,
+    asked,
+    choose,
+    class_axis,
+    order_behind,
+    output_of,
+    own_axes,
+    shape_text,
+)
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.autodiff.tails import Piece, Tail, order_behind, own_axes
 from poetopt.graph import Graph, Operator, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note

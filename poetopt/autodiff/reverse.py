@@ -13,12 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from poetopt.autodiff import one_value, quantization
-from poetopt.autodiff.alternatives import Choice
+from poetopt.autodiff import quantization
+from poetopt.autodiff.alternatives import Choice, floor_bytes
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
-from poetopt.autodiff.floor import floor_bytes
-from poetopt.autodiff.forward import prepare
+from poetopt.autodiff.forward import one_value_note, prepare
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.poles import has_pole
@@ -110,7 +109,7 @@ def _step(
     if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
         text = "these parameters get no gradient: they don't reach the loss, or by an input without a gradient rule"
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
-    notes += one_value.note(graph, gradients)
+    notes += one_value_note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
     backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
     tensors = {

@@ -68,8 +68,7 @@ def devices(
             raise OptionError("--toml: say which device with --show, as in --show a72 --toml")
         if json == "-":
             raise OptionError("--json -: --toml goes to the standard output as well; give a file for --json")
-        from poetopt.devices.loading import device_table
-        from poetopt.devices.toml_text import toml_text
+        from poetopt.devices.loading import device_table, toml_text
 
         write_json(device_document(catalogue.device(show)), json)
         say(toml_text(device_table(show)))

@@ -1,31 +1,111 @@
-"""A training graph on a device becomes a scheduling problem: bytes, seconds and joules.
-
-Two things disappear. A view is its root's bytes, so its readers read the root. A tensor of the resident region
-(parameters, their gradients, constants, statistics, the loss) is nobody's input or output; it only adds to
-`resident_bytes` (`poetopt.ops.nodes`), as does what kernels keep from step to step. Where a tensor is updated,
-its readers name the operator that does.
-
-What an operator needs besides is the runtime's to say, and is split: its temporaries are its workspace in the arena;
-what kernels allocate themselves is one reserve beside the arena for the whole step, for the most that any kernel does.
-"""
+"""Costs of a training graph on a device: seconds and joules of operators, and where tensors are as a step begins."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 from poetopt.autodiff.passes.in_place import takings
-from poetopt.devices.feeding import fed_from_storage
-from poetopt.devices.homes import PARAMETERS, STREAM, Homes, homes
 from poetopt.devices.model import Device
 from poetopt.devices.sanity import check_usable
-from poetopt.graph import Operator, TrainingGraph, residence
-from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
+from poetopt.graph import Operator, Role, TrainingGraph, residence
+from poetopt.graph.problem import CLOSING, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.ops.flops import work
-from poetopt.ops.nodes import constants_of, streamable
+from poetopt.ops.nodes import constants_of, resident_storages, streamable
 from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.ops.runtimes.contract import Runtime, RuntimeVariant
-from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.errors import DeviceError, ModelError, OptionError
+
+
+def fed_from_storage(problem: Problem, graph: TrainingGraph) -> Problem:
+    """`problem`, whose largest inputs begin on storage until what begins in RAM takes no more than an operator has to.
+
+    Whoever feeds the step writes a batch there, and reading it needs no page-out. What says which rows of a table are
+    read stays in RAM.
+    """
+    least = max(map(problem.least_working_set_bytes, range(len(problem.operators))), default=0)
+    ids = {graph.root(rows.ids) for rows in graph.rows.values() if rows.ids}
+    start = problem.start_bytes
+    inputs = [i for i, t in enumerate(problem.tensors) if not t.computed and t.home is Home.RAM and t.name not in ids]
+    tensors = list(problem.tensors)
+    notes: list[str] = []
+    for i in sorted(inputs, key=lambda i: (-tensors[i].nbytes, i)):
+        if start <= least:
+            break
+        start -= tensors[i].nbytes
+        tensors[i] = replace(tensors[i], home=Home.STORAGE, carried=True, of_batch=True)
+        notes.append(
+            f"the input {tensors[i].name!r} of {tensors[i].nbytes:,} B begins on storage, where each step's batch is "
+            "to be written: in RAM it would take more than any operator"
+        )
+    return replace(problem, tensors=tuple(tensors), notes=(*problem.notes, *notes)) if notes else problem
+
+
+PARAMETERS = ("resident", "paged")
+"""What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""
+SCHEDULED = frozenset({Role.PARAMETER, Role.GRADIENT_SUM, Role.OPTIMIZER_STATE, Role.CONSTANT})
+"""The roles whose tensors may have their home on storage."""
+SMALL_BYTES = 64
+"""What takes less stays in RAM: a place of its own on storage is worth nothing there."""
+STREAM = ("auto", "never")
+"""Whether operators may stream operands from and to storage."""
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The storages (root tensors) of what a step finds when it begins.
+
+    ram
+        The resident region.
+    storage
+        Those with their home on storage, and the operator that updates each, by name; empty for none.
+    flash
+        Those in mapped flash.
+    """
+
+    ram: Mapping[str, Role]
+    storage: Mapping[str, str]
+    flash: Mapping[str, Role]
+
+
+def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0]) -> Homes:
+    """Where everything is.
+
+    parameters
+        `resident` or `paged`.
+
+    Raises OptionError for another word, DeviceError where a device without storage is to page.
+    """
+    if parameters not in PARAMETERS:
+        raise OptionError(f"--parameters {parameters}: must be auto, {' or '.join(PARAMETERS)}")
+    if parameters == "paged" and device.storage is None:
+        raise DeviceError(f"{device.name} has no storage to page parameters to; leave out --parameters paged")
+    resident = dict(resident_storages(graph))
+    updaters = {graph.root(old): operator.name for old, operator in graph.updaters.items()}
+    sizes = {name: graph.tensors[name].nbytes for name in resident}
+    flash = {name: resident.pop(name) for name in in_flash(graph, device.flash_room_bytes)}
+    storage: dict[str, str] = {}
+    if parameters == "paged":
+        for name, role in list(resident.items()):
+            if role in SCHEDULED and sizes[name] > SMALL_BYTES:
+                storage[name] = updaters.get(name, "")
+                del resident[name]
+    return Homes(resident, storage, flash)
+
+
+def in_flash(graph: TrainingGraph, room_bytes: int) -> tuple[str, ...]:
+    """The storages that lie in mapped flash of so many bytes; the same ones for the sum of theirs."""
+    updated = {graph.root(old) for old in graph.updaters}
+    resident = resident_storages(graph)
+    frozen = [name for name, role in resident.items() if role in SCHEDULED and name not in updated]
+    frozen = [name for name in frozen if resident[name] is not Role.GRADIENT_SUM]  # which parts write
+    frozen = [name for name in frozen if name not in graph.trained]
+    found: list[str] = []
+    for name in sorted(frozen, key=lambda name: (-graph.tensors[name].nbytes, name)):
+        if graph.tensors[name].nbytes <= room_bytes:
+            found.append(name)
+            room_bytes -= graph.tensors[name].nbytes
+    return tuple(found)
 
 
 def cost(
@@ -249,3 +329,50 @@ def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str
             "schedules write out only what fits",
         )
     return ()
+
+
+def of_all_parts(
+    part: Problem, closing: Problem | None, graph: TrainingGraph, device: Device, parameters: str
+) -> Problem:
+    """The step whose parts are alike: `part` is of one run, `closing` of what follows the last.
+
+    part, closing
+        Of `graph` and of `graph.closing` on the device, with such `parameters`.
+    """
+    step = replace(
+        part,
+        operators=tuple(_times(operator, graph.parts) for operator in part.operators),
+        tensors=tuple(_moved_times(tensor, graph.parts) for tensor in part.tensors),
+        wake_j=graph.parts * part.wake_j,
+        parts=graph.parts,
+    )
+    if closing is None or graph.closing is None:
+        return step
+    reserve = max(part.reserve_bytes, closing.reserve_bytes)
+    there = homes(graph, device, parameters).ram
+    again = [name for name in homes(graph.closing, device, parameters).ram if name in there]
+    return replace(
+        step,
+        reserve_bytes=reserve,
+        resident_bytes=part.resident_bytes
+        + closing.resident_bytes
+        - sum(graph.closing.tensors[name].nbytes for name in again),
+        flash_bytes=part.flash_bytes + closing.flash_bytes,
+        closing=replace(closing, reserve_bytes=reserve, graph=None, **CLOSING),
+    )
+
+
+def _times(operator: ProblemOperator, parts: int) -> ProblemOperator:
+    return replace(
+        operator,
+        time_s=parts * operator.time_s,
+        energy_j=parts * operator.energy_j,
+        variants=tuple(
+            replace(way, time_s=parts * way.time_s, energy_j=parts * way.energy_j) for way in operator.variants
+        ),
+    )
+
+
+def _moved_times(tensor: ProblemTensor, parts: int) -> ProblemTensor:
+    figures = {field.name: parts * getattr(tensor.transfers, field.name) for field in fields(Transfers)}
+    return tensor.moved_for(**figures)

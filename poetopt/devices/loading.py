@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -11,10 +12,89 @@ from pathlib import Path
 from typing import Any
 
 from poetopt.devices.model import Device
-from poetopt.devices.overlay import overlaid
 from poetopt.util.errors import DeviceError
 from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
 from poetopt.util.suggest import near
+
+_AMOUNT = re.compile(r"\s*([0-9.eE+_-]+)\s*(\S+)\s*\Z")
+
+
+def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The whole table of the file `path`, which says `own` over the whole table `base`.
+
+    Raises DeviceError for a figure that is neither a table nor `"4 GiB"` nor a number.
+    """
+    name = str(base.get("name"))
+    figures = own.get("figures", {})
+    if not isinstance(figures, dict):
+        raise DeviceError(f"{path}: figures: must be tables, as in [figures.ram_bytes]")
+    said = {"kind": "estimate", "source": f"given in {path.name}, which is based on {name}"}
+    inherited = base.get("figures", {})
+    changed = {
+        figure: {**said, **_unit_of(inherited.get(figure)), **_table(figure, entry, path)}
+        for figure, entry in figures.items()
+    }
+    found = {**base, **own, "figures": {**inherited, **changed}}
+    if "dma" in own:
+        dma = own["dma"] if isinstance(own["dma"], dict) else {"value": own["dma"]}
+        found["dma"] = {**said, **dma}
+    names = [*changed, *(["dma"] if "dma" in own else [])]
+    but = f", but for {', '.join(names)}" if names else ""
+    found["name"] = own.get("name", path.stem)
+    found["description"] = own.get("description", f"as {name}{but}")
+    found["notes"] = [f"based on {name}: its figures{but}", *base.get("notes", []), *own.get("notes", [])]
+    found["aliases"] = own.get("aliases", [])
+    del found["base"]
+    return found
+
+
+def _unit_of(figure: object) -> dict[str, Any]:
+    return {"unit": figure["unit"]} if isinstance(figure, dict) and "unit" in figure else {}
+
+
+def _table(name: str, entry: object, path: Path) -> dict[str, Any]:
+    if isinstance(entry, dict):
+        return entry
+    if isinstance(entry, int | float) and not isinstance(entry, bool):
+        return {"value": entry}
+    match = _AMOUNT.match(entry) if isinstance(entry, str) else None
+    try:
+        if match is not None:
+            return {"value": float(match[1]), "unit": match[2]}
+    except ValueError:
+        pass
+    raise DeviceError(f'{path}: figures.{name}: {entry!r} is no figure; write it as "4 GiB", or as a table')
+
+
+FIRST = ("value", "unit", "kind", "source")
+HEAD = """\
+# The figures of {name}, to start a device of your own from: --device ./board.toml
+# Where only some are others, a short file does, of base = "{name}" and lines such as figures.ram_bytes = "512 MiB"
+"""
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """The table as TOML; `poetopt.devices.loading.device` reads the same device from it."""
+    lines = [HEAD.format(name=table["name"])]
+    lines += [f"{key} = {_value(table[key])}" for key in ("name", "description")]
+    if "runtime" in table:
+        lines.append(f"runtime = {_value(table['runtime'])}")
+    if table.get("notes"):
+        lines += ["notes = [", *(f"    {_value(note)}," for note in table["notes"]), "]"]
+    lines += _section("dma", table["dma"])
+    for name, figure in table["figures"].items():
+        lines += _section(f"figures.{name}", figure)
+    return "\n".join(lines)
+
+
+def _section(name: str, table: Mapping[str, Any]) -> list[str]:
+    return ["", f"[{name}]", *(f"{key} = {_value(table[key])}" for key in FIRST if key in table)]
+
+
+def _value(value: object) -> str:
+    # JSON's strings, numbers and booleans are TOML's.
+    return json.dumps(value, ensure_ascii=False)
+
 
 CATALOGUE = Path(__file__).parent / "catalogue"
 """One TOML file a device; a file put there is a device."""

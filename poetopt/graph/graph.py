@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from poetopt.graph.problem.home import Home
+from poetopt.graph.problem.tensors import Home
 from poetopt.util.printable import shown
 
 if TYPE_CHECKING:

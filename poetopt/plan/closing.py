@@ -3,7 +3,7 @@
 A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
 lies where it was, all else is read for its update, whole or chunk by chunk, and written back after it; so is what the
 parts keep in RAM and read from storage all the same, where they let it go in between. An operator has nothing in RAM
-that another one needs, so that each runs in the way of least energy that has room (`poetopt.graph.problem.closing`).
+that another one needs, so that each runs in the way of least energy that has room (`poetopt.graph.problem.problem`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poetopt.graph.problem.closing import closing_with, ways_within
+from poetopt.graph.problem.problem import closing_with, ways_within
 from poetopt.plan.instructions import Action, Instruction, Plan
 
 if TYPE_CHECKING:

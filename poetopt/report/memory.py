@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from poetopt.autodiff.optimizers import CLIP
-from poetopt.autodiff.optimizers.clip import SQUARES
+from poetopt.autodiff.optimizers.attach import SQUARES
 from poetopt.graph import TOGETHER, Role
 from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_of

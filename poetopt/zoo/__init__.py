@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A network: the module that builds it (`build(batch)`), its default batch, and a line for people.
+    """A network: module and function that build it for a batch, its default batch, and a line for people.
 
     variant
-        Where a module builds several networks, the name of this one, its builder's second argument.
+        Where a function builds several networks, the name of this one, its second argument.
     positions
         The most tokens that a sequence may have, where the network reads tokens.
     """
 
-    module: str
+    builder: str
     batch: int
     about: str
     variant: str = ""
@@ -40,59 +40,35 @@ TOKENS = "input_ids"
 """The input that tokens come in as, (batch, tokens)."""
 
 ZOO = {
-    "autoencoder": Entry(
-        "tiny",
-        8,
-        "MLPerf Tiny's autoencoder of sounds, 640 in and out, for --loss mse, 267,928 parameters",
-        "autoencoder",
-    ),
-    "bert-base": Entry(
-        "bert",
-        1,
-        "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters",
-        "base",
-        512,
-    ),
-    "bert-tiny": Entry(
-        "bert",
-        2,
-        "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters",
-        "tiny",
-        512,
-    ),
-    "ds-cnn": Entry("tiny", 1, "MLPerf Tiny's keyword spotter DS-CNN on 49x10 features, 23,756 parameters", "ds-cnn"),
-    "gpt2-small": Entry(
-        "gpt2", 1, "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters", positions=1_024
-    ),
-    "lenet": Entry("lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
-    "mlp": Entry("mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
-    "mobilenetv1-025": Entry(
-        "tiny", 1, "MLPerf Tiny's MobileNetV1 of width 0.25 for 96x96 images, 216,322 parameters", "mobilenetv1-025"
-    ),
-    "mobilenetv2": Entry(
-        "mobilenet",
-        2,
-        "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters",
-        "mobilenetv2",
-    ),
-    "mobilenetv2-035": Entry(
-        "mobilenet",
-        1,
+    "autoencoder": Entry("tiny.build", 8,
+        "MLPerf Tiny's autoencoder of sounds, 640 in and out, for --loss mse, 267,928 parameters", "autoencoder"),
+    "bert-base": Entry("transformers.bert", 1,
+        "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters", "base", 512),
+    "bert-tiny": Entry("transformers.bert", 2,
+        "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters", "tiny", 512),
+    "ds-cnn": Entry("tiny.build", 1,
+        "MLPerf Tiny's keyword spotter DS-CNN on 49x10 features, 23,756 parameters", "ds-cnn"),
+    "gpt2-small": Entry("transformers.gpt2", 1,
+        "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters", "", 1_024),
+    "lenet": Entry("images.lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
+    "mlp": Entry("images.mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
+    "mobilenetv1-025": Entry("tiny.build", 1,
+        "MLPerf Tiny's MobileNetV1 of width 0.25 for 96x96 images, 216,322 parameters", "mobilenetv1-025"),
+    "mobilenetv2": Entry("images.mobilenetv2", 2,
+        "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters", "mobilenetv2"),
+    "mobilenetv2-035": Entry("images.mobilenetv2", 1,
         "MobileNetV2 of width 0.35 for 128x128 images, training-mode BatchNormalization, 1,677,128 parameters",
-        "mobilenetv2-035",
-    ),
-    "resnet18-cifar": Entry(
-        "resnet", 8, "ResNet-18 for 32x32 images, training-mode BatchNormalization, 11,173,962 parameters"
-    ),
-    "resnet50": Entry(
-        "resnet50", 2, "ResNet-50 for 224x224 images, training-mode BatchNormalization, 25,557,032 parameters"
-    ),
-    "resnet8": Entry("tiny", 1, "MLPerf Tiny's ResNet-8 for 32x32 images, 78,186 parameters", "resnet8"),
-    "vgg16-cifar": Entry(
-        "vgg", 8, "VGG-16 for 32x32 images, no BatchNormalization, 512-512-10 classifier, 15,245,130 parameters"
-    ),
-    "vit-b16": Entry("vit", 1, "Vision Transformer B/16 (12 layers of 768) for 224x224 images, 86,567,656 parameters"),
-}
+        "mobilenetv2-035"),
+    "resnet18-cifar": Entry("images.resnet18", 8,
+        "ResNet-18 for 32x32 images, training-mode BatchNormalization, 11,173,962 parameters"),
+    "resnet50": Entry("images.resnet50", 2,
+        "ResNet-50 for 224x224 images, training-mode BatchNormalization, 25,557,032 parameters"),
+    "resnet8": Entry("tiny.build", 1, "MLPerf Tiny's ResNet-8 for 32x32 images, 78,186 parameters", "resnet8"),
+    "vgg16-cifar": Entry("images.vgg16", 8,
+        "VGG-16 for 32x32 images, no BatchNormalization, 512-512-10 classifier, 15,245,130 parameters"),
+    "vit-b16": Entry("transformers.vit", 1,
+        "Vision Transformer B/16 (12 layers of 768) for 224x224 images, 86,567,656 parameters"),
+}  # fmt: skip
 
 
 def names() -> tuple[str, ...]:
@@ -123,7 +99,8 @@ def build(name: str, batch: int | None = None, tokens: int | None = None) -> onn
     entry = ZOO[name]
     if batch is not None and batch < 1:
         raise ModelError(f"{name}: the batch must be at least 1, not {batch}; give another --batch")
-    module = importlib.import_module(f"poetopt.zoo.{entry.module}")
+    module, _, function = entry.builder.partition(".")
+    builder = getattr(importlib.import_module(f"poetopt.zoo.{module}"), function)
     settings = (entry.variant,) if entry.variant else ()
     more: dict[str, int] = {}
     if tokens is not None:
@@ -131,5 +108,5 @@ def build(name: str, batch: int | None = None, tokens: int | None = None) -> onn
             said = f"has 1 to {entry.positions} tokens" if entry.positions else "has no tokens"
             raise ModelError(f"{name}: a sequence {said}, not {tokens}; give another --shape {TOKENS}=1x128")
         more["tokens"] = tokens
-    model: onnx.ModelProto = module.build(entry.batch if batch is None else batch, *settings, **more)
+    model: onnx.ModelProto = builder(entry.batch if batch is None else batch, *settings, **more)
     return model

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from poetopt.autodiff.tails import Axes, order_behind, own_axes, place_of, reshaped
+from poetopt.autodiff.choice import Axes, order_behind, own_axes, place_of, reshaped
 from tests.seeds import seeds
 
 

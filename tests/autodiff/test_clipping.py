@@ -13,7 +13,7 @@ import pytest
 import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.optimizers import CLIP, with_updates
-from poetopt.autodiff.optimizers.clip import SCALE, SQUARES
+from poetopt.autodiff.optimizers.attach import SCALE, SQUARES
 from poetopt.autodiff.passes.in_place import in_place
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.reference import NodeByNode

@@ -9,8 +9,7 @@ import pytest
 
 import poetopt as po
 from poetopt.devices import Kind, device, names
-from poetopt.devices.loading import aliases, canonical, device_table
-from poetopt.devices.toml_text import toml_text
+from poetopt.devices.loading import aliases, canonical, device_table, toml_text
 from poetopt.util.errors import DeviceError
 from tests.cli.support import Runner, runner
 

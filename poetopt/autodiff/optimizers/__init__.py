@@ -7,7 +7,7 @@
 
 `poetopt.autodiff.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients.
 Hyperparameters are scalars that are given with each step, not constants, so that a learning rate may change without
-another graph. `poetopt.autodiff.optimizers.clip` has what clips gradients by the norm of all of them, before any
+another graph. `poetopt.autodiff.optimizers.attach` has what clips gradients by the norm of all of them, before any
 update.
 """
 

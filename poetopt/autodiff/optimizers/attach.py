@@ -2,22 +2,163 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from poetopt.autodiff.emit import GraphBuilder, finish
+from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.losses import HALF
 from poetopt.autodiff.optimizers import CLIP, NAMES
-from poetopt.autodiff.optimizers.clip import DEFAULT, scale_of, squares_of
-from poetopt.autodiff.optimizers.fuse import fused
-from poetopt.autodiff.optimizers.rules import OPTIMIZERS, Optimizer, Scalars
-from poetopt.autodiff.optimizers.statistics import updated_in_place
+from poetopt.autodiff.optimizers.rules import OPTIMIZERS, Optimizer, Scalars, updated_in_place
 from poetopt.autodiff.passes.blocks import low_memory_order
-from poetopt.graph import Operator, Role, Tensor, TrainingGraph
+from poetopt.autodiff.passes.in_place import joined, kept_tensors
+from poetopt.graph import TOGETHER, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.suggest import closest
+
+DEFAULT = 1.0
+"""Of the hyperparameter: what it is where a step is told nothing."""
+SQUARES, SCALE = "Gradient.squares", "Gradient.scale"
+"""The kinds of both operators; the first is an op of our own, too."""
+EPSILON = 1e-6
+"""What torch adds to the norm."""
+TERMS = 8
+"""So many numbers are added by one node."""
+
+
+def squares_of(builder: GraphBuilder, name: str, gradient: Tensor) -> Operator:
+    """The operator that writes the sum of the squares of a gradient, which is that of parameter `name`.
+
+    Rows first, then their sums: one float32 sum of 20 million numbers is 0.3 % off.
+    """
+    draft = builder.operator(f"{name}.squares", SQUARES, recomputable=False, role=Role.HYPERPARAMETER)
+    read = draft.cast(gradient, "float32" if gradient.dtype in HALF else gradient.dtype)
+    long = [axis for axis, length in enumerate(read.shape) if length > 1]
+    if not long:
+        made = draft.reshape(draft.mul(read, read), ())
+    elif len(long) == 1:
+        made = _reduced(draft, read, 0)
+    else:
+        made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0] + 1), keepdims=False)
+    if read is gradient:
+        draft.amounts_to(SQUARES, [gradient], [made])
+    return finish(draft, [made.name], {})
+
+
+def scale_of(
+    builder: GraphBuilder, squares: Sequence[Tensor], clip_norm: Tensor, types: Iterable[str]
+) -> tuple[dict[str, Tensor], Operator]:
+    """What all gradients are multiplied with, in each of `types`, and the operator that writes it."""
+    draft = builder.operator(SCALE, SCALE, recomputable=False, role=Role.HYPERPARAMETER)
+    dtype = "float64" if any(found.dtype == "float64" for found in squares) else "float32"
+    added = [draft.cast(found, dtype) for found in squares]
+    while len(added) > 1:
+        added = [draft.node("Sum", added[k : k + TERMS], (), dtype) for k in range(0, len(added), TERMS)]
+    norm = draft.unary("Sqrt", draft.cast(added[0], "float64"))
+    most = draft.div(clip_norm, draft.add(norm, builder.scalar(EPSILON, "float64")))
+    found = {dtype: draft.binary("Min", draft.cast(most, dtype), builder.scalar(1.0, dtype)) for dtype in types}
+    return found, finish(draft, [tensor.name for tensor in found.values()], {})
+
+
+def _reduced(draft: OperatorBuilder, x: Tensor, first: int) -> Tensor:
+    """The sum of squares over the axes from `first` on."""
+    axes, shape = range(first, len(x.shape)), x.shape[:first]
+    if draft.graph.opset >= 18:
+        return draft.node("ReduceSumSquare", [x, draft.graph.ints(axes)], shape, x.dtype, keepdims=0)
+    return draft.node("ReduceSumSquare", [x], shape, x.dtype, axes=list(axes), keepdims=0)
+
+
+ACCUMULATE = "Add.accumulate"
+
+
+def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
+    """`graph` with each update joined with what its gradient comes of, under the update's name and at its place.
+
+    gradients
+        For each trained parameter, the name of the gradient that its update reads.
+    """
+    groups = _Search(graph).groups(gradients)
+    kept = kept_tensors(graph)
+    operators: list[Operator] = []
+    for k, operator in enumerate(graph.operators):
+        members = groups.get(k, [k])
+        if k != members[-1]:
+            continue
+        if len(members) == 1:
+            operators.append(operator)
+            continue
+        group = [graph.operators[m] for m in members]
+        kinds = [member.kind for member in group if not member.view]
+        operators.append(joined(group, graph, kept, TOGETHER.join(kinds)))
+    return replace(graph, operators=tuple(operators))
+
+
+class _Search:
+    """Which operators go together, by their places."""
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.graph = graph
+        self.operators = graph.operators
+        self.kept = kept_tensors(graph)
+        self.writer = {name: k for k, operator in enumerate(self.operators) for name in operator.outputs}
+        self.updater = {old: k for k, operator in enumerate(self.operators) for old, _ in operator.updates}
+        self.readers: dict[str, list[int]] = {}
+        for k, operator in enumerate(self.operators):
+            for name in operator.inputs:
+                self.readers.setdefault(name, []).append(k)
+        self.group: dict[int, list[int]] = {}
+
+    def groups(self, gradients: Mapping[str, str]) -> Mapping[int, Sequence[int]]:
+        """For each operator of a group, all of the group, ascending."""
+        for name, gradient in gradients.items():
+            chain = list(self._chain(gradient, self.updater[name]))
+            together = sorted({self.updater[name]}.union(*(self.group.get(k, (k,)) for k in chain)))
+            if any(not self.operators[k].view for k in chain) and not self._waits_for_itself(together):
+                self.group.update(dict.fromkeys(together, together))
+        return self.group
+
+    def _chain(self, name: str, reader: int) -> Iterator[int]:
+        """What leads to the gradient `name` and to nothing else, from the operator that writes it upwards."""
+        while name in self.writer and self.readers[name] == [reader]:
+            reader = self.writer[name]
+            operator = self.operators[reader]
+            if not operator.backward or not operator.recomputable or name in self.kept:
+                return
+            yield reader
+            if operator.view:
+                name = operator.inputs[0]
+            elif operator.kind == ACCUMULATE:
+                name = max(operator.inputs, key=lambda read: self.writer.get(read, -1))
+            else:
+                return
+
+    def _waits_for_itself(self, together: Sequence[int]) -> bool:
+        """Whether something must run after `together`, and before it too."""
+        ahead = list(together)
+        seen: set[int] = set()
+        while ahead:
+            k = ahead.pop()
+            for follower in self._followers(k):
+                if follower in together:
+                    if k not in together:
+                        return True
+                elif follower not in seen:
+                    found = self.group.get(follower, (follower,))
+                    seen.update(found)
+                    ahead.extend(found)
+        return False
+
+    def _followers(self, k: int) -> Iterator[int]:
+        """What may run only after operator k: what reads what it writes, and what updates what it reads."""
+        operator = self.operators[k]
+        for name in operator.outputs:
+            yield from self.readers.get(name, ())
+        for name in operator.inputs:
+            updater = self.updater.get(self.graph.root(name))
+            if updater is not None:
+                yield updater
+
 
 COPY = "Identity.copy"
 """The kind of what copies a gradient, so that it has bytes of its own as a result of the step."""
@@ -37,7 +178,7 @@ def with_updates(
         Whether gradients stay results of the step, as they are before they are clipped. Then nothing is fused.
     clip
         Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
-        hyperparameter (`poetopt.autodiff.optimizers.clip`). Then nothing is fused, as each update waits for all
+        hyperparameter (`poetopt.autodiff.optimizers.attach`). Then nothing is fused, as each update waits for all
         gradients.
 
     The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.autodiff.emit import finish
-from poetopt.autodiff.optimizers.attach import Attachment, behind
-from poetopt.autodiff.optimizers.fuse import fused
-from poetopt.autodiff.optimizers.statistics import updated_in_place
+from poetopt.autodiff.optimizers.attach import Attachment, behind, fused
+from poetopt.autodiff.optimizers.rules import updated_in_place
 from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.util.errors import ModelError

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from poetopt.backends.step.parted import scheduled_names
 from poetopt.backends.step.places import Places
-from poetopt.devices.homes import in_flash
+from poetopt.devices.cost import in_flash
 from poetopt.graph import DTYPE_BYTES, Operator, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of, resident_storages

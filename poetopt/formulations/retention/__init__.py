@@ -41,7 +41,7 @@ from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
-from poetopt.graph.problem.closing import closing_with, ways_within
+from poetopt.graph.problem.problem import closing_with, ways_within
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)

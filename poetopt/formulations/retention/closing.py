@@ -42,7 +42,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.sets import in_order
-from poetopt.graph.problem.arena import run_bytes
+from poetopt.graph.problem.problem import run_bytes
 
 if TYPE_CHECKING:
     from poetopt.formulations.retention.space import RetentionSpace

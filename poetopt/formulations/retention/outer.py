@@ -54,7 +54,7 @@ from poetopt.formulations.rows import Floats, PointLike, Row
 from poetopt.formulations.scope import ALL
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
-from poetopt.graph.problem.arena import run_bytes
+from poetopt.graph.problem.problem import run_bytes
 
 
 def outer_space(

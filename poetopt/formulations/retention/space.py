@@ -15,7 +15,7 @@ from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.formulations.sets import distinct
 from poetopt.graph.problem import Problem, Variant
-from poetopt.graph.problem.arena import extra_slots, run_bytes, slots
+from poetopt.graph.problem.problem import extra_slots, run_bytes, slots
 
 Flags = NDArray[np.bool_]
 

@@ -46,7 +46,7 @@ from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
 from poetopt.formulations.sets import in_order
-from poetopt.graph.problem.arena import run_bytes
+from poetopt.graph.problem.problem import run_bytes
 
 
 class Room(NamedTuple):

@@ -23,7 +23,7 @@ import numpy as np
 from poetopt.formulations.block import Limits
 from poetopt.formulations.rows import Ints
 from poetopt.graph.problem import Problem, ProblemOperator, Variant
-from poetopt.graph.problem.arena import run_bytes
+from poetopt.graph.problem.problem import run_bytes
 
 ROUNDED = 1e-9
 """Sums of joules are rounded by less than this share."""

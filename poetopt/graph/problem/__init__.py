@@ -8,10 +8,8 @@ What may happen to a tensor is said here, once: whoever plans, simulates, lays o
 """
 
 from poetopt.graph.problem.features import COMPUTES, PLAINLY, Feature, check_supported
-from poetopt.graph.problem.home import Home
-from poetopt.graph.problem.operators import ProblemOperator, Variant
 from poetopt.graph.problem.problem import CLOSING, Problem, check_problem
-from poetopt.graph.problem.tensors import ProblemTensor, Transfers
+from poetopt.graph.problem.tensors import Home, ProblemOperator, ProblemTensor, Transfers, Variant
 
 __all__ = [
     "CLOSING",

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from poetopt.graph.problem.check import check
-from poetopt.graph.problem.features import Feature, features
-from poetopt.graph.problem.home import Home
-from poetopt.graph.problem.operators import ProblemOperator
-from poetopt.graph.problem.tensors import ProblemTensor
+from poetopt.graph.problem.features import Feature, check, features
+from poetopt.graph.problem.tensors import Home, ProblemOperator, ProblemTensor
 from poetopt.util.printable import shown
 
 if TYPE_CHECKING:
@@ -367,3 +364,61 @@ def check_problem(given: object) -> None:
         f"a Problem is needed here, not {'an' if kind[0] in 'AEIOU' else 'a'} {kind}: "
         + (f"call its {made[kind]}" if kind in made else 'as of po.load(model).differentiate().cost("a72")')
     )
+
+
+def slots(problem: Problem, nbytes: int) -> int:
+    """What a buffer of so many bytes takes of the arena."""
+    return -(-nbytes // problem.alignment) * problem.alignment
+
+
+def extra_slots(problem: Problem, operator: int) -> int:
+    """What a plain run takes of the arena beside operands and outputs: its workspace, less an input it takes over."""
+    op = problem.operators[operator]
+    return slots(problem, op.workspace_bytes) - sum(slots(problem, problem.tensors[i].nbytes) for i in op.takes[:1])
+
+
+def run_bytes(problem: Problem, operator: int, variant: int = 0) -> int:
+    """What operands, outputs and workspace of a run take of the arena, without what it streams."""
+    op = problem.operators[operator]
+    sizes = [*(problem.tensors[i].nbytes for i in op.held(variant)), op.variant(variant).workspace_bytes]
+    return sum(slots(problem, nbytes) for nbytes in sizes)
+
+
+def closing_with(problem: Problem, kept: Iterable[int]) -> tuple[Problem, int]:
+    """What follows the parts of `problem` that keep these tensors in RAM; and bytes kept that nothing of it reads."""
+    closing = problem.closing
+    assert closing is not None
+    names = {problem.tensors[i].name: slots(problem, problem.tensors[i].nbytes) for i in kept}
+    here = [i for i, held in enumerate(closing.tensors) if held.name in names and held.may_stay]
+    beside = sum(names.values()) - sum(names[closing.tensors[i].name] for i in here)
+    return closing.keeping(here), beside
+
+
+def ways_within(closing: Problem, room_bytes: int) -> tuple[int, ...]:
+    """For each operator the way of least energy that fits, as an `Instruction` numbers it; the leanest where none does.
+
+    closing
+        Its `lasting` tensors are in RAM throughout; whatever else an operator reads is paged in for it, or streamed.
+    room_bytes
+        For its operands, workspace and what lasts.
+    """
+    there = {i: slots(closing, closing.tensors[i].nbytes) for i in closing.lasting}
+    lasting_bytes = sum(there.values())
+    found = []
+    for k, operator in enumerate(closing.operators):
+        beside = lasting_bytes - sum(there.get(i, 0) for i in operator.inputs)
+        ways = [v for v in closing.ways(k) if there.keys().isdisjoint(operator.variant(v).streamed_in)]
+        taken = {v: run_bytes(closing, k, v) + beside for v in ways}
+        fitting = [v for v in ways if taken[v] <= room_bytes]
+        prices = {v: (moving_j(closing, k, v), taken[v]) for v in fitting}
+        found.append(min(prices, key=prices.__getitem__) if prices else min(ways, key=taken.__getitem__))
+    return tuple(found)
+
+
+def moving_j(closing: Problem, operator: int, variant: int) -> float:
+    """Joules of a run in one way, with the page-ins and write-backs around it of what is not in RAM for good."""
+    op, there = closing.operators[operator], set(closing.lasting)
+    way = op.variant(variant)
+    moved = (closing.tensors[i] for i in op.inputs if i not in there and i not in way.streamed_in)
+    around = sum(held.page_in_j + (held.page_out_j if held.updated_by == operator else 0.0) for held in moved)
+    return way.energy_j + around

@@ -19,7 +19,7 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.sensitivity import distance
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
-from poetopt.devices.homes import homes
+from poetopt.devices.cost import homes
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
