@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from poetopt.graph.arena import lower_bound, pack
 from poetopt.graph.arena.ejection import fit, hurry, tighten
-from poetopt.graph.arena.greedy import place
 from poetopt.graph.arena.instance import Instance, _compared, _swept
-from poetopt.graph.arena.repair import repair
-from poetopt.graph.arena.stream import MOST_PAIRS, pairs, stream
+from poetopt.graph.arena.packing import MOST_PAIRS, pairs, place, repair, stream
 from tests.seeds import examples
 
 Buffers = tuple[list[int], list[int], list[int]]
