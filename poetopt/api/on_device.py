@@ -175,7 +175,7 @@ def train_on(
 
     Raises OptionError for a step without an optimizer; else as `execute_on`.
     """
-    from poetopt.backends.c.training import train_on as run
+    from poetopt.backends.c.execute import train_on as run
     from poetopt.backends.onnxruntime.training import save_training
 
     found = read_plan(plan)

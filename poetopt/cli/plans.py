@@ -183,10 +183,10 @@ def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: st
 
     with doing("executing the plan") as told, prepared(plan, **read, told=told) as made:
         alone = run_alone(made, workdir=workdir, told=told)
-        from poetopt.report.execution import alone_document, alone_text
+        from poetopt.report.execution import alone_text
 
         text = alone_text(made.plan, alone)
-    write_json(alone_document(alone), json)
+    write_json(alone.figures, json)
     say(text, unless=[json])
     return 0
 
@@ -198,9 +198,9 @@ def _run_compared(plan: str, read: Mapping[str, Any], workdir: str | None, dump:
     what = "executing the plan and ordinary training, and measuring both"
     with doing(what) as told, compared(plan, **read, dump=dump, workdir=workdir, told=told) as (made, found):
         alone = run_alone(made, workdir=workdir, told=told)
-        from poetopt.report.execution import alone_document, alone_rows
+        from poetopt.report.execution import alone_rows
         from poetopt.report.layout import table
-    write_json({**found.document, **alone_document(alone)}, json)
+    write_json({**found.document, **alone.figures}, json)
     say(table(found.title, [*found.rows, *alone_rows(alone)]), unless=[json])
     if found.message:
         raise ExecutionError(found.message)

@@ -141,38 +141,20 @@ def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | No
 def alone_text(plan: Plan, alone: Alone) -> str:
     """The summary of `poetopt run --check none`."""
     rows = [
-        ("loss", f"{alone.loss:.6g}"),
+        ("loss", f"{alone.figures['loss']:.6g}"),
         ("check", "none was asked for: nothing was compared with ordinary training"),
-        ("memory", f"arena {alone.arena_bytes:,} B"),
-        ("process", _alone_process(alone)),
-        ("time", f"{show_seconds(alone.alone_step_s)} a step here"),
+        ("memory", f"arena {alone.figures['arena_bytes']:,} B"),
+        *alone_rows(alone),
+        ("time", f"{show_seconds(alone.figures['alone_step_s'])} a step here"),
         *notes.rows(_said(plan)),
     ]
     return table(f"{plan.problem.model_ref or plan.problem.name}: the schedule alone, on onnxruntime", rows)
 
 
-def alone_document(alone: Alone) -> dict[str, object]:
-    """What `run --json` has of the steps with nothing beside them."""
-    names = (
-        "loss",
-        "arena_bytes",
-        "bytes_paged",
-        "bytes_streamed",
-        "alone_step_s",
-        "total_ram_bytes",
-        "process_base_bytes",
-        "process_peak_bytes",
-    )
-    return {name: getattr(alone, name) for name in names}
-
-
 def alone_rows(alone: Alone) -> list[tuple[str, str]]:
     """What the summary of `poetopt run` has of them."""
-    return [("process", _alone_process(alone))]
-
-
-def _alone_process(alone: Alone) -> str:
-    return process_words(alone.total_ram_bytes, alone.process_base_bytes, alone.process_peak_bytes)
+    found = (alone.figures[name] for name in ("total_ram_bytes", "process_base_bytes", "process_peak_bytes"))
+    return [("process", process_words(*found))]
 
 
 def _culprits(execution: Execution) -> str:

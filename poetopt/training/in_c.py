@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from poetopt.backends.c.execute import check_trainable, numbers, train_batches_on
 from poetopt.backends.c.execution import DeviceTraining
-from poetopt.backends.c.training import check_trainable, numbers, train_batches_on
 from poetopt.backends.onnxruntime.execution import plain
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan

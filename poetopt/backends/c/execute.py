@@ -1,35 +1,89 @@
-"""Run a plan in C, and the unscheduled step on the same kernels, and compare both, and with onnxruntime."""
+"""Run a plan in C for a step or many, and the unscheduled step on the same kernels; compare both, and with onnxruntime.
+
+One step is measured for its stack and, in an emulator, operator by operator; many go by the emitted example.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.emulator import check_present
-from poetopt.backends.c.execution import DeviceExecution
+from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.run import Ran, run
+from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
-from poetopt.backends.c.targets import Target, compiler, target
-from poetopt.backends.onnxruntime.batch import Batch, check_batch, load_batch, random_batch
+from poetopt.backends.c.targets import compiler, target
+from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.training import check_options, momentum_of
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
-from poetopt.plan.simulate import simulate
+from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
+from poetopt.util.errors import OptionError
 from poetopt.util.progress import Told, silent
 from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+LOSSES = "losses"
+
+
+class _Both:
+    """A plan and the step that computes everything once, as programs for a target.
+
+    Raises what `execute_on` does for a plan that can't be run there.
+    """
+
+    def __init__(self, plan: Plan, on: str, graph: TrainingGraph, ram_bytes: int | None, told: Told) -> None:
+        self.plan, self.on, self.graph, self.ram_bytes, self.told = plan, on, graph, ram_bytes, told
+        self.target, self.program = target(on, "--on"), device_program(plan, graph)
+        self.simulation: Simulation = simulate(plan, ram_bytes=ram_bytes)
+        check_layout(plan, ram_bytes)
+        if self.target.bare:
+            check_present()
+        compiler(self.target)  # nothing is written where there is none
+
+    def built(self, folder: str, *, measuring: bool = True, stack_bytes: int | None = None) -> tuple[Built, Built]:
+        """Both, compiled."""
+        self.told(f"compiling for {self.on}")
+
+        def one(program: DeviceProgram, place: Path) -> Built:
+            write(program, self.target, place)
+            return build(program, self.target, place, measuring=measuring, stack_bytes=stack_bytes)
+
+        once = device_program(unscheduled(self.plan), self.graph)
+        return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
+
+    def figures(self, built: Built, ran: Ran | RanSteps) -> dict[str, Any]:
+        """What `DeviceChecks` has of any run."""
+        arena, sizes = arena_bytes(self.plan), built.sizes
+        return {
+            "on": self.on,
+            "compiler": built.compiler.name,
+            "budget_bytes": arena if self.ram_bytes is None else self.ram_bytes,
+            "arena_bytes": arena,
+            "measured_peak_bytes": arena,
+            "resident_bytes": self.program.resident.nbytes,
+            "linked_ram_bytes": sizes.ram_bytes if sizes else None,
+            "stack_bytes": ran.stack_bytes,
+            "code_bytes": sizes.code_bytes if sizes else None,
+            "instructions": ran.instructions,
+            "bytes_paged": self.simulation.bytes_paged,
+            "bytes_streamed": self.simulation.bytes_streamed,
+        }
 
 
 def execute_on(
@@ -57,20 +111,11 @@ def execute_on(
     Raises `PlanError` for a plan that isn't for the runtime c or breaks its budget, `UnsupportedOpError` where a kernel
     is missing, `BackendUnavailableError` where compiler or emulator are, `ExecutionError` where the step fails.
     """
-    chosen_target = target(on, "--on")
     chosen = graph_of(plan, graph)
-    program = device_program(plan, chosen)
-    simulation = simulate(plan, ram_bytes=ram_bytes)
-    check_layout(plan, ram_bytes)
-    if chosen_target.bare:
-        check_present()
-    batch = _batch(chosen, data, seed)
+    both = _Both(plan, on, chosen, ram_bytes, told)
+    batch = batch_of(chosen.whole, data, seed)
     with scratch_folder("c") as folder:
-        told(f"compiling for {on}")
-        scheduled = _built(program, chosen_target, Path(folder, "scheduled"), stack_bytes)
-        told("compiling the step that computes everything once")
-        once = device_program(unscheduled(plan), chosen)
-        plain = _built(once, chosen_target, Path(folder, "whole"), stack_bytes)
+        scheduled, plain = both.built(folder, stack_bytes=stack_bytes)
         told(f"running the schedule on {on}")
         mine = run(scheduled, batch)
         told("running the step that computes everything once")
@@ -78,15 +123,13 @@ def execute_on(
         told("the same step on onnxruntime, and how far one ulp moves it")
         reference = measured_reference(chosen, batch)
         by_operator = instructions_by_operator(scheduled, mine)
-    names = tuple(row.name for row in program.results)
-    kept = (*names, *(row.name for row in program.parameters))
+    kept = tuple(row.name for row in (*both.program.results, *both.program.parameters))
     comparison = compare(mine.results, theirs.results, kept)
     if mine.again:
         comparison = comparison.joined(compare(mine.again, theirs.results, kept))
-    arena, went = arena_bytes(plan), moved(chosen, mine.results)
+    went = moved(chosen, mine.results)
     return DeviceExecution(
-        on=on,
-        compiler=scheduled.compiler.name,
+        **both.figures(scheduled, mine),
         bit_identical=comparison.identical,
         different=comparison.different,
         gradients=len(chosen.gradients or chosen.trained),
@@ -95,21 +138,11 @@ def execute_on(
         distance=distance(went, reference.exact, tuple(went)),
         sensitivity=reference.together,
         far=reference.far(went),
-        budget_bytes=arena if ram_bytes is None else ram_bytes,
-        arena_bytes=arena,
-        resident_bytes=program.resident.nbytes,
         kernel_workspace_bytes=0,
-        measured_peak_bytes=arena,
-        linked_ram_bytes=scheduled.sizes.ram_bytes if scheduled.sizes else None,
-        stack_bytes=mine.stack_bytes,
-        code_bytes=scheduled.sizes.code_bytes if scheduled.sizes else None,
-        instructions=mine.instructions,
         store_all_peak_bytes=store_all_bytes(plan.problem),
         step_s=mine.step_s,
         store_all_step_s=theirs.step_s,
         fused_step_s=None,
-        bytes_paged=simulation.bytes_paged,
-        bytes_streamed=simulation.bytes_streamed,
         loss=float(mine.results[chosen.loss].reshape(-1)[0]),
         by_operator=by_operator,
         results={name: mine.results[name] for name in kept},
@@ -150,13 +183,145 @@ def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
     return {name: int(row[0]) for name, row in zip(names, ran.counts, strict=False) if row[0]}
 
 
-def _built(program: DeviceProgram, chosen: Target, folder: Path, stack_bytes: int | None) -> Built:
-    compiler(chosen)  # nothing is written where there is none
-    write(program, chosen, folder)
-    return build(program, chosen, folder, stack_bytes=stack_bytes)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where steps went.
+
+    losses
+        Of each.
+    moved
+        By how much each parameter, from the first step to the last; in float64.
+    """
+
+    losses: Array
+    moved: Mapping[str, Array]
 
 
-def _batch(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batch:
-    if data is None:
-        return random_batch(graph.whole, seed)
-    return check_batch(graph.whole, data if isinstance(data, Mapping) else load_batch(data, graph.whole))
+def train_on(
+    plan: Plan,
+    on: str,
+    steps: int,
+    lr: float,
+    *,
+    momentum: float | None = None,
+    graph: TrainingGraph | None = None,
+    ram_bytes: int | None = None,
+    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    told: Told = silent,
+) -> DeviceTraining:
+    """Take `steps` steps with `plan` in C by the emitted example, and compare losses and parameters.
+
+    on, ram_bytes
+        As for `execute_on`.
+    lr, momentum, data, seed
+        As for `train` on onnxruntime.
+
+    Raises `OptionError` for a step without an optimizer, or numbers that make no sense; else what `execute_on` does.
+    """
+    target(on, "--on")
+    chosen = graph_of(plan, graph)
+    momentum = momentum_of(chosen, momentum)
+    check_options(steps, lr, momentum)
+    check_trainable(chosen)
+    data_sets = batches_of(chosen.whole, data, seed)
+    batches = [data_sets.get(step) for step in range(steps)]
+    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
+    return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, told=told)
+
+
+def check_trainable(graph: TrainingGraph) -> None:
+    """Raise OptionError where the step of `graph` has no optimizer."""
+    if graph.optimizer == "none":
+        raise OptionError(
+            "--on: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
+            "solve with --optimizer sgd"
+        )
+
+
+def train_batches_on(
+    plan: Plan,
+    on: str,
+    batches: Sequence[Batch],
+    said: Sequence[Mapping[str, Array]],
+    *,
+    graph: TrainingGraph,
+    ram_bytes: int | None = None,
+    told: Told = silent,
+) -> DeviceTraining:
+    """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it.
+
+    graph
+        One that `check_trainable` has passed.
+    """
+    both, steps = _Both(plan, on, graph, ram_bytes, told), len(batches)
+    with scratch_folder("c") as folder:
+        scheduled, plain = both.built(folder, measuring=False)
+        told(f"{steps:,} steps on {on}, as planned")
+        mine = run_steps(scheduled, batches, said)
+        told(f"{steps:,} steps on {on}, everything computed once")
+        theirs = run_steps(plain, batches, said)
+    told("the same steps on onnxruntime, and how far one ulp moves them")
+    here = Way(mine.losses, moved_by(graph, whole(graph), mine.results))
+    exact, near = reference_ways(graph, batches, said)
+    reference = allowed(exact, near, mine.results)
+    differing = [k for k in range(steps) if mine.losses[k].tobytes() != theirs.losses[k].tobytes()]
+    different = compare(mine.results, theirs.results, tuple(mine.results)).different
+    return DeviceTraining(
+        **both.figures(scheduled, mine),
+        steps=steps,
+        optimizer=graph.optimizer,
+        hyperparameters={name: value.item() for name, value in said[0].items() if name != "step"},
+        losses=tuple(map(float, mine.losses)),
+        reference_losses=tuple(map(float, exact.losses)),
+        bit_identical=not differing and not different,
+        different=different,
+        first_difference=differing[0] + 1 if differing else 0,
+        distance=apart(here, exact),
+        sensitivity=reference.together,
+        far=reference.far(here.moved),
+        loss_distance=_losses_apart(here, exact),
+        values={row.name: mine.results[row.name] for row in both.program.parameters},
+        statistics={old: mine.results[new] for old, new in graph.states.items()},
+    )
+
+
+def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapping[str, Array]:
+    """The hyperparameters of a step, from 0, by what the optimizer calls them: `given`, else the step's own."""
+    values = graph.joint.values
+    found = {name: values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
+    for name, value in {**given, "step": step + 1}.items():
+        if name in found:
+            found[name][...] = value
+    return found
+
+
+def reference_ways(
+    graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
+) -> tuple[Way, Sequence[Way]]:
+    """Where the steps go on onnxruntime, node by node, and where if what they read is an ulp off."""
+    sessions, first = Sessions(graph, 1), whole(graph.joint)
+
+    def way(seed: int | None) -> Way:
+        steps, losses = Steps(graph, sessions, seed), []
+        for batch, hyperparameters in zip(batches, said, strict=True):
+            steps.held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
+            losses.append(steps.take(batch)[graph.loss].reshape(-1)[0])
+        return Way(np.array(losses), moved_by(graph, first, steps.held))
+
+    return way(None), [way(seed) for seed in range(TRIALS)]
+
+
+def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> Sensitivity:
+    """How far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
+    found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
+    return replace(found, together=max(found.together, *(_losses_apart(way, exact) for way in near)))
+
+
+def apart(a: Way, b: Way) -> float:
+    """How far apart the parameters' ways are, relative to that of `b`, in the norm."""
+    return distance(a.moved, b.moved, tuple(b.moved))
+
+
+def _losses_apart(a: Way, b: Way) -> float:
+    return distance({LOSSES: a.losses}, {LOSSES: b.losses}, (LOSSES,))

@@ -25,21 +25,54 @@ def far_shown(names: tuple[str, ...]) -> str:
     return f", and that of {shown} is too far away for itself" if names else ""
 
 
+@dataclass(frozen=True, kw_only=True)
 class DeviceChecks(Checks):
-    """The verdicts on a run in C; what they rest on is for the dataclass to hold.
+    """A run in C, and the verdicts on it.
 
-    on
-        Where it ran.
-    arena_bytes, resident_bytes
-        As the plan has them.
+    on, compiler
+        Where it ran, and what compiled it.
+    bit_identical, different
+        Whether what the schedule computed is bit for bit what the unscheduled step did, on the same kernels; which
+        tensors differ.
+    distance
+        Relative distance of all gradients from onnxruntime's, in the norm; of a training, of the parameters' way.
+    sensitivity
+        How far one ulp of what forward and backward read moves onnxruntime's, likewise.
+    far
+        The parameters whose own gradient or way is further away than one ulp and rounding take it, by name.
+    budget_bytes, arena_bytes, measured_peak_bytes
+        As in `Execution`; kernels in C allocate nothing.
+    resident_bytes
+        Parameters, gradients, constants, statistics and the loss.
     linked_ram_bytes
         All RAM that the linked program has beside the stack; None where nothing is installed that tells it.
+    stack_bytes
+        The most that was taken of the stack, measured by painting it; None of a training on this machine.
+    code_bytes
+        Instructions and constants of the code, without the weights; None as `linked_ram_bytes`.
+    instructions
+        How many were executed; None where it was no emulator that ran it.
+    bytes_paged, bytes_streamed
+        Bytes of whole tensors that move to and from storage in one step, and of chunks inside operators.
     """
 
     on: str
+    compiler: str
+    bit_identical: bool
+    different: tuple[str, ...]
+    distance: float
+    sensitivity: float
+    far: tuple[str, ...]
+    budget_bytes: int
     arena_bytes: int
+    measured_peak_bytes: int
     resident_bytes: int
     linked_ram_bytes: int | None
+    stack_bytes: int | None
+    code_bytes: int | None
+    instructions: int | None
+    bytes_paged: int
+    bytes_streamed: int
 
     @property
     def planned_ram_bytes(self) -> int:
@@ -84,65 +117,25 @@ LEFT_OUT = ("results", "batch", "different", "executed")
 class DeviceExecution(DeviceChecks):
     """A scheduled step in C, the step that computes everything once on the same kernels, and onnxruntime's.
 
-    on, compiler
-        Where it ran, and what compiled it.
-    bit_identical, different, gradients, statistics, max_abs_diff
-        As in `Execution`: the scheduled step against the unscheduled one, with the same kernels.
-    distance
-        Relative distance of all gradients from onnxruntime's, in the norm.
-    sensitivity
-        How far one ulp of what forward and backward read moves onnxruntime's, likewise.
-    far
-        The parameters whose own gradient is further away than one ulp and rounding take it, by name.
-    budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes
-        As in `Execution`; kernels in C allocate nothing.
-    resident_bytes
-        Parameters, gradients, constants, statistics and the loss.
-    linked_ram_bytes
-        All RAM that the linked program has beside the stack; None where nothing is installed that tells it.
-    stack_bytes
-        The most that the step took of the stack, measured by painting it.
-    code_bytes
-        Instructions and constants of the code, without the weights; None likewise.
-    instructions
-        How many were executed; None where it was no emulator that ran it.
-    store_all_peak_bytes
+    gradients, statistics, max_abs_diff, kernel_workspace_bytes, store_all_peak_bytes
         As in `Execution`.
     step_s, store_all_step_s, fused_step_s
         Median seconds in C on this machine, scheduled and not, and of onnxruntime's one session; None on an emulator.
-    bytes_paged, bytes_streamed
-        Bytes of whole tensors that move to and from storage in one step, and of chunks inside operators.
     loss
         Its value.
     by_operator
         Instructions of each operator, by name; empty where it was no emulator.
     """
 
-    on: str
-    compiler: str
-    bit_identical: bool
-    different: tuple[str, ...]
     gradients: int
     statistics: int
     max_abs_diff: float
-    distance: float
-    sensitivity: float
-    far: tuple[str, ...]
-    budget_bytes: int
-    arena_bytes: int
-    resident_bytes: int
     kernel_workspace_bytes: int
-    measured_peak_bytes: int
-    linked_ram_bytes: int | None
     stack_bytes: int
-    code_bytes: int | None
-    instructions: int | None
     store_all_peak_bytes: int
     step_s: float | None
     store_all_step_s: float | None
     fused_step_s: float | None
-    bytes_paged: int
-    bytes_streamed: int
     loss: float
     by_operator: Mapping[str, int] = field(default_factory=dict)
     results: Mapping[str, Array] = field(repr=False, compare=False)
@@ -187,58 +180,25 @@ class DeviceExecution(DeviceChecks):
 class DeviceTraining(DeviceChecks):
     """Scheduled steps in C, as many that compute everything once on the same kernels, and onnxruntime's.
 
-    on, compiler
-        Where they ran, and what compiled them.
     steps, optimizer, hyperparameters
         How many, and how the parameters were updated.
     losses, reference_losses
         Of each step, scheduled and on onnxruntime.
-    bit_identical, different, first_difference
-        Whether scheduled and unscheduled steps gave the same losses, parameters, statistics; which tensors differ, and
-        the first step (from 1) whose losses do, or 0.
-    distance
-        Of all parameters' way in all steps from onnxruntime's, relative, in the norm.
-    sensitivity
-        How far one ulp of what forward and backward read moves onnxruntime's, likewise; of the losses, if these are
-        moved further.
-    far
-        The parameters whose own way is further away than one ulp and rounding take it, by name.
+    first_difference
+        The first step (from 1) whose losses differ from the unscheduled one's, or 0.
     loss_distance
-        Of the losses from onnxruntime's, likewise.
-    budget_bytes, arena_bytes, resident_bytes, measured_peak_bytes, linked_ram_bytes, code_bytes
-        As in `DeviceExecution`.
-    stack_bytes, instructions
-        As there, of all steps; None on this machine.
-    bytes_paged, bytes_streamed
-        In one step, as in `DeviceExecution`.
+        Of the losses from onnxruntime's, as `distance`; `sensitivity` is theirs, if they are moved further.
     values, statistics
         Parameters and running statistics after the last step, by name.
     """
 
-    on: str
-    compiler: str
     steps: int
     optimizer: str
     hyperparameters: Mapping[str, float]
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
-    bit_identical: bool
-    different: tuple[str, ...]
     first_difference: int
-    distance: float
-    sensitivity: float
-    far: tuple[str, ...]
     loss_distance: float
-    budget_bytes: int
-    arena_bytes: int
-    resident_bytes: int
-    measured_peak_bytes: int
-    linked_ram_bytes: int | None
-    code_bytes: int | None
-    stack_bytes: int | None
-    instructions: int | None
-    bytes_paged: int
-    bytes_streamed: int
     values: Mapping[str, Array] = field(repr=False, compare=False)
     statistics: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
 

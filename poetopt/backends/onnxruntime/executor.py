@@ -14,12 +14,12 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poetopt.backends.onnxruntime.batch import Batch, batch_of
-from poetopt.backends.onnxruntime.execution import Comparison, Execution, compare
+from poetopt.backends.onnxruntime.execution import Execution, compare
 from poetopt.backends.onnxruntime.measure import Clock, alternate, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.reference import as_one_session, node_by_node, reference_of
@@ -124,17 +124,42 @@ def execute(
         told("measuring what the process holds in a step")
         high_water = high_water_bytes(program.acts, lambda: program.load(batch))
         kernels = _beside(program, batch, paced(told))
-    return _execution(
-        joint, plan, fed, mine, comparison, times, waited, threads,
-        fused_bit_identical=fused_same,
+    import onnx
+
+    bytes_of_arena = arena_bytes(plan)
+    return Execution(
+        bit_identical=comparison.identical,
+        different=comparison.different,
+        gradients=len(joint.gradients),
+        statistics=len(joint.states),
+        updated=len(joint.carried) - len(joint.states) - len(joint.sums),
+        max_abs_diff=comparison.max_abs_diff,
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
-        kernels=kernels,
-        high_water=high_water,
+        arena_bytes=bytes_of_arena,
+        kernel_workspace_bytes=kernels,
+        measured_peak_bytes=None if kernels is None else bytes_of_arena + kernels,
+        high_water_bytes=held_bytes(bytes_of_arena, high_water, kernels),
+        store_all_peak_bytes=store_all_bytes(plan.problem),
+        step_s=times["scheduled"],
+        store_all_step_s=times["store_all"],
+        fused_step_s=times["fused"],
+        waited_share=waited,
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
         transfer_s=transfer_s,
+        fused_bit_identical=fused_same,
+        loss=float(mine[joint.loss].reshape(-1)[0]),
+        threads=threads,
         sessions=len(sessions),
-    )  # fmt: skip
+        versions={
+            "onnxruntime": str(onnxruntime().__version__),
+            "onnx": onnx.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+        results={shown: mine[name] for shown, name in joint.shown_results.items()},
+        batch=fed,
+    )
 
 
 def _checksum(region: Region) -> tuple[int, ...]:
@@ -220,93 +245,24 @@ def _beside(program: Program | Parted, batch: Batch, told: Told) -> int | None:
     return peak_beside_bytes(program.acts, prepare, expected=program.plan.problem.reserve_bytes)
 
 
-def _execution(
-    graph: TrainingGraph,
-    plan: Plan,
-    batch: Batch,
-    mine: Mapping[str, Array],
-    comparison: Comparison,
-    times: Mapping[str, float],
-    waited_share: float,
-    threads: int,
-    *,
-    fused_bit_identical: bool,
-    budget_bytes: int,
-    kernels: int | None,
-    high_water: int | None,
-    bytes_paged: int,
-    bytes_streamed: int,
-    transfer_s: float,
-    sessions: int,
-) -> Execution:
-    import onnx
-
-    arena = arena_bytes(plan)
-    results = {shown: mine[name] for shown, name in graph.shown_results.items()}
-    return Execution(
-        bit_identical=comparison.identical,
-        different=comparison.different,
-        gradients=len(graph.gradients),
-        statistics=len(graph.states),
-        updated=len(graph.carried) - len(graph.states) - len(graph.sums),
-        max_abs_diff=comparison.max_abs_diff,
-        budget_bytes=budget_bytes,
-        arena_bytes=arena,
-        kernel_workspace_bytes=kernels,
-        measured_peak_bytes=None if kernels is None else arena + kernels,
-        high_water_bytes=held_bytes(arena, high_water, kernels),
-        store_all_peak_bytes=store_all_bytes(plan.problem),
-        step_s=times["scheduled"],
-        store_all_step_s=times["store_all"],
-        fused_step_s=times["fused"],
-        waited_share=waited_share,
-        bytes_paged=bytes_paged,
-        bytes_streamed=bytes_streamed,
-        transfer_s=transfer_s,
-        fused_bit_identical=fused_bit_identical,
-        loss=float(mine[graph.loss].reshape(-1)[0]),
-        threads=threads,
-        sessions=sessions,
-        versions={
-            "onnxruntime": str(onnxruntime().__version__),
-            "onnx": onnx.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-        results=results,
-        batch=batch,
-    )
-
-
 STEPS = 3
 """How many are taken, and timed."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Alone:
     """Some steps of a plan.
 
-    loss
-        Of the first one.
+    figures
+        By their keys in JSON: `loss` of the first step; `alone_step_s`, median seconds of a step, from a batch to its
+        loss; `arena_bytes`, `bytes_paged`, `bytes_streamed` as in `Execution`; `total_ram_bytes`, `process_base_bytes`,
+        `process_peak_bytes` as in `TrainingRun`.
     digests
         Of what the first one gives, by the names of `Execution.results`.
-    alone_step_s
-        Median seconds of a step, from a batch to its loss.
-    arena_bytes, bytes_paged, bytes_streamed
-        As in `Execution`.
-    total_ram_bytes, process_base_bytes, process_peak_bytes
-        As in `TrainingRun`.
     """
 
-    loss: float
+    figures: Mapping[str, Any]
     digests: Mapping[str, bytes]
-    alone_step_s: float
-    arena_bytes: int
-    bytes_paged: int
-    bytes_streamed: int
-    total_ram_bytes: int
-    process_base_bytes: int | None
-    process_peak_bytes: int | None
 
 
 def run_alone(
@@ -330,14 +286,14 @@ def run_alone(
         found = step.digests()
         times = [seconds, *(clock.time(partial(step.run, batch)) for _ in range(STEPS - 1))]
         peak = peak_bytes()
-    return Alone(
-        loss=loss,
-        digests=found,
-        alone_step_s=median(times),
-        arena_bytes=arena_bytes(made.plan),
-        bytes_paged=simulation.bytes_paged,
-        bytes_streamed=simulation.bytes_streamed,
-        total_ram_bytes=made.plan.problem.beside_bytes + taken_bytes(made.plan, simulation.peak_bytes),
-        process_base_bytes=base,
-        process_peak_bytes=peak,
-    )
+    figures = {
+        "loss": loss,
+        "arena_bytes": arena_bytes(made.plan),
+        "bytes_paged": simulation.bytes_paged,
+        "bytes_streamed": simulation.bytes_streamed,
+        "alone_step_s": median(times),
+        "total_ram_bytes": made.plan.problem.beside_bytes + taken_bytes(made.plan, simulation.peak_bytes),
+        "process_base_bytes": base,
+        "process_peak_bytes": peak,
+    }
+    return Alone(figures, found)

@@ -11,7 +11,18 @@ from math import prod
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
-from poetopt.ops.runtimes.c.write import block, filled, index, known_types, loops, nest, read, strides_of, written
+from poetopt.ops.runtimes.c.write import (
+    block,
+    filled,
+    index,
+    known_types,
+    loops,
+    nest,
+    operands,
+    read,
+    strides_of,
+    written,
+)
 
 
 def gathered(call: Call) -> tuple[Tiling, ...]:
@@ -159,9 +170,7 @@ def _gather(call: Call, arguments: Arguments) -> str:
         f"{inner * y.nbytes // max(y.size, 1)});",
     )
     return block(
-        read("a", x, arguments.inputs[0]),
-        read("b", where, arguments.inputs[1]),
-        written("y", y, arguments.outputs[0]),
+        *operands(call, arguments),
         loops((outer, where.size), body),
     )
 
@@ -177,9 +186,7 @@ def _gather_nd(call: Call, arguments: Arguments) -> str:
         f"memcpy(y + (i0 * {count} + i1) * {inner}, a + from, {inner * y.nbytes // max(y.size, 1)});",
     )
     return block(
-        read("a", x, arguments.inputs[0]),
-        read("b", where, arguments.inputs[1]),
-        written("y", y, arguments.outputs[0]),
+        *operands(call, arguments),
         loops((prod(x.shape[:batch]), count), body),
     )
 
@@ -237,13 +244,11 @@ def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> 
 
 
 def _gather_gradient(call: Call, arguments: Arguments) -> str:
-    dy, indices, dx = call.input(0), call.input(1), call.output()
+    indices, dx = call.input(1), call.output()
     return block(
         filled(dx, arguments.outputs[0], "0.0f"),
         block(
-            read("a", dy, arguments.inputs[0]),
-            read("b", indices, arguments.inputs[1]),
-            written("y", dx, arguments.outputs[0]),
+            *operands(call, arguments),
             _rows(call, dx.shape, indices, "y[at] += a[u];"),
         ),
     )

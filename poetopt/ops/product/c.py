@@ -17,6 +17,7 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     INNER,
     OUTER,
     PART,
+    WHOLE,
     Chunk,
     Loop,
     Part,
@@ -24,6 +25,7 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     Slice,
     Tiling,
     Ways,
+    whole,
 )
 from poetopt.ops.runtimes.c.write import (
     Strides,
@@ -34,10 +36,8 @@ from poetopt.ops.runtimes.c.write import (
     loops,
     merged,
     operands,
-    read,
     refuse_types,
     strides_of,
-    written,
 )
 
 Sizes = tuple[int, int, int]
@@ -126,37 +126,12 @@ def _real(call: Call) -> str | None:
 
 
 def _gemm(call: Call, arguments: Arguments) -> str:
-    a, b, y = call.input(0), call.input(1), call.output()
-    turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
-    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
-    rows, columns = y.shape
-    depth = a.shape[0] if turned_a else a.shape[1]
-    a_steps = (1, rows) if turned_a else (depth, 1)
-    b_steps = (1, depth) if turned_b else (columns, 1)
-    product = called("po_product", "y", "a", "b", rows, columns, depth, columns, 1, *a_steps, *b_steps, 0)
-    lines = [
-        read("a", a, arguments.inputs[0]), read("b", b, arguments.inputs[1]), written("y", y, arguments.outputs[0]),
-        product,
-    ]  # fmt: skip
-    if call.has(2) and beta:
-        c = call.input(2)
-        lines.insert(0, read("c", c, arguments.inputs[2]))
-        lines.append(
-            called(
-                "po_scaled",
-                "y",
-                "c",
-                rows,
-                columns,
-                columns,
-                *broadcast_strides(c.shape, y.shape),
-                float(alpha),
-                float(beta),
-            )
-        )
-    elif alpha != 1.0:
-        lines.append(called("po_scaled", "y", "NULL", rows, columns, columns, 0, 0, float(alpha), 0.0))
-    return block(*lines)
+    return _gemm_chunk(_gemm_ways(call), WHOLE, call, whole(arguments))
+
+
+def _gemm_ways(call: Call) -> Ways:
+    (rows, columns), a = call.output().shape, call.input(0)
+    return _ways(call, rows, columns, a.shape[0] if call.integer("transA", 0) else a.shape[1])
 
 
 def _ways(call: Call, rows: int, columns: int, depth: int) -> Ways:
@@ -184,9 +159,7 @@ def _product(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, then:
 
 
 def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
-    a, y = call.input(0), call.output()
-    depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]
-    return _all(_ways(call, y.shape[0], y.shape[1], depth), _gemm_chunk)
+    return _all(_gemm_ways(call), _gemm_chunk)
 
 
 def _all(ways: Ways, code: Callable[[Ways, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
@@ -256,9 +229,7 @@ def _matmul(call: Call, arguments: Arguments) -> str:
     y_at, a_at, b_at = (f"{name} + {index(steps[name])}" if lengths else name for name in "yab")
     product = called("po_product", y_at, a_at, b_at, rows, columns, depth, columns, 1, depth, 1, columns, 1, 0)
     return block(
-        read("a", a, arguments.inputs[0]),
-        read("b", b, arguments.inputs[1]),
-        written("y", y, arguments.outputs[0]),
+        *operands(call, arguments),
         loops(lengths, product),
     )
 
@@ -271,15 +242,10 @@ def _empty(call: Call) -> str | None:
 
 def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
     """Products of `sizes` (rows, columns, depth), one for each matrix of the batch; a's and b's steps."""
-    a, b, y = call.input(0), call.input(1), call.output()
-    rows, columns, depth = sizes
+    (rows, columns, depth), count = sizes, prod(call.output().shape[:-2])
     at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
-    return block(
-        read("a", a, arguments.inputs[0]),
-        read("b", b, arguments.inputs[1]),
-        written("y", y, arguments.outputs[0]),
-        loops((prod(y.shape[:-2]),), called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)),
-    )
+    product = called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)
+    return block(*operands(call, arguments), loops((count,), product))
 
 
 def _input_sizes(call: Call) -> tuple[int, int, int]:
@@ -321,18 +287,9 @@ def _with_update(optimizer: str) -> Kernel:
     states = RULES[optimizer].states
 
     def code(call: Call, arguments: Arguments) -> str:
-        a, b = call.input(0), call.input(1)
-        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
-        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
-        depth = a.shape[0] if turned_a else a.shape[1]
-        steps = (*((1, rows) if turned_a else (depth, 1)), *((1, depth) if turned_b else (columns, 1)))
-        alpha = float(call.number("alpha", 1.0))
-        return block(
-            *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
-            called("po_product_update", "&u", *arguments.inputs[:2], rows, columns, depth, columns, *steps, alpha),
-        )
+        return chunk_code(ways_of(call), WHOLE, call, whole(arguments))
 
-    def tilings(call: Call) -> tuple[Tiling, ...]:
+    def ways_of(call: Call) -> Ways:
         a, b = call.input(0), call.input(1)
         turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
         rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
@@ -340,7 +297,10 @@ def _with_update(optimizer: str) -> Kernel:
         plain = _ways(call, rows, columns, depth)
         updated = ("mn",) * (1 + states)
         scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
-        ways = replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
+        return replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        ways = ways_of(call)
         summed = replace(ways, buffers=1)
         return (
             *ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code),

@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto
 
 import poetopt as po
-from poetopt.backends.c.execute import execute_on
-from poetopt.backends.c.training import train_on
+from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.runtimes.c import registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel

@@ -15,11 +15,10 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, fed_with, run, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
-from poetopt.backends.c.training import train_on
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.cli.app import invoke
 from poetopt.graph.problem import Problem

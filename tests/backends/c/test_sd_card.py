@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import numbers
 from poetopt.backends.c.program import Row, device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
-from poetopt.backends.c.training import numbers
 from poetopt.backends.onnxruntime.batch import random_batch
 from tests.backends.c.support import HOST, needs_host, paged_parameters
 

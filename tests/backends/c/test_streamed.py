@@ -10,10 +10,9 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
-from poetopt.backends.c.training import train_on
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Home, Problem

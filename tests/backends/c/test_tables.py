@@ -11,10 +11,9 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
-from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
-from poetopt.backends.c.training import train_on
 from poetopt.backends.onnxruntime.batch import Batch
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Plan

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from poetopt.backends.c import training
+from poetopt.backends.c import execute
 from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import numbers, train_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import RanSteps, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
-from poetopt.backends.c.training import numbers, train_on
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.training import train
 from poetopt.plan.instructions import Plan
@@ -90,15 +90,15 @@ def test_a_step_that_is_left_out_and_another_learning_rate_are_noticed(tmp_path:
     told = numbers(graph, 0, {"lr": LR, "momentum": 0.5})
     other = numbers(graph, 0, {"lr": 1.01 * LR, "momentum": 0.5})
     batches = [random_batch(graph, 1)] * 3
-    exact, near = training.reference_ways(graph, batches, [told] * 3)
-    allowed = TOLERANCE * max(training.apart(way, exact) for way in near)
+    exact, near = execute.reference_ways(graph, batches, [told] * 3)
+    allowed = TOLERANCE * max(execute.apart(way, exact) for way in near)
     program = device_program(plan, graph)
     write(program, HOST, tmp_path)
     built = build(program, HOST, tmp_path, measuring=False)
 
     def far(found: RanSteps) -> float:
-        here = training.Way(found.losses, moved_by(graph, graph.values, found.results))
-        return training.apart(here, exact)
+        here = execute.Way(found.losses, moved_by(graph, graph.values, found.results))
+        return execute.apart(here, exact)
 
     assert far(run_steps(built, batches, [told] * 3)) <= allowed
     assert far(run_steps(built, batches, [told, told, other])) > allowed

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.ops.runtimes.c.kernel import Call
+from poetopt.ops.runtimes.c.kernel import Arguments, Call
 
 OUTER, INNER = 0, 1
 FROM = ("po_o", "po_i")
@@ -224,6 +224,16 @@ def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> Slice:
 ELEMENT_BYTES = 4
 PART = 64
 """PO_PART: so many products are summed up before they join a sum of such sums."""
+
+
+WHOLE = ("", "")
+"""No loops: all at once."""
+
+
+def whole(arguments: Arguments) -> Chunk:
+    """All of the operands as one chunk."""
+    inputs, outputs = (tuple(Part(at, "0") for at in of) for of in (arguments.inputs, arguments.outputs))
+    return Chunk(inputs, outputs, ("0", "0"), ("0", "0"), arguments.scratch)
 
 
 @dataclass(frozen=True, slots=True)
