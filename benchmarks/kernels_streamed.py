@@ -15,7 +15,7 @@ from benchmarks.output import put
 from poetopt.graph import TOGETHER, Operator
 from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
 from poetopt.ops.runtimes.c.registry import kernels
-from poetopt.ops.runtimes.c.tiles.variants import Ways
+from poetopt.ops.runtimes.c.tiles.variants import StreamWays
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel import Case
 from tests.draws import cases_of
@@ -57,7 +57,7 @@ def trials(kernel: Kernel, count: int, ways: int, tally: Tally) -> Iterator[Tria
     draw = random.Random(kernel.op_type)
     for case in cases_of(kernel, 4 * count):
         operator = operator_of(kernel, case)
-        made = Ways(operator, case.tensors, movable=(*operator.inputs, *operator.outputs), values=case.values)
+        made = StreamWays(operator, case.tensors, movable=(*operator.inputs, *operator.outputs), values=case.values)
         found = list(made.candidates())
         if not found:
             continue

@@ -28,10 +28,10 @@ from poetopt.backends.onnxruntime import measure
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.measure import high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.places import graph_of
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.plan.layout import arena_bytes
 from poetopt.util.errors import InfeasibleError
@@ -61,7 +61,7 @@ def program(place: Path) -> Iterator[tuple[Program, Callable[[], None]]]:
     graph = graph_of(plan, None)
     batch = random_batch(graph, 0)
     with PageFile(slots(plan), None) as pages:
-        arena, region = Block(arena_bytes(plan)), Region.of(graph)
+        arena, region = MappedBlock(arena_bytes(plan)), ResidentRegion.of(graph)
         made = Program(plan, graph, arena, region, Sessions(graph), pages)
         arena.bytes.fill(0)
         region.block.bytes.fill(0)

@@ -21,9 +21,9 @@ from poetopt.backends.c.operators import WORKSPACE
 from poetopt.backends.c.streamed import Function
 from poetopt.graph import Operator, Tensor
 from poetopt.ops.runtimes.c.kernel import FLAGS, Arguments
-from poetopt.ops.runtimes.c.steps import Step, layout, steps
+from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.variants import Streamed, Ways
+from poetopt.ops.runtimes.c.tiles.variants import Streamed, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
@@ -86,7 +86,7 @@ def trial(
     found = ways
     if found is None:
         names = [n for n in (*operator.inputs, *operator.outputs) if n not in listed]
-        made = Ways(operator, tensors, movable=names, listed=listed, values=values)
+        made = StreamWays(operator, tensors, movable=names, listed=listed, values=values)
         found = [made.variant(way) for way in made.candidates()]
     return Trial(operator, tensors, values, given, tuple(found), tuple(listed))
 
@@ -154,7 +154,7 @@ class _Pointers:
             raise ContractError(f"{self.one.operator.kind}: code names {found!r}, which is on storage, by an address")
         return f"po_t[{self.one.names.index(found)}]"
 
-    def arguments(self, step: Step, state: int | None) -> Arguments:
+    def arguments(self, step: KernelStep, state: int | None) -> Arguments:
         """As the emitted code has them."""
         return Arguments(
             tuple(self.of(n) if n else "" for n in step.call.node.inputs),

@@ -219,12 +219,12 @@ class Trainer(Closing):
         before.
         """
         from poetopt.training.evaluate import validation_of
-        from poetopt.training.loop import Asked, Fit
+        from poetopt.training.loop import Fit, FitOptions
         from poetopt.training.source import source_of
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
-        asked = Asked(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
+        asked = FitOptions(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()

@@ -18,7 +18,7 @@ STEP_NS = 9e3
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Costed:
     """A construction.
 
     time_ns
@@ -40,7 +40,7 @@ def steps_ns(steps: int) -> float:
     return STEP_NS * steps * (1 + steps / 32)
 
 
-def chosen(graph: GraphBuilder, candidates: Iterable[Candidate], operand_bytes: int) -> Candidate:
+def chosen(graph: GraphBuilder, candidates: Iterable[Costed], operand_bytes: int) -> Costed:
     """What `choose` picks in the room that the graph's floor leaves beside the operands, which are so many bytes.
 
     The choice is noted in the graph: its floor may become another once all of them are known.
@@ -55,14 +55,14 @@ class Choice:
     """The constructions that there are of one gradient, beside so many bytes of operands."""
 
     operand_bytes: int
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Costed, ...]
 
-    def at(self, floor_bytes: int) -> Candidate:
+    def at(self, floor_bytes: int) -> Costed:
         """What is picked where the graph needs so many bytes anyway."""
         return choose(self.candidates, floor_bytes - self.operand_bytes)
 
 
-def choose(candidates: Iterable[Candidate], room_bytes: int) -> Candidate:
+def choose(candidates: Iterable[Costed], room_bytes: int) -> Costed:
     """The fastest candidate whose workspace fits `room_bytes`, at equal times the leaner one; else the leanest.
 
     room_bytes

@@ -13,7 +13,7 @@ import numpy as np
 from poetopt.frontends.proto import node_proto, value_info
 from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.ops.runtimes.c.kernel import Kernel
-from poetopt.ops.runtimes.c.steps import Step, call_of
+from poetopt.ops.runtimes.c.steps import KernelStep, call_of
 from poetopt.testing.contract import ContractError, require
 from poetopt.testing.kernel_program import Ran, Trial, run
 from poetopt.util.errors import PoetError
@@ -161,7 +161,7 @@ def _trial(kernel: Kernel, case: Case, op: str) -> Trial:
     require(scratch >= 0, f"{where}: it asks for {scratch} bytes of scratch")
     missing = kernel.missing(call)
     require(missing is None, f"{where}: {missing}")
-    return Trial(Step(call, kernel, 0, scratch), case.given, case.expected, where)
+    return Trial(KernelStep(call, kernel, 0, scratch), case.given, case.expected, where)
 
 
 def _described(case: Case) -> str:

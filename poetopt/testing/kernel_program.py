@@ -16,7 +16,7 @@ import numpy as np
 
 from poetopt.graph import TOGETHER
 from poetopt.ops.runtimes.c.kernel import FLAGS, UPDATE, Arguments
-from poetopt.ops.runtimes.c.steps import Step
+from poetopt.ops.runtimes.c.steps import KernelStep
 from poetopt.testing.contract import ContractError
 from poetopt.util.errors import BackendUnavailableError
 
@@ -35,7 +35,7 @@ SHOWN = 15
 class Trial:
     """A call to run: with what inputs, by name, what should come out, and how messages call it."""
 
-    step: Step
+    step: KernelStep
     given: Mapping[str, Array]
     expected: Mapping[str, Array]
     where: str

@@ -109,11 +109,11 @@ class Evaluator:
         """A batch as the graph reads it. Raises ModelError where it doesn't fit."""
         return check_batch(self.graph, batch)
 
-    def begin(self) -> _Sums:
+    def begin(self) -> _LossSums:
         """Sums of nothing so far."""
-        return _Sums()
+        return _LossSums()
 
-    def add(self, sums: _Sums, batch: Mapping[str, Array], rows: int) -> None:
+    def add(self, sums: _LossSums, batch: Mapping[str, Array], rows: int) -> None:
         """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
         found = self._run.run(batch)
         if not self._read:
@@ -126,7 +126,7 @@ class Evaluator:
         sums.add(rows, float(each.sum()) / max(1, count) * rows, right, count)
 
 
-class _Sums:
+class _LossSums:
     """What evaluating has counted so far."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
-from poetopt.training.initializers import Span, tensor_spans
+from poetopt.training.initializers import FileSpan, tensor_spans
 from poetopt.util import subprocess_call as apart
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import check_writable, replacing
@@ -160,7 +160,7 @@ def check_out(
         )
 
 
-def _spans(path: Path) -> Mapping[str, Span]:
+def _spans(path: Path) -> Mapping[str, FileSpan]:
     try:
         with open(path, "rb") as file:
             return tensor_spans(file)
@@ -208,7 +208,7 @@ def _anew(
             shutil.copyfileobj(file, made)
             for tensor, value in left.items():
                 if data[tensor].location == location:
-                    _write(made, Span(data[tensor].offset, value.nbytes), value, tensor)
+                    _write(made, FileSpan(data[tensor].offset, value.nbytes), value, tensor)
         for found in data.values():
             if found.location == location:
                 found.rename(name)
@@ -218,14 +218,14 @@ def _anew(
         place.write_bytes(model.SerializeToString())
 
 
-def _over(place: Path, spans: Mapping[str, Span], names: Sequence[str], values: Mapping[str, Array]) -> None:
+def _over(place: Path, spans: Mapping[str, FileSpan], names: Sequence[str], values: Mapping[str, Array]) -> None:
     """Write values over those of a file."""
     with open(place, "r+b") as made:
         for name in names:
             _write(made, spans[name], values[name], name)
 
 
-def _write(file: IO[bytes], span: Span, value: Array, name: str) -> None:
+def _write(file: IO[bytes], span: FileSpan, value: Array, name: str) -> None:
     if value.nbytes != span.nbytes:
         raise ModelError(f"{name!r} has {value.nbytes} B, and {span.nbytes} in the file; it is another network's")
     file.seek(span.start)

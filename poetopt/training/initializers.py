@@ -27,20 +27,20 @@ _LITTLE_ENDIAN = frozenset({4, 9, 10})
 
 
 @dataclass(frozen=True)
-class Span:
+class FileSpan:
     """So many bytes of a file from `start` on."""
 
     start: int
     nbytes: int
 
 
-def tensor_spans(file: IO[bytes]) -> dict[str, Span]:
+def tensor_spans(file: IO[bytes]) -> dict[str, FileSpan]:
     """Where the elements of initializers and of constants (by their output) are in the file of a model.
 
     Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
     """
-    found: dict[str, Span] = {}
-    for number, graph in _messages(file, Span(0, file.seek(0, os.SEEK_END))):
+    found: dict[str, FileSpan] = {}
+    for number, graph in _messages(file, FileSpan(0, file.seek(0, os.SEEK_END))):
         if number != 7:
             continue
         for part, span in _messages(file, graph):
@@ -55,7 +55,7 @@ def tensor_spans(file: IO[bytes]) -> dict[str, Span]:
     return found
 
 
-def _tensor(file: IO[bytes], tensor: Span) -> tuple[str, Span | None]:
+def _tensor(file: IO[bytes], tensor: FileSpan) -> tuple[str, FileSpan | None]:
     name, data = "", None
     for number, span in _messages(file, tensor):
         if number == 8:
@@ -65,10 +65,10 @@ def _tensor(file: IO[bytes], tensor: Span) -> tuple[str, Span | None]:
     return name, data
 
 
-def _constant(file: IO[bytes], node: Span) -> tuple[str, Span | None]:
+def _constant(file: IO[bytes], node: FileSpan) -> tuple[str, FileSpan | None]:
     outputs: list[str] = []
     op, data = "", None
-    attributes: list[Span] = []
+    attributes: list[FileSpan] = []
     for number, span in _messages(file, node):
         if number == 2:
             outputs.append(_text(file, span))
@@ -83,12 +83,12 @@ def _constant(file: IO[bytes], node: Span) -> tuple[str, Span | None]:
     return outputs[0] if len(outputs) == 1 else "", data
 
 
-def _text(file: IO[bytes], span: Span) -> str:
+def _text(file: IO[bytes], span: FileSpan) -> str:
     file.seek(span.start)
     return file.read(span.nbytes).decode("utf-8", "replace")
 
 
-def _messages(file: IO[bytes], within: Span) -> Iterator[tuple[int, Span]]:
+def _messages(file: IO[bytes], within: FileSpan) -> Iterator[tuple[int, FileSpan]]:
     """The length-delimited fields of a message: number, and where the content is."""
     place, end = within.start, within.start + within.nbytes
     while place < end:
@@ -102,7 +102,7 @@ def _messages(file: IO[bytes], within: Span) -> Iterator[tuple[int, Span]]:
             nbytes, place = _varint(file, place, end)
             if place + nbytes > end:
                 raise ModelError("the file is cut short; export it again")
-            yield key >> 3, Span(place, nbytes)
+            yield key >> 3, FileSpan(place, nbytes)
             place += nbytes
         else:
             raise ModelError("the file is no ONNX model; export it again")

@@ -15,7 +15,7 @@ from poetopt.training import checkpoint
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.result import Position, Trained
-from poetopt.training.source import USED_UP, Schedule, Source, batch_size
+from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
 from poetopt.util.memory import peak_bytes
@@ -88,11 +88,11 @@ _ALIKE = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class FitOptions:
     """What is asked of a training; see `poetopt.Trainer.fit`."""
 
     epochs: int
-    schedule: Schedule
+    schedule: RateSchedule
     lr_schedule: str
     order: str
     seed: int
@@ -128,7 +128,7 @@ class Fit:
     def __init__(
         self,
         learner: Learner,
-        asked: Asked,
+        asked: FitOptions,
         source: Source,
         validation: DataSet | Source | None,
         after: AfterEpoch | None,

@@ -43,7 +43,7 @@ EXAMPLES = "constant, cosine, or step:EPOCHS:FACTOR as in step:10:0.1"
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RateSchedule:
     """What becomes of a learning rate.
 
     kind
@@ -71,16 +71,16 @@ class Schedule:
             return math.inf
 
 
-def parse_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> RateSchedule:
     """A `--lr-schedule`. Raises OptionError."""
     kind, *rest = text.split(":")
     if kind in ("constant", "cosine") and not rest:
-        return Schedule(kind)
+        return RateSchedule(kind)
     try:
         if kind == "step" and len(rest) == 2:
             every, by = int(rest[0]), float(rest[1])
             if every >= 1 and 0 < by < math.inf:
-                return Schedule(kind, every, by)
+                return RateSchedule(kind, every, by)
     except ValueError:
         pass
     raise OptionError(f"--lr-schedule {text}: must be {EXAMPLES}")

@@ -71,7 +71,7 @@ def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int,
     x, w = (torch.tensor(values[name], dtype=torch.float64, requires_grad=True) for name in ("x", "w"))
     convolve(x, w, window, group).backward(torch.tensor(values["dy"], dtype=torch.float64))
     tensors = {name: Tensor(name, value.shape, "float32", Role.INPUT) for name, value in values.items()}
-    problem = vjp_weight.Problem(tensors["x"], tensors["dy"], tensors["w"], window, group)
+    problem = vjp_weight.WeightProblem(tensors["x"], tensors["dy"], tensors["w"], window, group)
     found = [(c, "w") for c in vjp_weight.candidates(problem)]
     found += [(c, "x") for c in vjp.candidates(tensors["dy"], tensors["w"], window, group, 18)]
     for candidate, name in found:

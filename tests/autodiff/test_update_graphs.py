@@ -19,9 +19,9 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices import cost, device
 from poetopt.frontends import load
@@ -136,10 +136,10 @@ def compared(plan: Plan) -> bool:
     """Whether a step in its arena, with freed bytes poisoned, leaves the bits of one without arena or schedule."""
     chosen = plan.problem.graph
     assert chosen is not None
-    sessions, region, batch = Sessions(chosen), Region.of(chosen), random_batch(chosen)
+    sessions, region, batch = Sessions(chosen), ResidentRegion.of(chosen), random_batch(chosen)
     wanted = NodeByNode(chosen, sessions, region.begun, chosen.results).run(batch)
     with PageFile(slots(plan)) as pages:
-        program = Program(plan, chosen, Block(arena_bytes(plan)), region, sessions, pages)
+        program = Program(plan, chosen, MappedBlock(arena_bytes(plan)), region, sessions, pages)
         for _ in range(2):  # a step begins anew
             program.run_checked(batch)
             found = {name: program.result(name) for name in chosen.results}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.backends.onnxruntime.measure import BUSY, Clock, told
+from poetopt.backends.onnxruntime.measure import BUSY, Stopwatch, told
 
 
 def counted(path: Path, waited_ns: int) -> str:
@@ -20,7 +20,7 @@ def counted(path: Path, waited_ns: int) -> str:
 
 def test_waiting_is_left_out(tmp_path: Path) -> None:
     place = tmp_path / "schedstat"
-    with Clock(counted(place, 5_000_000_000)) as clock:
+    with Stopwatch(counted(place, 5_000_000_000)) as clock:
         assert clock.waited() == 5.0
         # meanwhile the thread waits far longer than the act takes: none of its time was its own
         result, taken_s = clock.call(lambda: counted(place, 95_000_000_000))
@@ -37,7 +37,7 @@ def test_a_count_that_can_t_be_read_is_none(tmp_path: Path, text: str) -> None:
     place = tmp_path / "schedstat"
     place.write_text(text)
     for path in (place, tmp_path / "nowhere"):
-        with Clock(str(path)) as clock:
+        with Stopwatch(str(path)) as clock:
             assert clock.waited() == 0.0
             assert clock.counts == (path == place)
             assert clock.time(lambda: math.factorial(2000)) > 0
@@ -46,7 +46,7 @@ def test_a_count_that_can_t_be_read_is_none(tmp_path: Path, text: str) -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(-10, 1e4)), max_size=6))
 def test_seconds_and_waiting_are_what_passed(spans: list[tuple[float, float]]) -> None:
-    with Clock("") as clock:
+    with Stopwatch("") as clock:
         taken = [clock.timed(wall_s, waited_s) for wall_s, waited_s in spans]
     wall_s = sum(wall for wall, _ in spans)
     assert all(0 <= own_s <= wall for own_s, (wall, _) in zip(taken, spans, strict=True))

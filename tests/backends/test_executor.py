@@ -18,9 +18,9 @@ from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.executor import store_all_program
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.frontends import load
 from poetopt.plan.assemble import plan_of
@@ -77,10 +77,10 @@ def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() 
     graph = found.graph
     assert graph is not None
     plan = lay_out(random_plan(random.Random(5), found))
-    sessions, region, batch = Sessions(graph), Region.of(graph), random_batch(graph)
+    sessions, region, batch = Sessions(graph), ResidentRegion.of(graph), random_batch(graph)
     names = (graph.loss, *graph.gradients.values(), *graph.states.values())
     with PageFile(slots(plan)) as pages:
-        compared = store_all_program(Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages))
+        compared = store_all_program(Program(plan, graph, MappedBlock(arena_bytes(plan)), region, sessions, pages))
     assert compared.arena.nbytes == store_all_bytes(found) - found.reserve_bytes
     assert {step.action for step in compared.plan.instructions} == {Action.COMPUTE, Action.FREE}
     compared.run_checked(batch)
@@ -203,10 +203,10 @@ def _identical(plan: Plan) -> bool:
     """Whether a plan that nobody checked gives the gradients of ordinary training."""
     graph = plan.problem.graph
     assert graph is not None
-    region, sessions, batch = Region.of(graph), Sessions(graph), random_batch(graph)
+    region, sessions, batch = ResidentRegion.of(graph), Sessions(graph), random_batch(graph)
     names = (graph.loss, *graph.gradients.values())
     with PageFile({}) as pages:
-        program = Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages)
+        program = Program(plan, graph, MappedBlock(arena_bytes(plan)), region, sessions, pages)
         program.run_checked(batch)
     theirs = NodeByNode(graph, sessions, region.given, names).run(batch)
     return compare({name: program.result(name) for name in names}, theirs, names).identical
@@ -217,9 +217,9 @@ def test_freed_bytes_are_poisoned() -> None:
     plan = store_all(problem("residual"))
     graph = plan.problem.graph
     assert graph is not None
-    arena = Block(arena_bytes(plan))
+    arena = MappedBlock(arena_bytes(plan))
     with PageFile({}) as pages:
-        Program(plan, graph, arena, Region.of(graph), Sessions(graph), pages).run_checked(random_batch(graph))
+        Program(plan, graph, arena, ResidentRegion.of(graph), Sessions(graph), pages).run_checked(random_batch(graph))
     kept = np.zeros(arena.nbytes, bool)
     for buffer in buffers(plan):
         if buffer.last == len(plan.instructions) - 1 and plan.instructions[-1].action is not Action.FREE:

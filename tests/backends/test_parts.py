@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.executor import execute
-from poetopt.backends.step.memory import Block
-from poetopt.backends.step.parts import GiveBack, RunNode, Transfer, instructed
+from poetopt.backends.step.memory import MappedBlock
+from poetopt.backends.step.parts import GiveBack, PageTransfer, RunNode, instructed
 from poetopt.backends.step.places import Places, check_belongs
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices import cost, device
 from poetopt.graph import Node, TrainingGraph
@@ -70,7 +70,7 @@ def test_the_parts_are_the_plans_instructions(name: str, runtime: Runtime) -> No
     size = arena_bytes(plan)
     resident = {name for name in graph.tensors if graph.root(name) in places.resident}
     for one, instruction in zip(step, plan.instructions, strict=True):
-        moved = [part for part in one.parts if isinstance(part, Transfer)]
+        moved = [part for part in one.parts if isinstance(part, PageTransfer)]
         run = [part for part in one.parts if isinstance(part, RunNode)]
         assert [part.action for part in moved] == [instruction.action] * (
             instruction.action in (Action.PAGE_IN, Action.PAGE_OUT)
@@ -117,7 +117,12 @@ def ran(
     """What the step leaves behind, run with freed bytes poisoned on onnx's reference kernels."""
     with PageFile(slots(plan)) as pages:
         program = Program(
-            plan, graph, Block(arena_bytes(plan)), Region.of(graph), ReferenceKernels(graph, runtime), pages
+            plan,
+            graph,
+            MappedBlock(arena_bytes(plan)),
+            ResidentRegion.of(graph),
+            ReferenceKernels(graph, runtime),
+            pages,
         )
         program.run_checked(batch)
         names = (graph.loss, *graph.gradients.values())

@@ -16,9 +16,9 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import Bytes, PageFile
 from poetopt.devices import cost, device
 from poetopt.graph import TrainingGraph
@@ -104,9 +104,9 @@ def ran(plan: Plan) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[An
     """What the plan and ordinary training leave of one batch; freed bytes are poisoned."""
     graph = graph_of(plan.problem)
     sessions = FineSessions(graph)
-    region = Region.of(graph, {tensor.name for tensor in plan.problem.tensors})
+    region = ResidentRegion.of(graph, {tensor.name for tensor in plan.problem.tensors})
     with PageFile(slots(plan)) as pages:
-        program = Program(plan, graph, Block(arena_bytes(plan)), region, sessions, pages)
+        program = Program(plan, graph, MappedBlock(arena_bytes(plan)), region, sessions, pages)
         batch = program.carried.take(random_batch(graph, 1))
         theirs = NodeByNode(graph, sessions, program.begun, graph.results).run(batch)
         program.run_checked(batch)

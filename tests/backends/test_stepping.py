@@ -18,7 +18,7 @@ from poetopt.backends.onnxruntime import random_batch
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
-from poetopt.backends.step.region import WINDOW, Region, reseeded
+from poetopt.backends.step.region import WINDOW, ResidentRegion, reseeded
 from poetopt.frontends import load
 from poetopt.graph import Graph, TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -110,7 +110,7 @@ def test_gradients_are_handed_out_and_statistics_go_on() -> None:
     with ScheduledStep(plan) as step:
         for _ in range(2):
             expected = NodeByNode(
-                graph, Sessions(graph), {**Region.of(graph).given, **step.values()}, graph.results
+                graph, Sessions(graph), {**ResidentRegion.of(graph).given, **step.values()}, graph.results
             ).run(batch)
             assert step.run(batch) == float(expected[graph.loss].reshape(-1)[0])
             assert set(step.gradients) == set(graph.gradients)

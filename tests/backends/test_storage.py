@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from poetopt.backends.step.storage import SLOT_ALIGNMENT, PageFile
-from poetopt.ops.runtimes.sliced import Window
+from poetopt.ops.runtimes.sliced import SliceWindow
 from poetopt.util.errors import ExecutionError, OutputError
 
 
@@ -53,7 +53,7 @@ def test_slices_come_back_and_a_flipped_bit_in_one_is_noticed(tmp_path: Path, pi
         pages.write("b", whole[::-1].copy())
         for count in (50, 40):
             for begin in range(0, 120, count):
-                window = Window(begin, min(count, 120 - begin), pieces, 120 if pieces > 1 else 0)
+                window = SliceWindow(begin, min(count, 120 - begin), pieces, 120 if pieces > 1 else 0)
                 part = whole.reshape(pieces, 120)[:, begin : begin + count].reshape(-1).copy()
                 pages.write_slice("b", window, part)
                 found = np.zeros_like(part)

@@ -17,7 +17,7 @@ from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.onnxruntime.training import save_training, train
 from poetopt.backends.step.memory import descend
-from poetopt.backends.step.region import Region
+from poetopt.backends.step.region import ResidentRegion
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
@@ -58,7 +58,7 @@ def test_steps_are_gradient_descent_with_statistics_carried_over() -> None:
     values: dict[str, Any] = dict(graph.values)
     for step in range(4):
         now = replace(graph, values=dict(values))
-        done = NodeByNode(now, Sessions(now), Region.of(now).given, names).run(batch)
+        done = NodeByNode(now, Sessions(now), ResidentRegion.of(now).given, names).run(batch)
         assert float(done[graph.loss].reshape(-1)[0]) == ended.losses[step]
         for name, made in graph.gradients.items():
             gradient: Any = done[made]

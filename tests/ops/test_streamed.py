@@ -19,7 +19,7 @@ from poetopt.ops.runtimes.c.registry import kernels
 from poetopt.ops.runtimes.c.tiles import choice, windows
 from poetopt.ops.runtimes.c.tiles.choice import outline
 from poetopt.ops.runtimes.c.tiles.tiling import Rows
-from poetopt.ops.runtimes.c.tiles.variants import Candidate, Streamed, Ways
+from poetopt.ops.runtimes.c.tiles.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
 from tests.backends.c.support import needs_host
@@ -54,11 +54,11 @@ def graph(network: str) -> TrainingGraph:
     return model.differentiate(optimizer="momentum").on("c").graph
 
 
-def ways(network: str, operator: Operator) -> Ways:
+def ways(network: str, operator: Operator) -> StreamWays:
     """How an operator can stream, with everything on storage."""
     found = graph(network)
     names = (*operator.inputs, *operator.outputs)
-    return Ways(operator, found.tensors, movable=names, values=constants_of(found))
+    return StreamWays(operator, found.tensors, movable=names, values=constants_of(found))
 
 
 def operators() -> Iterator[tuple[str, Operator]]:
@@ -81,7 +81,7 @@ def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | Non
     given = {name: np.abs(value) if "variance" in name else value for name, value in given.items()}
     if variants is None:
         made = ways(network, operator)
-        by_form: dict[int, list[Candidate]] = {}
+        by_form: dict[int, list[StreamCandidate]] = {}
         for way in made.candidates():
             by_form.setdefault(way.form, []).append(way)
         variants = [made.variant(some[random.integers(len(some))]) for some in by_form.values()]
@@ -179,7 +179,7 @@ def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -
         everything = list(ways(network, operator).candidates())
         assert 0 < len(kept) <= choice.MOST
         least = min(ram(way, found) for way in everything)
-        by_set: dict[tuple[str, ...], list[Candidate]] = {}
+        by_set: dict[tuple[str, ...], list[StreamCandidate]] = {}
         for way in everything:
             by_set.setdefault(tuple(sorted(way.streamed)), []).append(way)
         assert least in [ram_of(one, found) for one in kept]
@@ -189,14 +189,14 @@ def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -
             assert not any(better(way, workspace, moved) for way in mine)
 
 
-def better(way: Candidate, workspace: int, moved: int) -> bool:
+def better(way: StreamCandidate, workspace: int, moved: int) -> bool:
     """Whether a way needs less of one, and no more of the other."""
     return (way.workspace_bytes, way.traffic) != (workspace, moved) and (
         way.workspace_bytes <= workspace and way.traffic <= moved
     )
 
 
-def ram(way: Candidate, found: TrainingGraph) -> int:
+def ram(way: StreamCandidate, found: TrainingGraph) -> int:
     return way.workspace_bytes - sum(found.tensors[name].nbytes for name in way.streamed)
 
 

@@ -14,9 +14,9 @@ from poetopt.autodiff import differentiate
 from poetopt.autodiff.passes.in_place import in_place
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region, slots
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices import device
 from poetopt.devices.cost import cost
@@ -89,7 +89,7 @@ def results(plan: Plan, step: TrainingGraph) -> dict[str, NDArray[Any]]:
     """What a step leaves, with all that is freed overwritten."""
     with ExitStack() as stack:
         pages = stack.enter_context(PageFile(slots(plan)))
-        program = Program(plan, step, Block(arena_bytes(plan)), Region.of(step), Sessions(step), pages)
+        program = Program(plan, step, MappedBlock(arena_bytes(plan)), ResidentRegion.of(step), Sessions(step), pages)
         program.run_checked(random_batch(step, seed=1))
         return {name: np.array(program.result(name)) for name in step.results}
 

@@ -95,7 +95,7 @@ def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
 
     Raises `ModelError` where a node names a tensor that the graph lacks.
     """
-    found = _Search(graph, runtime)
+    found = _InPlaceSearch(graph, runtime)
     groups: list[list[Operator]] = []
     views: list[Operator] = []
     for operator in graph.operators:
@@ -117,7 +117,7 @@ def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     return replace(graph, operators=operators, notes=(*graph.notes, note))
 
 
-class _Search:
+class _InPlaceSearch:
     """Which operator joins the group of operators before it."""
 
     def __init__(self, graph: TrainingGraph, runtime: Runtime) -> None:
@@ -207,7 +207,7 @@ def takings(graph: TrainingGraph, runtime: Runtime, without: Collection[str] = (
     needs = [working_set_bytes(operator, graph, runtime) for operator in counted]
     if not isinstance(runtime, TakesOver):
         return Takings({}, max(needs, default=0))
-    asked = _Asked(graph, runtime, runtime)
+    asked = _TakingAsked(graph, runtime, runtime)
     found: dict[str, tuple[int, Taking]] = {}
     floor = 0
     for k in sorted(range(len(counted)), key=lambda k: -needs[k]):
@@ -222,7 +222,7 @@ def takings(graph: TrainingGraph, runtime: Runtime, without: Collection[str] = (
     return Takings({name: taking for name, (need, taking) in found.items() if need > floor}, floor)
 
 
-class _Asked:
+class _TakingAsked:
     """What an operator may take over, and what it needs then."""
 
     def __init__(self, graph: TrainingGraph, runtime: Runtime, over: TakesOver) -> None:

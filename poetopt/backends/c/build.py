@@ -7,7 +7,7 @@ from pathlib import Path
 
 from poetopt.backends.c import linking
 from poetopt.backends.c.emit import emitted
-from poetopt.backends.c.linking import Board, Sizes, board, linker_script
+from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
@@ -39,7 +39,7 @@ class Built:
     compiler: Compiler
     folder: Path
     executable: Path
-    sizes: Sizes | None
+    sizes: LinkedSizes | None
     board: Board | None
 
 

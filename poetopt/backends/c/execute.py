@@ -19,7 +19,7 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
-from poetopt.backends.c.sensitivity import TRIALS, Sensitivity, Steps, distance, moved_by, sensitivity
+from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, sensitivity
 from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import compare
@@ -162,7 +162,7 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
     return moved_by(graph, whole(graph), results)
 
 
-def measured_reference(graph: TrainingGraph, batch: Batch) -> Sensitivity:
+def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
     """What the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
     sessions = Sessions(graph, 1)
     shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
@@ -312,7 +312,7 @@ def reference_ways(
     return way(None), [way(seed) for seed in range(TRIALS)]
 
 
-def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> Sensitivity:
+def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> UlpSensitivity:
     """How far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
     found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
     return replace(found, together=max(found.together, *(_losses_apart(way, exact) for way in near)))

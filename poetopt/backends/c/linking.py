@@ -17,7 +17,7 @@ _ALLOC, _WRITE, _EXECUTE = 2, 1, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class LinkedSizes:
     """Bytes of a program.
 
     ram_bytes
@@ -70,7 +70,7 @@ def present() -> bool:
     return importlib.util.find_spec("elftools") is not None
 
 
-def sizes(paths: Sequence[Path], weight_bytes: int) -> Sizes:
+def sizes(paths: Sequence[Path], weight_bytes: int) -> LinkedSizes:
     """Of an ELF file, or of several object files together. Raises `BackendUnavailableError` without pyelftools."""
     ram = code = 0
     for path in paths:
@@ -81,7 +81,7 @@ def sizes(paths: Sequence[Path], weight_bytes: int) -> Sizes:
                 ram += size
             else:
                 code += size
-    return Sizes(ram, code - weight_bytes)
+    return LinkedSizes(ram, code - weight_bytes)
 
 
 def image(path: Path) -> Image:

@@ -14,7 +14,7 @@ from poetopt.graph import DTYPE_BYTES, Operator, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of, resident_storages
 from poetopt.ops.runtimes.c.kernel import WORD_BYTES, Arguments, Call
-from poetopt.ops.runtimes.c.steps import Step, layout, steps
+from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.contract import InnerLayout
 
 LONGEST = 40
@@ -41,7 +41,7 @@ def literal(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ResidentSpan:
     """Storages next to each other whose values are given: where they start, and which they are, in order."""
 
     offset: int
@@ -65,7 +65,7 @@ class Resident:
 
     offsets: Mapping[str, int]
     nbytes: int
-    given: tuple[Span, ...]
+    given: tuple[ResidentSpan, ...]
     kept: int = 0
 
 
@@ -91,7 +91,7 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
     first = graph.values.keys() - {*graph.sums.values()}  # sums begin with zeros, whatever there is
     roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in first))
     offsets: dict[str, int] = {}
-    spans: list[Span] = []
+    spans: list[ResidentSpan] = []
     end = 0
     kept = -1
     for name in roots:
@@ -103,9 +103,9 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
         if name in first:
             last = spans[-1] if spans else None
             if last is not None and last.offset + last.nbytes == end:
-                spans[-1] = Span(last.offset, last.nbytes + nbytes, (*last.names, name))
+                spans[-1] = ResidentSpan(last.offset, last.nbytes + nbytes, (*last.names, name))
             else:
-                spans.append(Span(end, nbytes, (name,)))
+                spans.append(ResidentSpan(end, nbytes, (name,)))
         end += nbytes
     if kept < 0:
         kept = end
@@ -217,7 +217,7 @@ class Writer:
         self.tensors: list[int] = []
         self.workspace = False
 
-    def arguments(self, step: Step, state: int | None) -> Arguments:
+    def arguments(self, step: KernelStep, state: int | None) -> Arguments:
         """What the code of a step's kernel is written with; `state`: where its words begin."""
         call = step.call
         return Arguments(

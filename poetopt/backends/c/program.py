@@ -15,7 +15,7 @@ from poetopt.backends.c.operators import (
     operator_code,
     shared,
 )
-from poetopt.backends.c.storage import BLOCK_BYTES, Storage, Table, lay_out_storage, moved, tables_of
+from poetopt.backends.c.storage import BLOCK_BYTES, BlockStorage, ListedTable, lay_out_storage, moved, tables_of
 from poetopt.backends.c.streamed import streamed_code
 from poetopt.backends.step.parted import scheduled_names
 from poetopt.backends.step.places import Place, Places, check_belongs, input_offsets
@@ -71,7 +71,7 @@ class Routine:
     plan: Plan
     operators: Mapping[Run, OperatorCode]
     blocks: Mapping[int, int]
-    tables: Mapping[int, Table]
+    tables: Mapping[int, ListedTable]
     sums: frozenset[int] = frozenset()
 
     def paged(self, index: int, address: str, *, out: bool) -> str:
@@ -118,7 +118,7 @@ RUNTIME = "c"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A tensor of the tables: what it is called there, and where it lies between steps.
 
     block
@@ -155,14 +155,14 @@ class DeviceProgram:
     graph: TrainingGraph
     resident: Resident
     flash: Resident
-    storage: Storage
+    storage: BlockStorage
     weights: int
     losses_at: int
-    inputs: tuple[Row, ...]
-    results: tuple[Row, ...]
-    parameters: tuple[Row, ...]
-    hyperparameters: tuple[Row, ...]
-    carried: tuple[tuple[Row, Row], ...]
+    inputs: tuple[TableRow, ...]
+    results: tuple[TableRow, ...]
+    parameters: tuple[TableRow, ...]
+    hyperparameters: tuple[TableRow, ...]
+    carried: tuple[tuple[TableRow, TableRow], ...]
 
     @property
     def plan(self) -> Plan:
@@ -243,17 +243,17 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         for k, (run, codes) in enumerate(zip(runs, operators, strict=True))
     )
 
-    def kept(name: str, shown: str = "") -> Row:
+    def kept(name: str, shown: str = "") -> TableRow:
         tensor, root = step.tensors[name], step.root(name)
         if root in by_name:
-            return Row(shown or name, by_name[root], Place(0), storage.blocks[root])
+            return TableRow(shown or name, by_name[root], Place(0), storage.blocks[root])
         if root not in scheduled:
-            return Row(shown or name, tensor, Place(0, root))
+            return TableRow(shown or name, tensor, Place(0, root))
         if root in offsets:
-            return Row(shown or name, tensor, Place(offsets[root]))
-        return Row(shown or name, tensor, Place(0), storage.blocks[root])
+            return TableRow(shown or name, tensor, Place(offsets[root]))
+        return TableRow(shown or name, tensor, Place(0), storage.blocks[root])
 
-    def fed(name: str) -> Row | None:
+    def fed(name: str) -> TableRow | None:
         if graph.root(name) in resident.offsets:
             return kept(name)
         return kept(name) if name in places.index else None

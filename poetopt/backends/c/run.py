@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.linking import Board
-from poetopt.backends.c.program import DeviceProgram, Row
+from poetopt.backends.c.program import DeviceProgram, TableRow
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.tracing import Weigh, ones
 from poetopt.backends.step.memory import numpy_dtype
@@ -153,7 +153,7 @@ def fed_with(program: DeviceProgram, batch: Mapping[str, Array]) -> bytes:
     return b"".join(laid_out(program.inputs, part) for part in cut(program.graph, batch))
 
 
-def laid_out(rows: Sequence[Row], arrays: Mapping[str, Array]) -> bytes:
+def laid_out(rows: Sequence[TableRow], arrays: Mapping[str, Array]) -> bytes:
     """What a table's tensors get, in its order."""
     return b"".join(np.ascontiguousarray(arrays[row.name]).tobytes() for row in rows)
 

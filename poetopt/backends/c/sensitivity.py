@@ -48,7 +48,7 @@ def moved_by(graph: TrainingGraph, before: Arrays, after: Arrays) -> Arrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class UlpSensitivity:
     """How far one ulp moves tensors.
 
     exact
@@ -69,13 +69,13 @@ class Sensitivity:
         return tuple(n for n, most in allowed.items() if not _difference(mine[n], self.exact[n]) <= most)
 
 
-def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> Sensitivity:
+def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> UlpSensitivity:
     """How far `near` ones are from `exact`, of which `kept` are what rounding is of: themselves, or where they lead."""
     ulps = {name: np.spacing(np.abs(kept[name])) for name in exact}
     each = {n: max(_norm([ulps[n]]), *(_difference(one[n], exact[n]) for one in near)) for n in exact}
     size = _norm([_norm([array]) for array in exact.values()])
     least = max(float(array.max(initial=0.0)) for array in ulps.values()) / size if size else 0.0
-    return Sensitivity(exact, each, max(least, *(distance(one, exact, tuple(exact)) for one in near)))
+    return UlpSensitivity(exact, each, max(least, *(distance(one, exact, tuple(exact)) for one in near)))
 
 
 class Steps:

@@ -14,11 +14,11 @@ from poetopt.ops.runtimes.c.tiles.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Action, Plan
 from poetopt.util.errors import PlanError
 
-__all__ = ["BLOCK_BYTES", "Storage", "lay_out_storage"]
+__all__ = ["BLOCK_BYTES", "BlockStorage", "lay_out_storage"]
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
+class BlockStorage:
     """The storage of a step.
 
     blocks
@@ -41,7 +41,7 @@ class Storage:
 
 def lay_out_storage(
     plans: Sequence[Plan], first: int = 0, whole: Mapping[str, int] | None = None, empty: Collection[str] = ()
-) -> Storage:
+) -> BlockStorage:
     """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plans move.
 
     whole
@@ -62,7 +62,7 @@ def lay_out_storage(
     for name in sizes:
         blocks[name] = end
         end += -(-(whole or {}).get(name, sizes[name]) // BLOCK_BYTES)
-    return Storage(blocks, begin, end)
+    return BlockStorage(blocks, begin, end)
 
 
 def _moved(plan: Plan) -> set[int]:
@@ -76,7 +76,7 @@ def _moved(plan: Plan) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ListedTable:
     """A table by rows.
 
     whole
@@ -117,16 +117,16 @@ def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
     return f"po_rows_{places.index[graph.rows[name].of or name]}"
 
 
-def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Table]:
+def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, ListedTable]:
     """The tables of a step by their index in the problem; their lists lie from `kept` on.
 
     Raises `PlanError` where a row isn't whole blocks of the storage.
     """
-    found: dict[int, Table] = {}
+    found: dict[int, ListedTable] = {}
     for name, rows in graph.rows.items():
         whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
         count = graph.tensors[name].shape[0]
-        made = Table(name, whole, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
+        made = ListedTable(name, whole, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
         if made.row_bytes % BLOCK_BYTES:
             raise PlanError(
                 f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {BLOCK_BYTES} B from "
@@ -138,7 +138,7 @@ def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, Tabl
     return found
 
 
-def declared(tables: Mapping[int, Table]) -> Iterator[str]:
+def declared(tables: Mapping[int, ListedTable]) -> Iterator[str]:
     """The lists of rows, in C."""
     for index, table in tables.items():
         if table.of != index:
@@ -152,7 +152,7 @@ def declared(tables: Mapping[int, Table]) -> Iterator[str]:
             yield f"static const uint32_t {table.identifier}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
 
 
-def moved(tables: Mapping[int, Table], index: int, block: int, address: str, *, out: bool) -> str:
+def moved(tables: Mapping[int, ListedTable], index: int, block: int, address: str, *, out: bool) -> str:
     """The call that moves the rows of a table."""
     table = tables[index]
     way = "po_rows_out" if out else "po_rows_in"

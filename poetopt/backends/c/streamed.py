@@ -13,9 +13,9 @@ from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_st
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.c.kernel import INCLUDE, Arguments
-from poetopt.ops.runtimes.c.steps import Step, as_run, steps
+from poetopt.ops.runtimes.c.steps import KernelStep, as_run, steps
 from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, Part, Round, Slice, Sweep, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, ChunkSlice, Part, Round, Sweep, Tiling
 from poetopt.ops.runtimes.c.tiles.variants import Streamed
 
 HEADER = "po_stream.h"
@@ -80,7 +80,7 @@ class _Moved:
 
     number: int
     name: str
-    taken: Slice
+    taken: ChunkSlice
     extent: int
     nbytes: int
     offset: int
@@ -182,7 +182,7 @@ class Pointers(Protocol):
         """Where a tensor lies."""
         ...
 
-    def arguments(self, step: Step, state: int | None) -> Arguments:
+    def arguments(self, step: KernelStep, state: int | None) -> Arguments:
         """What the code of a step's kernel is written with."""
         ...
 
@@ -196,7 +196,7 @@ class Function:
         tensors: Mapping[str, Tensor],
         writer: Pointers,
         detail: Streamed,
-        run: Sequence[Step],
+        run: Sequence[KernelStep],
         lists: Mapping[str, str] | None = None,
         sums: Collection[str] = (),
     ) -> None:
@@ -268,7 +268,7 @@ class Function:
         head = _loop(INNER, tiling.inner.extent, self.detail.inner)
         yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
-    def round(self, step: Step, tiling: Tiling, turn: Round) -> Iterator[str]:
+    def round(self, step: KernelStep, tiling: Tiling, turn: Round) -> Iterator[str]:
         """Sweeps of the inner loop, and what is between them."""
 
         def body() -> Iterator[str]:
@@ -280,7 +280,7 @@ class Function:
 
         yield from _block([turn.head], body()) if turn.head else body()
 
-    def sweep(self, step: Step, tiling: Tiling, part: Sweep) -> Iterator[str]:
+    def sweep(self, step: KernelStep, tiling: Tiling, part: Sweep) -> Iterator[str]:
         """One pass of the inner loop, with what that takes."""
         taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
         names = {self.same.get(t.name, t.name) for t in taken if t is not None}
@@ -289,10 +289,10 @@ class Function:
         head = _loop(INNER, part.end, self.detail.inner, part.begin)
         yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
-    def taken(self, step: Step, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
+    def taken(self, step: KernelStep, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
         """What a tiling's code is written with; `whole`: outside of its loops, where nothing of theirs is named."""
 
-        def parts(operands: Sequence[Tensor | None], slices: Sequence[Slice | None]) -> tuple[Part, ...]:
+        def parts(operands: Sequence[Tensor | None], slices: Sequence[ChunkSlice | None]) -> tuple[Part, ...]:
             return tuple(
                 Part("", "0")
                 if t is None or (whole and s is not None)
@@ -310,11 +310,11 @@ class Function:
             parts(step.call.inputs, tiling.inputs), parts(step.call.outputs, tiling.outputs), begin, counts, scratch
         )
 
-    def scratch_offset(self, step: Step) -> int:
+    def scratch_offset(self, step: KernelStep) -> int:
         """Where a kernel's own scratch lies among temporaries as large as a chunk."""
         return self.detail.layout.kernel_offsets[self.ran.nodes.index(step.call.node)]
 
-    def part(self, tensor: Tensor, taken: Slice, counts: tuple[str, str]) -> Part:
+    def part(self, tensor: Tensor, taken: ChunkSlice, counts: tuple[str, str]) -> Part:
         """Where a chunk of a tensor is."""
         width = DTYPE_BYTES[tensor.dtype]
         side_by_side = f"{counts[taken.level]} * {taken.unit_bytes // width}"
@@ -332,7 +332,7 @@ class Function:
         return Part(at, str(extent * taken.unit_bytes // width))
 
 
-def _rows(taken: Slice, begin: str, end: str) -> tuple[str, str]:
+def _rows(taken: ChunkSlice, begin: str, end: str) -> tuple[str, str]:
     """Which of an operand's steps, or rows, steps `begin` to `end` of a loop take: the first, and where they end."""
     return (begin, end) if taken.rows is None else taken.rows.in_c(begin, end)
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from string import Template
 
 from poetopt.backends.c.operators import OperatorCode, comment, literal
-from poetopt.backends.c.program import DeviceProgram, Routine, Row
+from poetopt.backends.c.program import DeviceProgram, Routine, TableRow
 from poetopt.backends.c.storage import BLOCK_BYTES, declared
 from poetopt.backends.step.places import Moment, input_offsets, moments
 from poetopt.graph import TrainingGraph
@@ -259,7 +259,7 @@ def begin(program: DeviceProgram) -> str:
     return "".join(lines())
 
 
-def _address(program: DeviceProgram, row: Row) -> str:
+def _address(program: DeviceProgram, row: TableRow) -> str:
     """Where a tensor lies that is in RAM between steps."""
     if row.place.root:
         return f"PO_RESIDENT({program.resident.offsets[row.place.root]}u)"
@@ -313,7 +313,7 @@ def tables(program: DeviceProgram) -> str:
     )
 
 
-def _rows(program: DeviceProgram, rows: Sequence[Row]) -> str:
+def _rows(program: DeviceProgram, rows: Sequence[TableRow]) -> str:
     def lines() -> Iterator[str]:
         for row in rows:
             root = row.place.root

@@ -53,7 +53,7 @@ def plain(value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BitComparison:
     """What two runs have in common.
 
     different
@@ -70,13 +70,13 @@ class Comparison:
         """Whether all bits agree."""
         return not self.different
 
-    def joined(self, other: Comparison) -> Comparison:
+    def joined(self, other: BitComparison) -> BitComparison:
         """What holds of both comparisons."""
         names = dict.fromkeys((*self.different, *other.different))
-        return Comparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
+        return BitComparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
 
 
-def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> Comparison:
+def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> BitComparison:
     """Compare the tensors `names` of two runs by their bytes, so that a NaN equals the same NaN."""
     different: list[str] = []
     largest = 0.0
@@ -86,7 +86,7 @@ def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Seque
             continue
         different.append(name)
         largest = max(largest, _difference(a, b))
-    return Comparison(tuple(different), largest)
+    return BitComparison(tuple(different), largest)
 
 
 def _bytes(array: Array) -> Array:

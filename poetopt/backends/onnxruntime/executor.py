@@ -20,16 +20,16 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.batch import Batch, batch_of
 from poetopt.backends.onnxruntime.execution import Execution, compare
-from poetopt.backends.onnxruntime.measure import Clock, alternate, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.measure import Stopwatch, alternate, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.reference import as_one_session, node_by_node, reference_of
 from poetopt.backends.onnxruntime.sessions import Sessions, onnxruntime
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.parted import Parted, all_slots, program_of, scheduled_names
 from poetopt.backends.step.places import check_belongs, graph_of
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region
+from poetopt.backends.step.region import ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -92,8 +92,8 @@ def execute(
 
     with ExitStack() as stack:
         pages = stack.enter_context(PageFile(all_slots(plan, chosen), None if workdir is None else Path(workdir)))
-        arena = Block(arena_bytes(plan))
-        region = Region.of(joint, scheduled_names(plan.problem))
+        arena = MappedBlock(arena_bytes(plan))
+        region = ResidentRegion.of(joint, scheduled_names(plan.problem))
         sessions = Sessions(chosen, threads)
         program = program_of(plan, chosen, arena, region, sessions.of, pages, told=paced(told))
         fed, batch = batch, program.carried.take(batch)
@@ -119,7 +119,7 @@ def execute(
         mine = {name: array.copy() for name, array in results().items()}
         times, waited, fused_same = _race(program, sessions, batch, names, mine, told)
         told("timing transfers")
-        with Clock() as clock:
+        with Stopwatch() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
         told("measuring what the process holds in a step")
         high_water = high_water_bytes(program.acts, lambda: program.load(batch))
@@ -162,7 +162,7 @@ def execute(
     )
 
 
-def _checksum(region: Region) -> tuple[int, ...]:
+def _checksum(region: ResidentRegion) -> tuple[int, ...]:
     """Of all that a step may only read."""
     read = (array for name, array in region.given.items() if name not in region.first)
     return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in read)
@@ -175,7 +175,7 @@ def store_all_program(program: Program | Parted) -> Program | Parted:
     schedule. (Node by node in memory of the runtime's, a step takes a fifth to a half longer.)
     """
     plan = lay_out(store_all(program.plan.problem))
-    arena, kernels = Block(arena_bytes(plan)), program.kernels
+    arena, kernels = MappedBlock(arena_bytes(plan)), program.kernels
     assert isinstance(kernels, Sessions)
     made = program_of(plan, program.graph, arena, program.region, kernels.of, program.pages)
     made.carried.used = program.carried.used
@@ -212,11 +212,11 @@ def _race(
         return lambda: fused.run(batch)
 
     steps = {"scheduled": prepared(program), "store_all": prepared(store_all_program(program)), "fused": whole}
-    with Clock() as clock:
+    with Stopwatch() as clock:
         return alternate(steps, clock=clock), clock.share, same
 
 
-def transfer_seconds(program: Program | Parted, batch: Batch, clock: Clock) -> float:
+def transfer_seconds(program: Program | Parted, batch: Batch, clock: Stopwatch) -> float:
     """Median seconds that all transfers of one step take together, over up to nine steps."""
     paged = program.transfers
     found: list[float] = []
@@ -280,7 +280,7 @@ def run_alone(
     simulation = simulate(made.plan, ram_bytes=made.ram_bytes)
     base = resident_bytes()
     batch = batch_of(made.graph.whole, made.fed if data is None else data, seed)
-    with Clock() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
+    with Stopwatch() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
         told("the schedule alone")
         loss, seconds = clock.call(partial(step.run, batch))
         found = step.digests()

@@ -46,7 +46,7 @@ FULL = 0.5
 T = TypeVar("T")
 
 
-class Clock:
+class Stopwatch:
     """Seconds that pass while this thread has a processor, or waits for something else than one; a context manager.
 
     To be read by the thread that opened it.
@@ -165,7 +165,7 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
     with _keeping_malloc() as trim, paused(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
             return None
-        found: _Mark | None = None
+        found: _HighMark | None = None
         for _ in range(LEAST):
             prepare()
             trim()
@@ -179,7 +179,7 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
     return None if found is None else found.held
 
 
-class _Mark(NamedTuple):
+class _HighMark(NamedTuple):
     """The most that a pass held: so many bytes, before an act, above so much more than there was at its start."""
 
     held: int
@@ -187,25 +187,25 @@ class _Mark(NamedTuple):
     base: int
 
 
-def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> _Mark:
+def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> _HighMark:
     """The mark of a pass that begins now."""
     faulted = _fault_counter()
     start = low = held = resident.bytes() or 0
-    most, faults = _Mark(0, 0, 0), faulted()
+    most, faults = _HighMark(0, 0, 0), faulted()
     for k, act in enumerate(acts):
         if act is not gives_back:
             act()
             continue
         if held + faulted() - faults - low > most.held:
-            most = max(most, _Mark((resident.bytes() or 0) - low, k, low - start))
+            most = max(most, _HighMark((resident.bytes() or 0) - low, k, low - start))
         act()
         # What was there before the step may be given back in it.
         held = resident.bytes() or 0
         low, faults = min(low, held), faulted()
-    return max(most, _Mark((resident.bytes() or 0) - low, len(acts), low - start))
+    return max(most, _HighMark((resident.bytes() or 0) - low, len(acts), low - start))
 
 
-def _held_at(mark: _Mark, acts: Sequence[Act], resident: _Resident) -> int:
+def _held_at(mark: _HighMark, acts: Sequence[Act], resident: _Resident) -> int:
     """What another pass, which begins now, holds at that place."""
     base = (resident.bytes() or 0) + mark.base
     for act in acts[: mark.act]:
@@ -313,7 +313,7 @@ def alternate(
     seconds: float = 5.0,
     least: int = 3,
     most: int = 15,
-    clock: Clock | None = None,
+    clock: Stopwatch | None = None,
 ) -> Mapping[str, float]:
     """Median seconds of each of several steps, run in turns so that a slow moment of the machine hits all of them.
 
@@ -329,7 +329,7 @@ def alternate(
         Learns for how much of the time others had the processors, which isn't in the seconds.
     """
     if clock is None:
-        with Clock() as own:
+        with Stopwatch() as own:
             return alternate(steps, seconds=seconds, least=least, most=most, clock=own)
     times: dict[str, list[float]] = {name: [] for name in steps}
     start = time.perf_counter()

@@ -23,11 +23,11 @@ from statistics import median
 import numpy as np
 
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
-from poetopt.backends.onnxruntime.measure import Clock, beside_each_bytes, told
+from poetopt.backends.onnxruntime.measure import Stopwatch, beside_each_bytes, told
 from poetopt.backends.onnxruntime.sessions import Sessions, onnxruntime
-from poetopt.backends.step.memory import Block
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import Region
+from poetopt.backends.step.region import ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
@@ -83,7 +83,7 @@ def storage(
     workdir: str | os.PathLike[str] | None = None,
     *,
     rounds: int = 9,
-    clock: Clock | None = None,
+    clock: Stopwatch | None = None,
     between: Callable[[], object] | None = None,
 ) -> StorageProfile:
     """Latency and rate of transfers to and from a file: by least squares of relative errors over several sizes.
@@ -98,7 +98,7 @@ def storage(
     Raises ExecutionError where the storage fails.
     """
     if clock is None:
-        with Clock() as own:
+        with Stopwatch() as own:
             return storage(workdir, rounds=rounds, clock=own, between=between)
     taken: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
     with PageFile({str(nbytes): nbytes for nbytes in SIZES}, None if workdir is None else Path(workdir)) as pages:
@@ -169,7 +169,7 @@ def profile(
     Takes the memory of the whole step, and one thread. Raises ExecutionError where a kernel or the storage fails.
     """
     keys = signatures(graph)
-    with Clock() as clock:
+    with Stopwatch() as clock:
         times, spaces, watts, transfers = _measured(graph, workdir, seconds, steps, seed, clock)
         counts = clock.counts
     samples: dict[str, list[float]] = {}
@@ -217,14 +217,19 @@ def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str
 
 
 def _measured(
-    graph: TrainingGraph, workdir: str | os.PathLike[str] | None, seconds: float, steps: int, seed: int, clock: Clock
+    graph: TrainingGraph,
+    workdir: str | os.PathLike[str] | None,
+    seconds: float,
+    steps: int,
+    seed: int,
+    clock: Stopwatch,
 ) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None, StorageProfile]:
     """Seconds of each operator in each step, bytes that its kernels allocate, watts where known, and transfers."""
     problem = cost(graph, device(SAME_BYTES))
     plan = lay_out(plan_of(problem, Schedule()))
     batch = random_batch(graph, seed)
     with PageFile({}) as pages:
-        program = Program(plan, graph, Block(arena_bytes(plan)), Region.of(graph), Sessions(graph), pages)
+        program = Program(plan, graph, MappedBlock(arena_bytes(plan)), ResidentRegion.of(graph), Sessions(graph), pages)
         owners = [problem.operators[plan.instructions[call.number].target].name for call in program.calls]
         names = [operator.name for operator in problem.operators]
         times: dict[str, list[float]] = {name: [] for name in names}
@@ -273,7 +278,7 @@ def _work(acts: Iterator[object], seconds: float) -> None:
         next(acts)
 
 
-def _walk(acts: Sequence[Callable[[], object]], clock: Clock) -> list[float]:
+def _walk(acts: Sequence[Callable[[], object]], clock: Stopwatch) -> list[float]:
     """Seconds of each act of a step."""
     now, waited = time.perf_counter, clock.waited
     start = waited()

@@ -19,7 +19,7 @@ import numpy as np
 
 from poetopt.autodiff.passes.rows import taken
 from poetopt.backends.onnxruntime.batch import Batch
-from poetopt.backends.onnxruntime.measure import Clock
+from poetopt.backends.onnxruntime.measure import Stopwatch
 from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
 from poetopt.backends.onnxruntime.sessions import (
     Sessions,
@@ -379,7 +379,7 @@ def verify(
     losses: list[float] = []
     times: list[float] = []
     first, different = 0, tuple[str, ...]()
-    with Clock() as clock:
+    with Stopwatch() as clock:
 
         def timed(run: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
             found, seconds = clock.call(run)

@@ -17,11 +17,11 @@ import numpy as np
 from poetopt.backends.onnxruntime.batch import check_batch
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import Block, aligned_copy, copy_mapped, pack_apart
+from poetopt.backends.step.memory import MappedBlock, aligned_copy, copy_mapped, pack_apart
 from poetopt.backends.step.parted import Parted, all_slots, program_of, scheduled_names
 from poetopt.backends.step.places import check_belongs, graph_of
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import WINDOW, Carried, Region
+from poetopt.backends.step.region import WINDOW, Carried, ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
 from poetopt.ops.nodes import resident_storages
@@ -97,7 +97,7 @@ class ScheduledStep(Closing):
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
             region = _region(self.joint, scheduled_names(problem), made.first)
             self._given = region.given
-            self.sessions, arena = Sessions(self.graph, threads, made.models), Block(arena_bytes(self.plan))
+            self.sessions, arena = Sessions(self.graph, threads, made.models), MappedBlock(arena_bytes(self.plan))
             self.program = program_of(
                 self.plan, self.graph, arena, region, self.sessions.of, pages, paced(told), watched=outputs
             )  # fmt: skip
@@ -173,12 +173,12 @@ class ScheduledStep(Closing):
         In RAM it is a read-only view, until the next step; on storage it is read into a copy, one by one. Of tables of
         which a step has rows, all rows. Together with `taken` they are all that the next step depends on.
         """
-        return _Values(self, self.names)
+        return _StepValues(self, self.names)
 
     def given(self) -> Mapping[str, Array]:
         """All that a step reads beside its batch, constants too, fetched as in `values`."""
         scheduled = (name for carried in self._carried for name in carried.first)
-        return _Values(self, tuple(dict.fromkeys((*self._given, *scheduled))))
+        return _StepValues(self, tuple(dict.fromkeys((*self._given, *scheduled))))
 
     def load(self, values: Mapping[str, Array], taken: int | None = None) -> None:
         """Go on from these values; what is not in them stays as it is.
@@ -247,7 +247,7 @@ class ScheduledStep(Closing):
             np.copyto(self._given[name], array)
 
 
-class _Values(Mapping[str, "Array"]):
+class _StepValues(Mapping[str, "Array"]):
     """See `ScheduledStep.values`."""
 
     def __init__(self, step: ScheduledStep, names: tuple[str, ...]) -> None:
@@ -269,7 +269,7 @@ class _Values(Mapping[str, "Array"]):
         return len(self._names)
 
 
-def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> Region:
+def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> ResidentRegion:
     """The resident region of `graph`: what changes side by side in memory of its own, all else where it is."""
     changing = {*graph.gradients, *graph.carried, *graph.hyperparameters.values()}
     roots = [root for root in resident_storages(graph) if root not in scheduled]
@@ -278,4 +278,4 @@ def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str
         copy_mapped(array, first[name])
     fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
     written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
-    return Region({**fixed, **held}, written, block)
+    return ResidentRegion({**fixed, **held}, written, block)

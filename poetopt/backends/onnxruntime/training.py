@@ -21,7 +21,7 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.batch import Batch, batches_of
 from poetopt.backends.onnxruntime.execution import Checks, save_arrays
-from poetopt.backends.onnxruntime.measure import Clock, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.measure import Stopwatch, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
 from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, verify
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
@@ -203,7 +203,7 @@ def train(
     witnesses: list[Witness] = []
     pace = paced(told)
     with ExitStack() as stack:
-        clock = stack.enter_context(Clock())
+        clock = stack.enter_context(Stopwatch())
         step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
         said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
         values = step.values()

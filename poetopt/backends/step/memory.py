@@ -39,7 +39,7 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
         return found
 
 
-class Block:
+class MappedBlock:
     """One block of `nbytes` bytes, zero at first, that starts at a page."""
 
     def __init__(self, nbytes: int) -> None:
@@ -63,14 +63,14 @@ class Block:
         return self.span(offset, tensor.nbytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
 
 
-def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], Block]:
+def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], MappedBlock]:
     """A view for each tensor in a block of their own, side by side."""
     offsets: dict[str, tuple[int, Tensor]] = {}
     end = 0
     for tensor in tensors:
         offsets[tensor.name] = (end, tensor)
         end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    block = Block(end)
+    block = MappedBlock(end)
     return {name: block.view(offset, tensor) for name, (offset, tensor) in offsets.items()}, block
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.step.memory import POISON, Block, bytes_of
+from poetopt.backends.step.memory import POISON, MappedBlock, bytes_of
 from poetopt.backends.step.program import Act, Kernels, Program
-from poetopt.backends.step.region import Carried, Region, slots
+from poetopt.backends.step.region import Carried, ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
@@ -48,8 +48,8 @@ def mean_loss(losses: Sequence[Array]) -> Array:
 def program_of(
     plan: Plan,
     graph: TrainingGraph,
-    arena: Block,
-    region: Region,
+    arena: MappedBlock,
+    region: ResidentRegion,
     kernels: Callable[[TrainingGraph], Kernels],
     pages: PageFile,
     told: Told = silent,

@@ -13,7 +13,7 @@ from poetopt.backends.step.places import Moment, Place, Places, moments
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.graph.problem import ProblemTensor
 from poetopt.ops.nodes import is_inner_view
-from poetopt.ops.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, Window
+from poetopt.ops.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, SliceWindow
 from poetopt.plan.instructions import Action, Plan
 
 
@@ -52,7 +52,7 @@ class MoveSlice:
 
     name: str
     buffer: Place
-    window: Window
+    window: SliceWindow
     back: bool
     tensor: ProblemTensor | None = None
     whole: Place | None = None
@@ -87,7 +87,7 @@ SlicePart = RunSlice | MoveSlice | MoveRows
 def slice_parts(operator: Operator, moment: Moment, places: Places) -> Iterator[SlicePart]:
     """What a run of `operator` by the variant of `moment` comes to. Raises PlanError where there is no such variant."""
     sliced = places.sliced(operator, moment.instruction)
-    return _Run(operator, moment, places, sliced).parts()
+    return _SliceRun(operator, moment, places, sliced).parts()
 
 
 def slice_nodes(plan: Plan, places: Places) -> Iterator[Node]:
@@ -102,7 +102,7 @@ def slice_nodes(plan: Plan, places: Places) -> Iterator[Node]:
             yield from (node for node in (*sliced.each, *sliced.further.values()) if not node.domain)
 
 
-class _Run:
+class _SliceRun:
     def __init__(self, operator: Operator, moment: Moment, places: Places, sliced: Sliced) -> None:
         self.operator, self.moment, self.places, self.sliced = operator, moment, places, sliced
         self.tensors = places.graph.tensors
@@ -180,7 +180,7 @@ class RunNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class PageTransfer:
     """Move a tensor between the arena, where it lies at `offset`, and storage: `action` is a page-out or a page-in."""
 
     action: Action
@@ -193,7 +193,7 @@ class GiveBack:
     """Return what kernels have freed to the system: the next kernel could take new pages beside that."""
 
 
-Part = RunNode | Transfer | GiveBack | SlicePart
+Part = RunNode | PageTransfer | GiveBack | SlicePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
                 freed = ((moment.at[target], tensor.nbytes),) if target in moment.at else ()
                 yield Instructed(moment.number, (), freed)
             else:
-                yield Instructed(moment.number, (Transfer(action, tensor, moment.at[target]),), ())
+                yield Instructed(moment.number, (PageTransfer(action, tensor, moment.at[target]),), ())
             continue
         operator = places.operators[problem.operators[target].name]
         parts: list[Part] = []

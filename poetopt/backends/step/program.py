@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from poetopt.backends.step.memory import POISON, Block, bytes_of, copy_mapped, numpy_dtype
+from poetopt.backends.step.memory import POISON, MappedBlock, bytes_of, copy_mapped, numpy_dtype
 from poetopt.backends.step.parts import (
     GiveBack,
     Instructed,
     MoveRows,
     MoveSlice,
+    PageTransfer,
     RunNode,
     RunSlice,
-    Transfer,
     instructed,
 )
 from poetopt.backends.step.places import Place, Places, input_offsets
-from poetopt.backends.step.region import WINDOW, Carried, Region, reseeded
+from poetopt.backends.step.region import WINDOW, Carried, ResidentRegion, reseeded
 from poetopt.backends.step.storage import Bytes, PageFile, pieces_of, put_rows
 from poetopt.graph import VIEW_OPS, Node, Tensor, TrainingGraph
 from poetopt.ops.runtimes.contract import Runtime
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BoundCall:
     """One act of the step: running a node, copying or moving a tensor, giving memory back.
 
     what
@@ -154,8 +154,8 @@ class Program:
         self,
         plan: Plan,
         graph: TrainingGraph,
-        arena: Block,
-        region: Region,
+        arena: MappedBlock,
+        region: ResidentRegion,
         kernels: Kernels,
         pages: PageFile,
         told: Told = silent,
@@ -168,7 +168,7 @@ class Program:
         self.kernels = kernels
         self.pages = pages
         self.places = Places(graph, plan.problem, kernels.runtime)
-        self.calls: list[Call] = []
+        self.calls: list[BoundCall] = []
         self.watched = Watched(graph, watched)
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -206,7 +206,7 @@ class Program:
             act = self.kernels.bound(reseeded(node, window), addresses)
             for _ in range(drawn):
                 act()
-            self.calls[place] = Call(call.what, call.number, act)
+            self.calls[place] = BoundCall(call.what, call.number, act)
         for array, copy in kept:
             np.copyto(array, copy)
 
@@ -288,15 +288,15 @@ class Program:
                     what = f"node {node.name or node.op_type!r} ({node.op_type}) of operator {operator.name!r}"
                     if self.kernels.draws(node):
                         self._redraws.append((len(self.calls), node, addresses))
-                    self.calls.append(Call(what, found.number, self.kernels.bound(node, addresses)))
+                    self.calls.append(BoundCall(what, found.number, self.kernels.bound(node, addresses)))
                     for name, copy in self.watched.of(node):
                         act = partial(np.copyto, copy, self._shown(places[name], name, copy))
-                        self.calls.append(Call(f"a copy of {name!r}", found.number, act))
-                case Transfer(action, tensor, offset):
+                        self.calls.append(BoundCall(f"a copy of {name!r}", found.number, act))
+                case PageTransfer(action, tensor, offset):
                     move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
                     what = f"{action.replace('_', ' ')} of {tensor.name!r}"
                     act = partial(move, tensor.name, self.arena.span(offset, tensor.nbytes))
-                    self.calls.append(Call(what, found.number, act, moves=True))
+                    self.calls.append(BoundCall(what, found.number, act, moves=True))
                 case RunSlice():
                     self._run_slice(part, found.number)
                 case MoveSlice():
@@ -306,7 +306,7 @@ class Program:
                 case GiveBack():
                     give_back = self.kernels.give_back()
                     if give_back is not None:
-                        self.calls.append(Call("giving memory back", found.number, give_back))
+                        self.calls.append(BoundCall("giving memory back", found.number, give_back))
         if found.given_up:
             self._given_up[found.number] = found.given_up
 
@@ -314,7 +314,7 @@ class Program:
         node = part.node
         addresses = {name: self._address(place) for name, place in part.places.items()}
         what = f"node {node.name or node.op_type!r} ({node.op_type}) of a slice of operator {part.operator.name!r}"
-        self.calls.append(Call(what, number, self.kernels.bound(node, addresses, part.shapes)))
+        self.calls.append(BoundCall(what, number, self.kernels.bound(node, addresses, part.shapes)))
         for name, copy in self.watched.of(node):
             shown = self._span(part.places[name], part.shapes[name].nbytes)
             of = copy.reshape(-1).view(np.uint8)
@@ -324,32 +324,32 @@ class Program:
                 count = part.shapes[name].shape[cut.axis] // cut.per
                 of = pieces_of(of, part.sliced.window(tensor, part.begin, count))
             act = partial(np.copyto, of, shown.reshape(of.shape))
-            self.calls.append(Call(f"a copy of {name!r}", number, act))
+            self.calls.append(BoundCall(f"a copy of {name!r}", number, act))
 
     def _move_slice(self, part: MoveSlice, number: int) -> None:
         buffer = self._span(part.buffer, part.window.nbytes * part.window.pieces)
         what = f"{'writing' if part.back else 'reading'} a slice of {part.name!r}"
         if part.tensor is not None:
             move = self.pages.write_slice if part.back else self.pages.read_slice
-            self.calls.append(Call(what, number, partial(move, part.tensor.name, part.window, buffer), moves=True))
+            self.calls.append(BoundCall(what, number, partial(move, part.tensor.name, part.window, buffer), moves=True))
         elif part.whole is not None:
             lying = pieces_of(self._span(part.whole, self.graph.tensors[part.name].nbytes), part.window)
             side_by_side = buffer.reshape(lying.shape)
             act = partial(np.copyto, *((lying, side_by_side) if part.back else (side_by_side, lying)))
-            self.calls.append(Call(what, number, act))
+            self.calls.append(BoundCall(what, number, act))
 
     def _move_rows(self, part: MoveRows, number: int) -> None:
         ids: Any = self._span(part.ids, part.ids_as.nbytes).view(part.ids_as.dtype)
         rows = self._span(part.rows, part.rows_as.nbytes).reshape(part.ids_as.size, -1)
         if part.table is not None:
             act = partial(self.pages.read_rows, part.table.name, ids, part.table.nbytes, rows)
-            self.calls.append(Call(f"reading rows of {part.table.name!r}", number, act, moves=True))
+            self.calls.append(BoundCall(f"reading rows of {part.table.name!r}", number, act, moves=True))
         elif part.data is not None and part.made is not None and part.made_as is not None:
             shape = part.made_as.shape[0], -1
             data = self._span(part.data, part.made_as.nbytes).reshape(shape)
             made = self._span(part.made, part.made_as.nbytes).reshape(shape)
             act = partial(put_rows, made, data, ids, rows, part.begin, part.count)
-            self.calls.append(Call("writing rows over a slice", number, act))
+            self.calls.append(BoundCall("writing rows over a slice", number, act))
 
     def _address(self, place: Place) -> int:
         return (self.region.address(place.root) if place.root else self.arena.address) + place.offset

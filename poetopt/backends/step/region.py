@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.autodiff.passes.rows import taken
-from poetopt.backends.step.memory import Block, aligned_copy, bytes_of, copy_mapped, pack_apart, writable_copy
+from poetopt.backends.step.memory import MappedBlock, aligned_copy, bytes_of, copy_mapped, pack_apart, writable_copy
 from poetopt.backends.step.places import input_offsets
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import Node, TrainingGraph
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Region:
+class ResidentRegion:
     """The resident region of a step.
 
     given
@@ -39,11 +39,11 @@ class Region:
 
     given: Mapping[str, Array]
     written: Mapping[str, Array]
-    block: Block
+    block: MappedBlock
     first: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: TrainingGraph, scheduled: Collection[str] = ()) -> Region:
+    def of(cls, graph: TrainingGraph, scheduled: Collection[str] = ()) -> ResidentRegion:
         """The region of `graph`; what is given is copied only where it isn't aligned.
 
         scheduled
@@ -105,7 +105,7 @@ class Carried:
         The rows that the batch uses of each table.
     """
 
-    def __init__(self, plan: Plan, graph: TrainingGraph, arena: Block, pages: PageFile) -> None:
+    def __init__(self, plan: Plan, graph: TrainingGraph, arena: MappedBlock, pages: PageFile) -> None:
         self._graph, self._arena, self._pages = graph, arena, pages
         tensors = plan.problem.tensors
         self.first: Mapping[str, Array] = {

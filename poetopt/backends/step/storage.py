@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.step.memory import PIECE, pieces
-from poetopt.ops.runtimes.sliced import Window
+from poetopt.ops.runtimes.sliced import SliceWindow
 from poetopt.util.closing import Closing
 from poetopt.util.errors import ExecutionError, OutputError
 from poetopt.util.files import write_all
@@ -43,7 +43,7 @@ class PageFile(Closing):
         self.folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._slots: dict[str, int] = {}
         self._sums: dict[str, int] = {}
-        self._slices: dict[str, dict[Window, int]] = {}
+        self._slices: dict[str, dict[SliceWindow, int]] = {}
         self._rows: dict[str, tuple[tuple[int, ...], int]] = {}
         self._zero: frozenset[str] = frozenset()
         end = 0
@@ -154,7 +154,7 @@ class PageFile(Closing):
         except OSError as error:
             raise self._failure(f"can't read {name!r}", error) from error
 
-    def write_slice(self, name: str, window: Window, source: Bytes) -> None:
+    def write_slice(self, name: str, window: SliceWindow, source: Bytes) -> None:
         """Copy a slice to its place in a tensor's slot: its pieces lie side by side in `source`."""
         known = self._slices.setdefault(name, {})
         if not window.start and window not in known:
@@ -162,7 +162,7 @@ class PageFile(Closing):
         known[window] = zlib.crc32(source.data)
         self._each_piece(name, window, source, self._put)
 
-    def read_slice(self, name: str, window: Window, target: Bytes) -> None:
+    def read_slice(self, name: str, window: SliceWindow, target: Bytes) -> None:
         """Copy a slice from a tensor's slot, and check it where it was written as such."""
         if name in self._zero:
             target.fill(0)
@@ -181,7 +181,7 @@ class PageFile(Closing):
         except OSError as error:
             raise self._failure(f"can't read rows of {name!r}", error) from error
 
-    def _each_piece(self, name: str, window: Window, array: Bytes, move: Callable[[int, Bytes], None]) -> None:
+    def _each_piece(self, name: str, window: SliceWindow, array: Bytes, move: Callable[[int, Bytes], None]) -> None:
         at, size = self._slots[name] + window.start, window.nbytes
         try:
             for k in range(window.pieces):
@@ -219,7 +219,7 @@ class PageFile(Closing):
         )
 
 
-def pieces_of(whole: Bytes, window: Window) -> NDArray[np.uint8]:
+def pieces_of(whole: Bytes, window: SliceWindow) -> NDArray[np.uint8]:
     """The bytes of a slice in those of its tensor, a row for each piece, without a copy."""
     if window.pieces == 1:
         return whole[window.start : window.start + window.nbytes].reshape(1, -1)

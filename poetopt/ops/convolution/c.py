@@ -18,7 +18,7 @@ from poetopt.ops.convolution.c_rows import (
 )
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
 from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import INNER, PART, Chunk, Tiling, Ways
+from poetopt.ops.runtimes.c.tiles.tiling import INNER, PART, Chunk, LetterWays, Tiling
 from poetopt.ops.runtimes.c.write import block, called, read, refuse_types, written
 
 # Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
@@ -48,10 +48,10 @@ def forward_tilings(call: Call) -> tuple[Tiling, ...]:
     found = geometry(call, x, w, y)
     multiple = PART if found.pointwise else _part(prod(found.kernel))
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
-    ways = Ways(_sizes(found), (X, W, *rest), (Y,), "c", {"c": multiple})
+    ways = LetterWays(_sizes(found), (X, W, *rest), (Y,), "c", {"c": multiple})
     pairs = _pairs(found, ("o", ""), ("o", "c"), ("", "c"))
 
-    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         at_x, x_apart = ways.operand(X, chunk.inputs[0], loops, chunk)
         at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
         at_y, y_apart = ways.operand(Y, chunk.outputs[0], loops, chunk)
@@ -104,9 +104,9 @@ def _by_pixels(
         return ()
     same = [None if letters is None else letters.replace("q", "p") for letters in inputs]
     out = output.replace("q", "p")
-    ways = Ways(_sizes(found), tuple(same), (out,))
+    ways = LetterWays(_sizes(found), tuple(same), (out,))
 
-    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         at_x, x_apart = ways.operand(same[0] or "", chunk.inputs[0], loops, chunk)
         at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
         at_y, y_apart = ways.operand(out, chunk.outputs[0], loops, chunk)
@@ -130,10 +130,10 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
     found = geometry(call, dx, w, dy)
     multiple = PART if found.pointwise else lcm(*_phases(found))
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
-    ways = Ways(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
+    ways = LetterWays(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
     pairs = _pairs(found, ("", "o"), ("c", "o"), ("c", ""))
 
-    def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
         at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
         at_dx, dx_apart = ways.operand(X, chunk.outputs[0], loops, chunk)
@@ -174,7 +174,7 @@ def input_tilings(call: Call) -> tuple[Tiling, ...]:
     return (*ways.tilings(pairs, code), *fine, *pixels, *input_rows(call, found))
 
 
-def _fine(ways: Ways, found: Geometry, alone: bool) -> Ways:
+def _fine(ways: LetterWays, found: Geometry, alone: bool) -> LetterWays:
     """With short chunks of what is summed up, where there is one image."""
     if found.images == 1:
         return replace(ways, multiples={}, fine=True, alone=alone)
@@ -202,9 +202,9 @@ def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
             found = replace(plain, out=(1, prod(plain.out)), size=(1, prod(plain.size)))
         updated = (W,) * updates
         scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2 - updates)
-        ways = Ways(_sizes(found), (Y, X, *updated, *scalars), updated or (W,))
+        ways = LetterWays(_sizes(found), (Y, X, *updated, *scalars), updated or (W,))
 
-        def code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
             at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
             at_x, x_apart = ways.operand(X, chunk.inputs[1], loops, chunk)
             olds = [ways.operand(W, part, loops, chunk)[0] for part in chunk.inputs[2 : 2 + updates]]
@@ -226,7 +226,7 @@ def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
     return tilings
 
 
-def _bias(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
+def _bias(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
     """Where the bias of a chunk's first channel is; "NULL" without one."""
     if not call.has(2):
         return "NULL"

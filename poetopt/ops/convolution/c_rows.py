@@ -12,7 +12,7 @@ from math import prod
 from poetopt.graph import Tensor
 from poetopt.ops.elementwise.updates import declared
 from poetopt.ops.runtimes.c.kernel import Arguments, Call
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, ChunkSlice, Loop, Rows, Tiling
 from poetopt.ops.runtimes.c.write import block, called, loops
 
 
@@ -158,8 +158,8 @@ def _met(found: Geometry) -> Rows:
     return Rows.read(found.size[0], found.steps[0], found.before[0], found.reach)
 
 
-def _slice(found: Geometry, channels: int, columns: int, rows: Rows) -> Slice:
-    return Slice(OUTER, ELEMENT_BYTES * columns, found.images * found.groups * channels, rows)
+def _slice(found: Geometry, channels: int, columns: int, rows: Rows) -> ChunkSlice:
+    return ChunkSlice(OUTER, ELEMENT_BYTES * columns, found.images * found.groups * channels, rows)
 
 
 def _bias(call: Call, chunk: Chunk, channels: int) -> str:
@@ -190,7 +190,7 @@ def _summing(
     call: Call,
     found: Geometry,
     loop: Loop,
-    taken: tuple[Slice, Slice],
+    taken: tuple[ChunkSlice, ChunkSlice],
     code: Callable[[Call, Chunk], str],
     optimizer: str,
 ) -> Tiling:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from poetopt.autodiff.alternatives import FLOPS_PER_NS, Candidate, chosen, steps_ns
+from poetopt.autodiff.alternatives import FLOPS_PER_NS, Costed, chosen, steps_ns
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import DTYPE_BYTES, Tensor
@@ -28,7 +28,7 @@ def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, gr
     return chosen(k.graph, candidates(dy, w, window, group, k.graph.opset), dy.nbytes + dx_bytes).build(k)
 
 
-def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) -> Iterator[Candidate]:
+def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) -> Iterator[Costed]:
     """Every construction that works for these shapes."""
     batch, positions = dy.shape[0], math.prod(window.out)
     item = DTYPE_BYTES[w.dtype]
@@ -41,7 +41,7 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
             continue
         joined = size * item if parts > 1 else 0
         extra = steps_ns(parts) + (0.5 * (size + w.size) if parts > 1 else 0.0)
-        yield Candidate(
+        yield Costed(
             f"transposed/{parts}",
             max(product + 0.2 * passes, 0.47 * passes) + 0.3 * batch * columns * group + extra,
             columns * item // parts + joined + (w.nbytes // parts if parts > 1 else 0),
@@ -49,7 +49,7 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
         )
         if group == 1 and _foldable(window, opset):
             folded = batch * columns * item // parts
-            yield Candidate(
+            yield Costed(
                 f"folded/{parts}",
                 product + 0.4 * w.size + 2.2 * batch * columns + extra,
                 folded + max(folded, dy.nbytes) + joined + (w.nbytes // parts if parts > 1 else 0),
@@ -61,7 +61,7 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
             unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
             slices = unfolded if inputs > math.prod(window.size) else 0 if single else CONV_SLICE
             copies = (1 if single else 2) + (1 if parts > 1 else 0)
-            yield Candidate(
+            yield Costed(
                 f"flipped/{parts}",
                 max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + extra,
                 max(min(copies, 2) * w.nbytes // parts, w.nbytes // parts + slices) + joined,

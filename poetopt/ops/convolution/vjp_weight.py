@@ -29,7 +29,7 @@ from functools import partial
 
 import numpy as np
 
-from poetopt.autodiff.alternatives import FLOPS_PER_NS, Candidate, chosen, steps_ns
+from poetopt.autodiff.alternatives import FLOPS_PER_NS, Costed, chosen, steps_ns
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.graph import Tensor
 from poetopt.ops.convolution.windows import Window
@@ -37,12 +37,12 @@ from poetopt.ops.convolution.windows import Window
 
 def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """The gradient of w [M, C/group, ...], given x [N, C, ...] and that of the output [N, M, ...]."""
-    problem = Problem(x, dy, w, window, group)
+    problem = WeightProblem(x, dy, w, window, group)
     found = candidates(problem, apart_in_groups=k.graph.over)
     return chosen(k.graph, found, x.nbytes + dy.nbytes).build(k)
 
 
-def candidates(problem: Problem, *, apart_in_groups: bool = True) -> Iterator[Candidate]:
+def candidates(problem: WeightProblem, *, apart_in_groups: bool = True) -> Iterator[Costed]:
     """Every construction that works for the problem."""
     if problem.group == 1:
         yield from _by_images(problem)
@@ -54,11 +54,11 @@ def candidates(problem: Problem, *, apart_in_groups: bool = True) -> Iterator[Ca
     yield _swapped(problem)
 
 
-def _product(problem: Problem) -> float:
+def _product(problem: WeightProblem) -> float:
     return 2.0 * problem.w.size * problem.batch * problem.positions / FLOPS_PER_NS
 
 
-def _moved(problem: Problem) -> float:
+def _moved(problem: WeightProblem) -> float:
     return problem.x.size + problem.dy.size if problem.batch > 1 else 0.0
 
 
@@ -67,7 +67,7 @@ def _unfolding(elements: float, taps: int, item: int) -> float:
     return (0.62 if elements * item < 1.6e6 else 0.7) * max(1.0, taps / 9) * elements
 
 
-def _by_images(problem: Problem) -> Iterator[Candidate]:
+def _by_images(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     count, taps, positions = w.shape[1] * problem.window.taps, problem.window.taps, problem.positions
     for parts in (1, 2, 4, 8):
@@ -87,7 +87,7 @@ def _by_images(problem: Problem) -> Iterator[Candidate]:
             sums = w.nbytes + (w.nbytes // parts if n > 1 else 0) if parts > 1 or turned else chained
             # a Gemm copies its right operand to a layout of its own
             packed = 0.13 * (w.shape[0] * parts if turned else count) * n * positions
-            yield Candidate(
+            yield Costed(
                 f"images/{parts}{'t' if turned else ''}",
                 shared + packed + (w.size if turned else 0.0),
                 max(problem.columns_bytes // parts + slices + sums, 2 * w.nbytes if turned and parts > 1 else 0),
@@ -95,7 +95,7 @@ def _by_images(problem: Problem) -> Iterator[Candidate]:
             )
 
 
-def _by_rows(problem: Problem) -> Iterator[Candidate]:
+def _by_rows(problem: WeightProblem) -> Iterator[Costed]:
     w, n, window = problem.w, problem.batch, problem.window
     if window.kernel[0] == 1 or window.strides[0] != 1 or window.after[0] < 0:
         return
@@ -106,7 +106,7 @@ def _by_rows(problem: Problem) -> Iterator[Candidate]:
     for parts in (1, 2, 4):
         if w.shape[1] % parts:
             continue
-        yield Candidate(
+        yield Costed(
             f"rows/{parts}",
             0.75 * _product(problem) * height / window.out[0]
             + n * (parts * _unfolding(columns / parts, taps, problem.item) + 0.21 * moved + 0.7 * w.size)
@@ -118,7 +118,7 @@ def _by_rows(problem: Problem) -> Iterator[Candidate]:
         )
 
 
-def _rows_bytes(problem: Problem, columns: int, moved: int, parts: int) -> int:
+def _rows_bytes(problem: WeightProblem, columns: int, moved: int, parts: int) -> int:
     """What lives with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     if parts > 1:
@@ -130,7 +130,7 @@ def _rows_bytes(problem: Problem, columns: int, moved: int, parts: int) -> int:
     return columns * problem.item + (dy.nbytes // n if n > 1 else 0) + max(x.nbytes // n, products)
 
 
-def _by_taps(problem: Problem) -> Iterator[Candidate]:
+def _by_taps(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n, window = problem.x, problem.dy, problem.w, problem.batch, problem.window
     shares = [
         [len(window.reads(axis, tap)) / window.out[axis] for tap in range(extent)]
@@ -150,7 +150,7 @@ def _by_taps(problem: Problem) -> Iterator[Candidate]:
         sums = w.nbytes + (w.nbytes // window.taps if chunks > 1 else 0) if chunks > 1 or window.taps > 1 else 0
         # where the last axis has a stride, runs are as long as there are images
         runs = 2.0 / many * share * window.taps * columns if window.strides[-1] > 1 else 0.0
-        yield Candidate(
+        yield Costed(
             f"taps/{chunk}",
             0.83 * _product(problem) * share
             + (0.4 if chunk > 1 else 0.3) * _moved(problem)
@@ -164,11 +164,11 @@ def _by_taps(problem: Problem) -> Iterator[Candidate]:
         )
 
 
-def _whole(problem: Problem) -> Iterator[Candidate]:
+def _whole(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     taps = problem.window.taps
     if problem.window.unit_stride:
-        yield Candidate(
+        yield Costed(
             "flip",
             _product(problem) / _lane(taps, w.shape[1])
             + 0.4 * w.shape[0] * taps * x.size / w.shape[1]
@@ -182,7 +182,7 @@ def _whole(problem: Problem) -> Iterator[Candidate]:
     if n > 1:
         yield _apart(problem)
         columns = n * problem.columns_bytes
-        yield Candidate(
+        yield Costed(
             "batch",
             0.9 * _product(problem)
             + 1.5 * max(1.0, taps / 9) * columns / problem.item
@@ -194,11 +194,11 @@ def _whole(problem: Problem) -> Iterator[Candidate]:
         )
 
 
-def _swapped(problem: Problem) -> Candidate:
+def _swapped(problem: WeightProblem) -> Costed:
     dy, w, n, taps = problem.dy, problem.w, problem.batch, problem.window.taps
     width = w.shape[0] // problem.group
     unfolded = n * problem.positions * taps * problem.item if width > taps else 0
-    return Candidate(
+    return Costed(
         "swap",
         _product(problem) / _lane(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
@@ -210,12 +210,12 @@ def _swapped(problem: Problem) -> Candidate:
     )
 
 
-def _apart(problem: Problem) -> Candidate:
+def _apart(problem: WeightProblem) -> Costed:
     x, w, n, taps = problem.x, problem.w, problem.batch, problem.window.taps
     width = w.shape[0] // problem.group
     unfolded = problem.positions * taps * problem.item if width > taps else 0
     turned = x.nbytes if w.shape[1] > 1 else 0
-    return Candidate(
+    return Costed(
         "apart",
         _product(problem) / _lane(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
@@ -227,7 +227,7 @@ def _apart(problem: Problem) -> Candidate:
     )
 
 
-def _both(problem: Problem) -> int:
+def _both(problem: WeightProblem) -> int:
     """Bytes of x and dY."""
     return problem.x.nbytes + problem.dy.nbytes
 
@@ -238,7 +238,7 @@ def _lane(taps: int, width: int) -> float:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WeightProblem:
     """One weight gradient: x [N, C, ...], dy [N, M, ...], w [M, C/group, ...]."""
 
     x: Tensor
@@ -275,7 +275,7 @@ class Problem:
         return self.x.nbytes // max(self.x.size, 1)
 
 
-def unfold(k: OperatorBuilder, x: Tensor, problem: Problem) -> Tensor:
+def unfold(k: OperatorBuilder, x: Tensor, problem: WeightProblem) -> Tensor:
     """x [N, C, ...] -> [N, C taps, L]: a convolution of each plane with one-hot kernels, one for each tap."""
     window = problem.window
     if problem.plain:
@@ -288,7 +288,7 @@ def unfold(k: OperatorBuilder, x: Tensor, problem: Problem) -> Tensor:
     return k.reshape(columns, (x.shape[0], x.shape[1] * taps, problem.positions))
 
 
-def images(k: OperatorBuilder, problem: Problem, parts: int = 1, *, turned: bool = False) -> Tensor:
+def images(k: OperatorBuilder, problem: WeightProblem, parts: int = 1, *, turned: bool = False) -> Tensor:
     """Image by image, and within an image by `parts` of the channels.
 
     turned
@@ -308,7 +308,7 @@ def images(k: OperatorBuilder, problem: Problem, parts: int = 1, *, turned: bool
     return k.reshape(k.transpose(joined, [1, 0]) if turned else joined, w.shape)
 
 
-def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
+def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
     """Image by image: x unfolded along all axes but the first, dY moved along that one; for a unit stride there.
 
     Both get as many rows as x has with its pads, and a row that dY lacks is 0: the product takes (H + taps - 1) / H of
@@ -340,7 +340,7 @@ def rows(k: OperatorBuilder, problem: Problem, parts: int = 1) -> Tensor:
     return k.transpose(spread, [1 + window.rank, 0, window.rank, *range(1, window.rank)])
 
 
-def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: Problem) -> Tensor:
+def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: WeightProblem) -> Tensor:
     """dY of one image, [M, L], as the rows of x that `tap` of the first axis reads it: [M, L'] with rows of 0."""
     window = problem.window
     row, height = math.prod(window.out[1:]), window.size[0] + window.before[0] + window.after[0]
@@ -348,7 +348,7 @@ def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: Problem) -
     return k.pad(grads, [0, above], [0, height * row - grads.shape[1] - above])
 
 
-def by_taps(k: OperatorBuilder, problem: Problem, chunk: int) -> Tensor:
+def by_taps(k: OperatorBuilder, problem: WeightProblem, chunk: int) -> Tensor:
     """`chunk` images at a time, and tap by tap: dY where the tap reads x, times what it reads, both [channels, rest].
 
     With the images innermost both are runs of memory. What a tap would read in the pads is 0, and isn't computed.
@@ -382,7 +382,7 @@ def _axes(reads: list[range], tap: tuple[int, ...], window: Window) -> list[tupl
     return list(zip(reads, window.strides, tap, window.dilations, window.before, strict=True))
 
 
-def unfolded_batch(k: OperatorBuilder, problem: Problem) -> Tensor:
+def unfolded_batch(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
     """All images at once: the sum over images and positions is one Gemm's inner dimension."""
     w, length = problem.w, problem.batch * problem.positions
     columns = k.transpose(unfold(k, problem.x, problem), [1, 0, 2])
@@ -390,7 +390,7 @@ def unfolded_batch(k: OperatorBuilder, problem: Problem) -> Tensor:
     return k.reshape(k.gemm(grads, k.reshape(columns, (columns.shape[0], length)), trans_b=True), w.shape)
 
 
-def swap(k: OperatorBuilder, problem: Problem) -> Tensor:
+def swap(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
     """Roles swapped: x is convolved with dY."""
     x, dy, w, window, group = problem.x, problem.dy, problem.w, problem.window, problem.group
     inputs = w.shape[1]
@@ -406,7 +406,7 @@ def swap(k: OperatorBuilder, problem: Problem) -> Tensor:
     return k.reshape(k.transpose(result, [1, 0, *(2 + a for a in axes)]), w.shape)
 
 
-def apart(k: OperatorBuilder, problem: Problem) -> Tensor:
+def apart(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
     """Roles swapped, with groups of its own for each image: dY is read as it lies, and the images' dW are summed."""
     x, dy, w, window, n = problem.x, problem.dy, problem.w, problem.window, problem.batch
     outputs, inputs, groups = *w.shape[:2], n * problem.group
@@ -422,7 +422,7 @@ def apart(k: OperatorBuilder, problem: Problem) -> Tensor:
     return k.transpose(summed, [1, 0, *range(2, 2 + window.rank)])
 
 
-def flip(k: OperatorBuilder, problem: Problem) -> Tensor:
+def flip(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
     """dY convolved with x, both reversed, so that the taps come out in order; for unit strides."""
     window = problem.window
     spatial = [2 + a for a in range(window.rank)]

@@ -9,7 +9,7 @@ from math import prod
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.tiles.axes import Code, along, arguments_of, by_row
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 from poetopt.ops.runtimes.c.write import block, c_number, called, read, refuse_types
 
 Sizes = tuple[int, int, int]
@@ -48,11 +48,11 @@ def by_position(line: Line, call: Call, sizes: Sizes, scratch_bytes: int = 0) ->
     if inner < 2:
         return ()
 
-    def cut(tensor: Tensor | None) -> Slice | None:
+    def cut(tensor: Tensor | None) -> ChunkSlice | None:
         pieces = 0 if tensor is None else {outer * size * inner: outer * size, outer * inner: outer}.get(tensor.size, 0)
         if not pieces or tensor is None:
             return None
-        return Slice(OUTER, DTYPE_BYTES[tensor.dtype], pieces, Rows(inner) if pieces > 1 else None)
+        return ChunkSlice(OUTER, DTYPE_BYTES[tensor.dtype], pieces, Rows(inner) if pieces > 1 else None)
 
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]

@@ -8,7 +8,7 @@ from math import prod
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.runtimes.c.kernel import C_TYPES, Call
 from poetopt.ops.runtimes.c.tiles.axes import leading
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Part, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Part, Rows, Tiling
 from poetopt.ops.runtimes.c.write import block, strides_of
 
 
@@ -27,8 +27,8 @@ def together(call: Call, axis: int) -> tuple[Tiling, ...]:
                 *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
             )
 
-        inputs = tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
-        return Tiling(Loop(y.shape[axis] * inner), None, inputs, (Slice(OUTER, unit),), code)
+        inputs = tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(y.shape[axis] * inner), None, inputs, (ChunkSlice(OUTER, unit),), code)
 
     return tuple(map(tiling, _fine(y, axis)))
 
@@ -48,8 +48,8 @@ def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
                 *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
             )
 
-        inputs, outputs = (None for _ in call.inputs[1:]), tuple(Slice(OUTER, unit, 1, rows) for rows in parts)
-        return Tiling(Loop(x.shape[axis] * inner), None, (Slice(OUTER, unit), *inputs), outputs, code)
+        inputs, outputs = (None for _ in call.inputs[1:]), tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
+        return Tiling(Loop(x.shape[axis] * inner), None, (ChunkSlice(OUTER, unit), *inputs), outputs, code)
 
     return tuple(map(tiling, _fine(x, axis)))
 
@@ -73,9 +73,9 @@ def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Ti
         lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
         return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
 
-    taken = Slice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
+    taken = ChunkSlice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
     inputs = (None for _ in call.inputs[1:])
-    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (Slice(OUTER, _unit(y, axis)),), code),)
+    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (ChunkSlice(OUTER, _unit(y, axis)),), code),)
 
 
 def _unit(tensor: Tensor, axis: int) -> int:
@@ -164,8 +164,8 @@ def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, val
             f"for (int32_t p = 0; p < {outer}; ++p) {of_piece}",
         )
 
-    taken = Slice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
-    made = Slice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
+    taken = ChunkSlice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
+    made = ChunkSlice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
     return Tiling(Loop(length), None, taken, (made,), code)
 
 
@@ -181,10 +181,10 @@ def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
     )
 
 
-def _slice(tensor: Tensor, axis: int) -> Slice:
+def _slice(tensor: Tensor, axis: int) -> ChunkSlice:
     """Chunks of an axis; what lies in pieces goes through windows."""
     unit, pieces = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype], prod(tensor.shape[:axis])
-    return Slice(OUTER, unit, pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
+    return ChunkSlice(OUTER, unit, pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
 
 
 class _Chunks:

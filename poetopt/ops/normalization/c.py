@@ -9,7 +9,7 @@ from math import prod
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.tiles.axes import Code, along, by_row, flat
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 from poetopt.ops.runtimes.c.write import called, refuse_types
 
 HEADER = "po_norm.h"
@@ -111,7 +111,7 @@ def _group_norm_tilings(call: Call) -> tuple[Tiling, ...]:
         by_group, epsilon = int(scale.size != channels), float(call.number("epsilon", 1e-5))
         return called("po_group_norm", *operands, 1, chunk.count[OUTER], each, size, by_group, epsilon)
 
-    whole, parameters = Slice(OUTER, x.nbytes // groups), Slice(OUTER, of_group * scale.nbytes // scale.size)
+    whole, parameters = ChunkSlice(OUTER, x.nbytes // groups), ChunkSlice(OUTER, of_group * scale.nbytes // scale.size)
     return (Tiling(Loop(groups), None, (whole, parameters, parameters), (whole,), code),)
 
 

@@ -10,7 +10,7 @@ from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 from poetopt.ops.runtimes.c.write import (
     block,
     filled,
@@ -43,8 +43,8 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
         each = f"for (int32_t i = 0; i < {chunk.count[OUTER]}; ++i) {{\n{_step('po_k', chunk)}\n{copied}\n}}"
         return block(read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at), each)
 
-    rows = Slice(OUTER, unit)
-    picked = Slice(OUTER, unit, picks=numbers.size)
+    rows = ChunkSlice(OUTER, unit)
+    picked = ChunkSlice(OUTER, unit, picks=numbers.size)
     ways = [picked, None] if numbers.size > 1 else [picked]
     return tuple(Tiling(Loop(numbers.size), None, (taken, None), (rows,), code) for taken in ways)
 
@@ -90,9 +90,9 @@ def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
             )
         return block(*operands, f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}", each)
 
-    elements = Slice(OUTER, width)  # of whole rows: an update behind it goes by elements
+    elements = ChunkSlice(OUTER, width)  # of whole rows: an update behind it goes by elements
     rest = (None, *((elements, None, None) if update else ()))
-    ways = [Slice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
+    ways = [ChunkSlice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
     return tuple(Tiling(Loop(y.size, inner), None, (taken, *rest), (elements,), code) for taken in ways)
 
 

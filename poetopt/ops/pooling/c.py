@@ -11,12 +11,12 @@ import numpy as np
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.tiles.axes import Code, along
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, Loop, Rows, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 from poetopt.ops.runtimes.c.write import block, c_float, called, refuse_types
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class PoolingWindow:
     """Pooling of planes [planes, size] to [planes, out]: rows before columns."""
 
     planes: int
@@ -45,23 +45,25 @@ class Window:
         )  # fmt: skip
 
 
-Line = Callable[[Window, Chunk, Sequence[str]], str]
+Line = Callable[[PoolingWindow, Chunk, Sequence[str]], str]
 """The call of one plane p: of the addresses of its part of each operand, outputs first, rows `first` to `last`."""
 
 
-def pooled_rows(call: Call, window: Window, line: Line) -> tuple[Tiling, ...]:
+def pooled_rows(call: Call, window: PoolingWindow, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the outputs; the input's are those that their windows reach."""
     needed = Rows.read(window.size[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.out[0], needed, Rows(window.out[0]), line)
 
 
-def spread_rows(call: Call, window: Window, line: Line) -> tuple[Tiling, ...]:
+def spread_rows(call: Call, window: PoolingWindow, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the gradient by the input; the inputs' are those whose windows meet them."""
     needed = Rows.meeting(window.out[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.size[0], needed, Rows(window.size[0]), line)
 
 
-def _row_tilings(call: Call, window: Window, extent: int, needed: Rows, made: Rows, line: Line) -> tuple[Tiling, ...]:
+def _row_tilings(
+    call: Call, window: PoolingWindow, extent: int, needed: Rows, made: Rows, line: Line
+) -> tuple[Tiling, ...]:
     inside = 0 <= window.before[0] <= window.reach and (window.out[0] - 1) * window.steps[0] < window.size[0]
     if extent < 2 or not inside:
         return ()
@@ -80,9 +82,9 @@ def _row_tilings(call: Call, window: Window, extent: int, needed: Rows, made: Ro
             f"for (int32_t p = 0; p < {window.planes}; ++p) {{\n{body}\n}}",
         )
 
-    def slices(tensors: Sequence[Tensor | None], rows: Rows) -> tuple[Slice | None, ...]:
+    def slices(tensors: Sequence[Tensor | None], rows: Rows) -> tuple[ChunkSlice | None, ...]:
         return tuple(
-            None if t is None else Slice(OUTER, t.shape[-1] * DTYPE_BYTES[t.dtype], prod(t.shape[:2]), rows)
+            None if t is None else ChunkSlice(OUTER, t.shape[-1] * DTYPE_BYTES[t.dtype], prod(t.shape[:2]), rows)
             for t in tensors
         )
 
@@ -93,7 +95,7 @@ HEADER = "po_pool.h"
 NORM = "po_norm.h"
 
 
-def _window(call: Call, x: Tensor, y: Tensor) -> Window:
+def _window(call: Call, x: Tensor, y: Tensor) -> PoolingWindow:
     axes = len(x.shape) - 2
 
     def two(values: tuple[int, ...], filler: int) -> tuple[int, int]:
@@ -101,7 +103,7 @@ def _window(call: Call, x: Tensor, y: Tensor) -> Window:
         return found[0], found[1]
 
     pads = call.integers("pads", (0,) * 2 * axes)
-    return Window(
+    return PoolingWindow(
         prod(x.shape[:2]), two(y.shape[2:], 1), two(x.shape[2:], 1), two(call.integers("kernel_shape"), 1),
         two(call.integers("strides", (1,) * axes), 1), two(call.integers("dilations", (1,) * axes), 1),
         two(pads[:axes], 0), two(pads[axes:], 0),
@@ -169,7 +171,7 @@ def _indexed(call: Call) -> str | None:
 
 
 def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
-    def line(window: Window, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         y, where, x = at if len(at) == 3 else (at[0], "NULL", at[1])
         wide = "_int64" if len(at) == 3 and where != "NULL" and call.output(1).dtype == "int64" else ""
@@ -183,7 +185,7 @@ def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
 def _average_pool_rows(call: Call) -> tuple[Tiling, ...]:
     padded = call.integer("count_include_pad", 0)
 
-    def line(window: Window, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         above = f"{window.before[0]} + first - {begin} * {window.steps[0]}"
         below = f"{window.size[0] + window.after[0]} - last"
@@ -197,7 +199,7 @@ def _average_pool_rows(call: Call) -> tuple[Tiling, ...]:
 def _average_pool_gradient_rows(call: Call) -> tuple[Tiling, ...]:
     padded = call.integer("count_include_pad", 0)
 
-    def line(window: Window, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         above = f"{window.before[0]} + {begin} - first * {window.steps[0]}"
         return called(
@@ -257,8 +259,8 @@ def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> t
         at = planes, begin, count, "first", f"({made.apart})", f"({given.apart})"
         return block(f"const int32_t first = {first};", line(call, (made.at, given.at), at))
 
-    def cut(width: int, of: Rows) -> Slice:
-        return Slice(OUTER, ELEMENT_BYTES * width, planes, of)
+    def cut(width: int, of: Rows) -> ChunkSlice:
+        return ChunkSlice(OUTER, ELEMENT_BYTES * width, planes, of)
 
     inputs = cut(x.shape[-1], needed), *(None for _ in call.inputs[1:])
     return (Tiling(Loop(rows), None, inputs, (cut(y.shape[-1], Rows(rows)),), code),)
@@ -279,7 +281,7 @@ REACH = {"nearest": 2, "linear": 2, "cubic": 3}
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _ResizeSizes:
     """Planes of y [out] and x [size], rows before columns, and y's length over x's."""
 
     planes: int
@@ -288,7 +290,7 @@ class _Sizes:
     scale: tuple[float, float]
 
 
-def _sizes(call: Call) -> _Sizes:
+def _sizes(call: Call) -> _ResizeSizes:
     x, y = call.input(0), call.output()
     axes = len(x.shape) - 2
 
@@ -305,7 +307,7 @@ def _sizes(call: Call) -> _Sizes:
         for axis, value in zip(cut, np.asarray(given, np.float64).reshape(-1), strict=True):
             if axis >= 2:
                 scale[axis - rank] = float(value)
-    return _Sizes(prod(x.shape[:2]), out, size, (scale[0], scale[1]))
+    return _ResizeSizes(prod(x.shape[:2]), out, size, (scale[0], scale[1]))
 
 
 def _resize_refuses(call: Call) -> str | None:

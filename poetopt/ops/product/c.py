@@ -19,12 +19,12 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     PART,
     WHOLE,
     Chunk,
+    ChunkSlice,
+    LetterWays,
     Loop,
     Part,
     Rows,
-    Slice,
     Tiling,
-    Ways,
     whole,
 )
 from poetopt.ops.runtimes.c.write import (
@@ -60,9 +60,9 @@ def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = F
         y, a, b = f"y + {first} * {columns}", f"a + {own} * {depth}", f"b + {number} * {depth * columns}"
         return called("po_product", y, a, b, many, columns, depth, columns, 1, depth, 1, *b_steps, 0)
 
-    a = None if one_left else Slice(OUTER, ELEMENT_BYTES * depth)
-    y = Slice(OUTER, ELEMENT_BYTES * columns)
-    b = Slice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrices(count, rows))
+    a = None if one_left else ChunkSlice(OUTER, ELEMENT_BYTES * depth)
+    y = ChunkSlice(OUTER, ELEMENT_BYTES * columns)
+    b = ChunkSlice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrices(count, rows))
     return (Tiling(Loop(count * rows), None, (a, b), (y,), _each_matrix(rows, product)),)
 
 
@@ -77,8 +77,12 @@ def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
         adds = f"({FROM[OUTER]} + {first}) % {depth} > 0"
         return called("po_product", y, a, b, rows, columns, many, columns, 1, 1, rows, columns, 1, adds)
 
-    loop, b, a = Loop(count * depth, PART), Slice(OUTER, ELEMENT_BYTES * columns), Slice(OUTER, ELEMENT_BYTES * rows)
-    y = Slice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
+    loop, b, a = (
+        Loop(count * depth, PART),
+        ChunkSlice(OUTER, ELEMENT_BYTES * columns),
+        ChunkSlice(OUTER, ELEMENT_BYTES * rows),
+    )
+    y = ChunkSlice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
     made = Tiling(loop, None, (b, a), (None,), _each_matrix(depth, product, whole=True))
     return (made, Tiling(loop, None, (b, a), (y,), _each_matrix(depth, product))) if count > 1 else (made,)
 
@@ -129,20 +133,20 @@ def _gemm(call: Call, arguments: Arguments) -> str:
     return _gemm_chunk(_gemm_ways(call), WHOLE, call, whole(arguments))
 
 
-def _gemm_ways(call: Call) -> Ways:
+def _gemm_ways(call: Call) -> LetterWays:
     (rows, columns), a = call.output().shape, call.input(0)
     return _ways(call, rows, columns, a.shape[0] if call.integer("transA", 0) else a.shape[1])
 
 
-def _ways(call: Call, rows: int, columns: int, depth: int) -> Ways:
+def _ways(call: Call, rows: int, columns: int, depth: int) -> LetterWays:
     """The axes of the operands a, b and y; what else there is stays whole."""
     a = "km" if call.integer("transA", 0) else "mk"
     b = "nk" if call.integer("transB", 0) else "kn"
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
-    return Ways({"m": rows, "n": columns, "k": depth}, (a, b, *rest), ("mn",), "k", {"k": PART})
+    return LetterWays({"m": rows, "n": columns, "k": depth}, (a, b, *rest), ("mn",), "k", {"k": PART})
 
 
-def _product(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
+def _product(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
     """One chunk of y = a b, or of what it is summed up of, and `then` once it is."""
     a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
     b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
@@ -162,13 +166,13 @@ def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
     return _all(_gemm_ways(call), _gemm_chunk)
 
 
-def _all(ways: Ways, code: Callable[[Ways, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
+def _all(ways: LetterWays, code: Callable[[LetterWays, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
     """Those of `ways`, and those with short chunks of what is summed up."""
     fine = replace(ways, multiples={}, fine=True)
     return (*ways.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
 
 
-def _gemm_chunk(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+def _gemm_chunk(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     m, n = (ways.count(letter, loops, chunk) for letter in "mn")
     _, apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
@@ -289,7 +293,7 @@ def _with_update(optimizer: str) -> Kernel:
     def code(call: Call, arguments: Arguments) -> str:
         return chunk_code(ways_of(call), WHOLE, call, whole(arguments))
 
-    def ways_of(call: Call) -> Ways:
+    def ways_of(call: Call) -> LetterWays:
         a, b = call.input(0), call.input(1)
         turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
         rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
@@ -308,7 +312,7 @@ def _with_update(optimizer: str) -> Kernel:
             *replace(summed, multiples={}, fine=True).tilings((("m", "k"), ("", "k")), summed_code),
         )
 
-    def summed_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    def summed_code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         """The gradient of a chunk is summed up in the scratch, and is whole before it is applied."""
         m, n = ways.count("m", loops, chunk), ways.sizes["n"]
         sums = Part(f"po_sums + {m} * {n}" if ways.fine else "", "0")
@@ -329,7 +333,7 @@ def _with_update(optimizer: str) -> Kernel:
             f"if ({last}) {{\n{inner}\n}}",
         )
 
-    def chunk_code(ways: Ways, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+    def chunk_code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
         a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
         b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
         news = [ways.operand("mn", part, loops, chunk) for part in chunk.outputs]

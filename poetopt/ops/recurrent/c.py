@@ -17,10 +17,10 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     INNER,
     PART,
     Chunk,
+    ChunkSlice,
     Loop,
     Part,
     Round,
-    Slice,
     Sweep,
     Tiling,
     no_code,
@@ -59,7 +59,7 @@ def refuses(call: Call) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class CLayer:
     """A layer's op and sizes.
 
     turned
@@ -78,7 +78,7 @@ class Layer:
     variant: int
 
     @classmethod
-    def of(cls, call: Call) -> Layer:
+    def of(cls, call: Call) -> CLayer:
         """Of a call whose first inputs are x, w and r."""
         op = layer_op(call)
         (steps, batch, ins), recurrence = call.input(0).shape, call.input(2).shape
@@ -129,9 +129,9 @@ def in_rounds(
     if rows <= PART:
         return ()
 
-    def cut(tensors: Sequence[Tensor | None], places: Collection[int]) -> tuple[Slice | None, ...]:
+    def cut(tensors: Sequence[Tensor | None], places: Collection[int]) -> tuple[ChunkSlice | None, ...]:
         return tuple(
-            Slice(INNER, prod(t.shape[2:]) * DTYPE_BYTES[t.dtype]) if t is not None and k in places else None
+            ChunkSlice(INNER, prod(t.shape[2:]) * DTYPE_BYTES[t.dtype]) if t is not None and k in places else None
             for k, t in enumerate(tensors)
         )
 
@@ -180,12 +180,12 @@ def at_once(
 Code = Callable[[Call, Chunk], str]
 
 
-def forward_rounds(layer: Layer) -> list[Round]:
+def forward_rounds(layer: CLayer) -> list[Round]:
     """Those of all directions."""
     return [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
 
 
-def forward_scratch(layer: Layer) -> int:
+def forward_scratch(layer: CLayer) -> int:
     """Bytes of a direction's states, of its cells or what a reset gate lets through, and of its gates."""
     return ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
 
@@ -194,7 +194,7 @@ def forward_scratch(layer: Layer) -> int:
 class Direction:
     """One direction of a layer, and what of the operands is its own."""
 
-    layer: Layer
+    layer: CLayer
     number: int
 
     @property
@@ -339,13 +339,13 @@ def _refuses(call: Call) -> str | None:
 
 
 def _scratch(call: Call) -> int:
-    layer = Layer.of(call)
+    layer = CLayer.of(call)
     floats = {"LSTM": 2 * layer.batch + 4, "GRU": layer.batch + 4, "RNN": layer.batch + 1}[layer.op]
     return floats * layer.size * DTYPE_BYTES["float32"]
 
 
 def _code(call: Call, arguments: Arguments) -> str:
-    layer = Layer.of(call)
+    layer = CLayer.of(call)
     count = 3 if layer.op == "LSTM" else 2
     outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
     given = (*arguments.inputs, *[""] * 7)
@@ -359,7 +359,7 @@ def _code(call: Call, arguments: Arguments) -> str:
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
-    layer = Layer.of(call)
+    layer = CLayer.of(call)
     return in_rounds(call, forward_rounds(layer), layer.gates, (1, 2), (), forward_scratch(layer))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.ops.recurrent.c import GATES, Code, Direction, Layer, at_once, in_rounds, refuses
+from poetopt.ops.recurrent.c import GATES, CLayer, Code, Direction, at_once, in_rounds, refuses
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, FROM, INNER, Chunk, Round, Sweep, Tiling
 from poetopt.ops.runtimes.c.write import called
@@ -20,12 +20,12 @@ DX, DW, DR, DBIAS, DHIDDEN, DCELL = range(6)
 """Outputs by position, each of them where it is wanted."""
 
 
-def backward_rounds(layer: Layer) -> list[Round]:
+def backward_rounds(layer: CLayer) -> list[Round]:
     """Those of all directions."""
     return [turn for direction in range(layer.directions) for turn in Backwards(layer, direction).rounds()]
 
 
-def backward_scratch(layer: Layer) -> int:
+def backward_scratch(layer: CLayer) -> int:
     """Bytes of the gates of all steps, of as many states (cells, or a GRU's products), and of three states."""
     beside = 0 if layer.op == "RNN" else layer.rows * layer.size
     return ELEMENT_BYTES * (layer.rows * layer.gates + beside + 3 * layer.batch * layer.size)
@@ -253,17 +253,17 @@ HEADERS = ("po_recurrent.h", HEADER)
 
 
 def _code(call: Call, arguments: Arguments) -> str:
-    return at_once(call, backward_rounds(Layer.of(call)), arguments, (W, R), (DW, DR))
+    return at_once(call, backward_rounds(CLayer.of(call)), arguments, (W, R), (DW, DR))
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
-    layer = Layer.of(call)
+    layer = CLayer.of(call)
     return in_rounds(call, backward_rounds(layer), layer.gates, (W, R), (DW, DR))
 
 
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
-        f"{op}.gradient", _code, OWN_DOMAIN, refuses, lambda call: backward_scratch(Layer.of(call)), tilings=_tilings,
+        f"{op}.gradient", _code, OWN_DOMAIN, refuses, lambda call: backward_scratch(CLayer.of(call)), tilings=_tilings,
         headers=HEADERS,
     )
     for op in GATES

@@ -211,7 +211,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSteps:
     """Gradients of one direction: dx [steps batch, inputs], the weights', and the initial states'."""
 
     dx: Tensor
@@ -295,7 +295,7 @@ def _ended(k: OperatorBuilder, state: Tensor | None) -> Tensor:
     return state
 
 
-def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
+def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
     """All of one direction of an LSTM, backwards."""
     steps, batch, hidden = layer.steps, layer.batch, layer.hidden
     sums = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
@@ -333,10 +333,10 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> Found:
         cell = k.mul(cell, _step(k, f, t, batch))
     ended = (_ended(k, state), _ended(k, cell))
     whole = gates.whole()
-    return Found(*_weights(k, layer, whole, whole), ended)
+    return FoundSteps(*_weights(k, layer, whole, whole), ended)
 
 
-def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
+def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundSteps:
     """All of one direction of a GRU, backwards; `linear_first` where the reset gate acts after the product."""
     steps, batch, hidden = layer.steps, layer.batch, layer.hidden
     both = 2 * hidden
@@ -385,10 +385,10 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> Found:
         dwb = drb = column_sum(k, whole)
         upper = k.gemm(k.slice(whole, [0], [both], [1]), layer.before, trans_a=True)
         dr_all = k.concat([upper, k.gemm(_gate(k, whole, 2, hidden), q, trans_a=True)], 0)
-    return Found(dx, dw, dr_all, dwb, drb, (ended,))
+    return FoundSteps(dx, dw, dr_all, dwb, drb, (ended,))
 
 
-def rnn_steps(k: OperatorBuilder, layer: Layer) -> Found:
+def rnn_steps(k: OperatorBuilder, layer: Layer) -> FoundSteps:
     """All of one direction of an RNN, backwards: its activation's slope is found from Y alone, where Y tells it."""
     (activation,) = layer.activations
     inner: Tensor | None = None
@@ -402,4 +402,4 @@ def rnn_steps(k: OperatorBuilder, layer: Layer) -> Found:
         state = k.gemm(total, layer.r)
     ended = _ended(k, state)
     whole = sums.whole()
-    return Found(*_weights(k, layer, whole, whole), (ended,))
+    return FoundSteps(*_weights(k, layer, whole, whole), (ended,))

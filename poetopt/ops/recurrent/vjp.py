@@ -26,7 +26,7 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import Tensor
-from poetopt.ops.recurrent.steps import Cell, Found, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
+from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.util.errors import MissingVjpError, ModelError
 
 _MOST_STEPS = 4096
@@ -141,7 +141,7 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
     y = _sequence(op, k)
     lengths = _lengths(op, k)
     given = (*cotangents, None, None, None)[:3]
-    found: list[Found] = []
+    found: list[FoundSteps] = []
     for d in range(directions):
         turned = d == 1 or op.attr_text("direction", "forward") == "reverse"
 
@@ -181,7 +181,7 @@ def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
         else:
             result = rnn_steps(k, layer)
         dx = reverse(k.reshape(result.dx, (steps, batch, width)))
-        found.append(Found(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
+        found.append(FoundSteps(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
 
     def stacked(parts: Sequence[Tensor]) -> Tensor:
         return k.concat([k.reshape(part, (1, *part.shape)) for part in parts], 0)

@@ -40,7 +40,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SliceWindow:
     """The bytes of a slice in its whole tensor: pieces of `nbytes`, the first at `start`, `apart` from each other."""
 
     start: int
@@ -84,11 +84,11 @@ class Sliced:
         for begin in range(0, self.extent, self.chunk):
             yield begin, min(self.chunk, self.extent - begin)
 
-    def window(self, tensor: Tensor, begin: int, count: int) -> Window:
+    def window(self, tensor: Tensor, begin: int, count: int) -> SliceWindow:
         """Where a slice lies in its tensor."""
         cut = self.cuts[tensor.name]
         unit, pieces = cut.unit_bytes(tensor), cut.pieces(tensor)
-        return Window(begin * unit, count * unit, pieces, self.extent * unit if pieces > 1 else 0)
+        return SliceWindow(begin * unit, count * unit, pieces, self.extent * unit if pieces > 1 else 0)
 
     def shapes(self, node: Node, tensors: Mapping[str, Tensor], count: int) -> Mapping[str, Tensor]:
         """The tensors that a node of `each` names, as large as it sees them in a chunk of so many steps."""

@@ -180,7 +180,7 @@ CHECKED_BYTES = 1 << 20
 """So much of an array is looked at together."""
 
 
-class Columns:
+class DataColumns:
     """A data set of one column for each input that has rows.
 
     shown
@@ -235,7 +235,7 @@ def fault(graph: TrainingGraph, name: str, array: Array) -> str:
     return ""
 
 
-def of_arrays(graph: TrainingGraph, data: Mapping[str, object]) -> Columns:
+def of_arrays(graph: TrainingGraph, data: Mapping[str, object]) -> DataColumns:
     """Arrays in memory as a data set. Raises ModelError for those that fit no input."""
     arrays: dict[str, Array] = {}
     for name in graph.inputs:
@@ -243,7 +243,9 @@ def of_arrays(graph: TrainingGraph, data: Mapping[str, object]) -> Columns:
             arrays[name] = _array(name, data[name])
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     rows, fixed = which_are_rows(graph, "the data", {**data, **arrays}, shapes)
-    return Columns(graph, "the data", {name: InMemory(arrays[name]) for name in rows}, {n: arrays[n] for n in fixed})
+    return DataColumns(
+        graph, "the data", {name: InMemory(arrays[name]) for name in rows}, {n: arrays[n] for n in fixed}
+    )
 
 
 def _array(name: str, value: object) -> Array:

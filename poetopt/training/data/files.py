@@ -20,7 +20,7 @@ from poetopt.backends.step.memory import numpy_dtype
 from poetopt.graph import TrainingGraph
 from poetopt.training.data.arrays import (
     Column,
-    Columns,
+    DataColumns,
     DataSet,
     Digest,
     InFile,
@@ -45,7 +45,7 @@ def of_archive(
     *,
     part: bool = False,
     into: IO[bytes] | None = None,
-) -> Columns:
+) -> DataColumns:
     """The rows of an `.npz` file.
 
     part
@@ -69,7 +69,7 @@ def of_archive(
     return _InArchive(graph, shown, columns, fixed)
 
 
-class _InArchive(Columns):
+class _InArchive(DataColumns):
     """Its checksums are compared before its values are: rows are read where they lie, past them."""
 
     def check(self, told: Told = silent) -> str:
@@ -230,7 +230,7 @@ _TOGETHER = 1024
 """Lines that are turned into numbers at once."""
 
 
-def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> Columns:
+def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> DataColumns:
     """The rows of a CSV file. Raises ModelError, naming file, line and column, for what is no number of an input."""
     try:
         with open_regular(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -302,7 +302,7 @@ def _read(
     names: Sequence[str],
     places: Mapping[str, list[int]],
     workdir: Path | None,
-) -> Columns:
+) -> DataColumns:
     digest = Digest()
     files: dict[str, IO[bytes]] = {name: unpacked((), str(path), workdir) for name in places}
     rows, first = 0, 2
@@ -332,7 +332,7 @@ def _read(
         name: InFile(str(path), 0, rows, graph.tensors[name].shape[1:], numpy_dtype(graph.tensors[name].dtype), file)
         for name, file in files.items()
     }
-    return _Table(graph, str(path), columns_of, digest.text)
+    return _TextTable(graph, str(path), columns_of, digest.text)
 
 
 def _numbers(
@@ -377,7 +377,7 @@ def _append(file: IO[bytes], data: bytes, path: Path) -> None:
         ) from error
 
 
-class _Table(Columns):
+class _TextTable(DataColumns):
     """Its values have been looked at when they were read."""
 
     def __init__(self, graph: TrainingGraph, shown: str, columns: Mapping[str, Column], digest: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import numbers
-from poetopt.backends.c.program import Row, device_program
+from poetopt.backends.c.program import TableRow, device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
@@ -69,7 +69,7 @@ def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path)
     assert moved
 
 
-def _moved(row: Row, after: bytes, before: bytes) -> bool:
+def _moved(row: TableRow, after: bytes, before: bytes) -> bool:
     """Whether a tensor on the storage isn't what it was."""
     part = slice(row.block * BLOCK_BYTES, row.block * BLOCK_BYTES + row.tensor.nbytes)
     return row.block >= 0 and after[part] != before[part]

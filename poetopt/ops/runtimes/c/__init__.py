@@ -15,7 +15,7 @@ from poetopt.ops.runtimes.c.registry import kernel_for, reason, version
 from poetopt.ops.runtimes.c.steps import as_run, call_of, layout
 from poetopt.ops.runtimes.c.tiles import windows
 from poetopt.ops.runtimes.c.tiles.choice import names_of, outline, worth
-from poetopt.ops.runtimes.c.tiles.variants import Candidate, Ways
+from poetopt.ops.runtimes.c.tiles.variants import StreamCandidate, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles of what begins on storage, where it isn't in RAM for good."""
 
 
-_chosen: dict[Hashable, tuple[Candidate, ...]] = {}
+_chosen: dict[Hashable, tuple[StreamCandidate, ...]] = {}
 """The ways that are kept of operators that are alike, with their tensors by number."""
 
 
-def _renamed(way: Candidate, names: Mapping[str, str]) -> Candidate:
+def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
     return way._replace(streamed=tuple(names[name] for name in way.streamed))
 
 
@@ -87,7 +87,7 @@ class CRuntime:
         alignment = ALIGNMENT if alignment is None else alignment
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable or listed:
-            ways = Ways(operator, tensors, alignment, movable=movable, listed=listed, values=values)
+            ways = StreamWays(operator, tensors, alignment, movable=movable, listed=listed, values=values)
             names = names_of(operator)
             numbers = {name: f"{k:04}" for k, name in enumerate(names)}
             key = windows.BLOCK_BYTES, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class KernelStep:
     """One call of a kernel.
 
     call, kernel
@@ -44,7 +44,7 @@ def steps(
     tensors: Mapping[str, Tensor],
     values: Mapping[str, Array] | None = None,
     alignment: int = ALIGNMENT,
-) -> tuple[Step, ...]:
+) -> tuple[KernelStep, ...]:
     """The calls that run an operator, in order; views are none.
 
     tensors
@@ -59,7 +59,7 @@ def steps(
     """
     ran = as_run(operator, tensors)
     found = placed(ran, tensors, alignment)
-    made: list[Step] = []
+    made: list[KernelStep] = []
     for k, node in enumerate(ran.nodes):
         if operator.view or is_inner_view(node, found.storage):
             continue
@@ -71,7 +71,7 @@ def steps(
                 f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
                 f"run it: {why}; plan with --runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
             )
-        made.append(Step(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
+        made.append(KernelStep(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
     return tuple(made)
 
 

@@ -8,7 +8,7 @@ from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.runtimes.c.kernel import Arguments, Call
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, Loop, Slice, Tiling, sliced
+from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling, sliced
 
 Code = Callable[[Call, Arguments], str]
 """A kernel's own."""
@@ -44,7 +44,7 @@ def along(
     if extent < 2:
         return ()
 
-    def cut(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Slice | None, ...]:
+    def cut(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[ChunkSlice | None, ...]:
         return tuple(None if t is None or a is None else sliced(t, a) for t, a in zip(tensors, axes, strict=True))
 
     def fewer(tensors: Sequence[Tensor | None], axes: Axes, count: int) -> tuple[Tensor | None, ...]:
@@ -91,8 +91,8 @@ def flat(code: Code, call: Call) -> tuple[Tiling, ...]:
     if y.size < 2 or not all(map(fits, call.inputs)) or any(t is not None and t.size != y.size for t in call.outputs):
         return ()
 
-    def cut(t: Tensor | None) -> Slice | None:
-        return Slice(OUTER, DTYPE_BYTES[t.dtype]) if t is not None and t.size == y.size else None
+    def cut(t: Tensor | None) -> ChunkSlice | None:
+        return ChunkSlice(OUTER, DTYPE_BYTES[t.dtype]) if t is not None and t.size == y.size else None
 
     def one(call: Call, chunk: Chunk) -> str:
         count = int(chunk.count[OUTER])

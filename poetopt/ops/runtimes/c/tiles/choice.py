@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.graph import Node, Operator, Tensor
-from poetopt.ops.runtimes.c.tiles.variants import READ_BYTES, Candidate
+from poetopt.ops.runtimes.c.tiles.variants import READ_BYTES, StreamCandidate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ DIGITS = 6
 """Behind the point, of what a way spares."""
 
 
-def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[Candidate]:
+def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[StreamCandidate]:
     """At most MOST of them, by workspace: the leanest, then whichever spares the most traffic.
 
     sizes
@@ -94,7 +94,7 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
     storage has to be read, whole or in chunks, and all else is in RAM if it isn't streamed; in each other case this
     is the other way round for one operand: it is kept in RAM, or has to be moved.
     """
-    sets: dict[tuple[str, ...], list[Candidate]] = {}
+    sets: dict[tuple[str, ...], list[StreamCandidate]] = {}
     for one in found:
         sets.setdefault(one.streamed, []).append(one)
     ways = list(chain(*map(_front, sets.values())))
@@ -109,9 +109,9 @@ def worth(found: Iterable[Candidate], sizes: Mapping[str, int], stored: Iterable
     return sorted((ways[k] for k in _sparing(cost, first)), key=lambda way: (way.workspace_bytes, way))
 
 
-def _front(ways: Iterable[Candidate]) -> list[Candidate]:
+def _front(ways: Iterable[StreamCandidate]) -> list[StreamCandidate]:
     """Those that none betters in both workspace and traffic, the leanest first."""
-    kept: list[Candidate] = []
+    kept: list[StreamCandidate] = []
     for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.traffic, way)):
         if not kept or way.traffic < kept[-1].traffic:
             kept.append(way)
@@ -119,7 +119,7 @@ def _front(ways: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _figures(
-    ways: Sequence[Candidate], sizes: Mapping[str, int], stored: frozenset[str]
+    ways: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """All the RAM of each way, and the weighted logarithm of what it moves in each case."""
     names, each = list(sizes), np.array(list(sizes.values()))

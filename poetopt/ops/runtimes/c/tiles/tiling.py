@@ -92,7 +92,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ChunkSlice:
     """What of an operand a chunk of a loop takes.
 
     level
@@ -207,18 +207,18 @@ class Tiling:
 
     outer: Loop | None
     inner: Loop | None
-    inputs: tuple[Slice | None, ...]
-    outputs: tuple[Slice | None, ...]
+    inputs: tuple[ChunkSlice | None, ...]
+    outputs: tuple[ChunkSlice | None, ...]
     code: Callable[[Call, Chunk], str]
     fixed: bool = False
     scratch_bytes: Callable[[int], int] = _nothing
     rounds: tuple[Round, ...] = ()
 
 
-def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> Slice:
+def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> ChunkSlice:
     """Chunks of an axis."""
     inner = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
-    return Slice(level, inner, prod(tensor.shape[:axis]))
+    return ChunkSlice(level, inner, prod(tensor.shape[:axis]))
 
 
 ELEMENT_BYTES = 4
@@ -237,7 +237,7 @@ def whole(arguments: Arguments) -> Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class LetterWays:
     """Axes of a computation, and which of them each operand has, outermost first; None for what stays whole.
 
     sizes
@@ -266,14 +266,14 @@ class Ways:
     alone: bool = False
     buffers: int = 0
 
-    def slice(self, letters: str | None, loops: tuple[str, str]) -> Slice | None:
+    def slice(self, letters: str | None, loops: tuple[str, str]) -> ChunkSlice | None:
         """What an operand's chunk is: of the outermost of its axes that has a loop."""
         for place, letter in enumerate(letters or ""):
             if letter in loops:
                 assert letters is not None
                 unit = prod(self.sizes[other] for other in letters[place + 1 :])
                 pieces = prod(self.sizes[other] for other in letters[:place])
-                return Slice(loops.index(letter), ELEMENT_BYTES * unit, pieces)
+                return ChunkSlice(loops.index(letter), ELEMENT_BYTES * unit, pieces)
         return None
 
     def loop(self, letter: str) -> Loop | None:
@@ -286,7 +286,7 @@ class Ways:
         return self.fine and letter == self.summed
 
     def tilings(
-        self, pairs: Sequence[tuple[str, str]], code: Callable[[Ways, tuple[str, str], Call, Chunk], str]
+        self, pairs: Sequence[tuple[str, str]], code: Callable[[LetterWays, tuple[str, str], Call, Chunk], str]
     ) -> tuple[Tiling, ...]:
         """Those of `pairs` (outer, inner; "" for none) that take anything apart, and write each output once."""
         found: list[Tiling] = []

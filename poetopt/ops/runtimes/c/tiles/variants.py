@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from poetopt.graph import Operator, Role, Tensor, inner_storage
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT
-from poetopt.ops.runtimes.c.steps import Step, as_run, placed, steps
+from poetopt.ops.runtimes.c.steps import KernelStep, as_run, placed, steps
 from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.tiling import INNER, OUTER, Loop, Slice, Tiling
+from poetopt.ops.runtimes.c.tiles.tiling import INNER, OUTER, ChunkSlice, Loop, Tiling
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.util.errors import UnsupportedOpError
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class StepLoop:
     """Steps in a loop.
 
     tilings
@@ -40,7 +40,7 @@ class Form:
     """
 
     tilings: tuple[Tiling, ...]
-    slices: Mapping[str, Slice]
+    slices: Mapping[str, ChunkSlice]
     outer: Loop | None
     inner: Loop | None
 
@@ -66,7 +66,7 @@ class Form:
         return found
 
 
-def forms(operator: Operator, steps: Sequence[Step]) -> Iterator[Form]:
+def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[StepLoop]:
     """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
     if operator.view or not steps:
         return
@@ -86,7 +86,7 @@ def forms(operator: Operator, steps: Sequence[Step]) -> Iterator[Form]:
 
 
 def _chains(
-    chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[Step], same: Mapping[str, str]
+    chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
 ) -> Iterator[list[Tiling]]:
     """Tilings of more and more steps that agree, the longest first."""
     if len(chosen) < len(options):
@@ -97,9 +97,9 @@ def _chains(
     yield chosen
 
 
-def _joined(steps: Sequence[Step], chosen: Sequence[Tiling], same: Mapping[str, str]) -> Form | None:
+def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> StepLoop | None:
     """The form of these tilings; None where two of them take other chunks of a tensor."""
-    slices: dict[str, Slice] = {}
+    slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
     outer, inner = chosen[0].outer, chosen[0].inner
     for step, tiling in zip(steps, chosen, strict=False):
@@ -118,10 +118,10 @@ def _joined(steps: Sequence[Step], chosen: Sequence[Tiling], same: Mapping[str, 
                 whole.add(name)
             elif slices.setdefault(name, taken) != taken:
                 return None
-    return None if whole & set(slices) else Form(tuple(chosen), slices, outer, inner)
+    return None if whole & set(slices) else StepLoop(tuple(chosen), slices, outer, inner)
 
 
-def _ends(form: Form, steps: Sequence[Step], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
+def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
     """Whether the steps behind the loop read nothing that is there by chunks alone."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
@@ -160,7 +160,7 @@ class Streamed:
         Where the tilings' own scratch begins.
     """
 
-    form: Form
+    form: StepLoop
     outer: int
     inner: int
     streamed: tuple[str, ...]
@@ -170,7 +170,7 @@ class Streamed:
     scratch_offset: int
 
 
-class Candidate(NamedTuple):
+class StreamCandidate(NamedTuple):
     """A way to stream an operator, by what it is chosen by.
 
     streamed
@@ -189,7 +189,7 @@ class Candidate(NamedTuple):
     inner: int
 
 
-class Ways:
+class StreamWays:
     """All ways to stream an operator, beside the plain one; none where a step can't be run at all.
 
     movable
@@ -210,7 +210,7 @@ class Ways:
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> None:
-        run: Sequence[Step] = ()
+        run: Sequence[KernelStep] = ()
         if (movable or listed) and not operator.view:
             try:
                 run = steps(operator, tensors, values, alignment)
@@ -220,12 +220,12 @@ class Ways:
         found = forms(as_run(operator, tensors), run)
         self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed) for form in found]
 
-    def candidates(self) -> Iterator[Candidate]:
+    def candidates(self) -> Iterator[StreamCandidate]:
         """Each with what it takes."""
         for number, form in enumerate(self.forms):
             yield from form.candidates(number)
 
-    def variant(self, found: Candidate) -> RuntimeVariant:
+    def variant(self, found: StreamCandidate) -> RuntimeVariant:
         """A candidate with all its figures."""
         return self.forms[found.form].variant(found)
 
@@ -238,8 +238,8 @@ class _OfForm:
         operator: Operator,
         tensors: Mapping[str, Tensor],
         alignment: int,
-        run: Sequence[Step],
-        form: Form,
+        run: Sequence[KernelStep],
+        form: StepLoop,
         movable: Collection[str],
         listed: Collection[str],
     ) -> None:
@@ -271,7 +271,7 @@ class _OfForm:
         chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
         return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
 
-    def candidates(self, number: int) -> Iterator[Candidate]:
+    def candidates(self, number: int) -> Iterator[StreamCandidate]:
         """Each set, with each pair of chunk sizes."""
         form, sets = self.form, self.sets()
         names = tuple(dict.fromkeys(chain(*sets)))
@@ -291,7 +291,7 @@ class _OfForm:
                 if all(n in room for n in streamed):
                     workspace = _aligned(begin) + sum(room[n] for n in streamed) + scratch
                     if workspace < spared + plain:
-                        yield Candidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
+                        yield StreamCandidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
         """Sizes of chunks: more than one in all, but where steps are read one by one in any case."""
@@ -383,7 +383,7 @@ class _OfForm:
         extent = self.form.loop(taken.level).extent
         return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
 
-    def variant(self, found: Candidate) -> RuntimeVariant:
+    def variant(self, found: StreamCandidate) -> RuntimeVariant:
         """A way with its figures."""
         layout = self.layout(found.outer)
         reads: Counter[int] = Counter()

@@ -20,7 +20,7 @@ COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
-class Loop:
+class SliceLoop:
     """A loop over some of an operator's nodes.
 
     extent
@@ -63,7 +63,7 @@ def loops(
     values: Mapping[str, Array],
     *,
     in_ram: bool = False,
-) -> Iterator[Loop]:
+) -> Iterator[SliceLoop]:
     """The loops that one of `names` goes through, each once.
 
     in_ram
@@ -87,7 +87,7 @@ def _loop(
     values: Mapping[str, Array],
     *,
     in_ram: bool,
-) -> Loop | None:
+) -> SliceLoop | None:
     extent = tensors[name].shape[axis]
     users: dict[str, list[int]] = {}
     for k, node in enumerate(operator.nodes):
@@ -134,7 +134,7 @@ def _loop(
         if one.pieces(tensors[cut_name]) > 1 and extent % own and any(way.aligned for way in ways.values()):
             return None
         multiple = lcm(multiple, own)
-    return Loop(extent, cuts, *order, sums, multiple, least)
+    return SliceLoop(extent, cuts, *order, sums, multiple, least)
 
 
 def _ordered(
@@ -161,14 +161,14 @@ def _ordered(
 HOLD = "Hold"
 
 
-def once_used(loop: Loop) -> set[str]:
+def once_used(loop: SliceLoop) -> set[str]:
     """What nodes outside of the loop read and write whole."""
     nodes = (*loop.before, *loop.behind)
     names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
     return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
 
 
-def held(loop: Loop) -> list[str]:
+def held(loop: SliceLoop) -> list[str]:
     """What is there before the loop, and read in each pass."""
     made = {n for node in loop.before for n in node.outputs if n}
     return sorted(made.intersection(n for node in loop.each for n in node.inputs))

@@ -11,7 +11,7 @@ from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.slices.axes import reads_rows
-from poetopt.ops.runtimes.onnxruntime.slices.loops import HOLD, Loop, held, hold, loops, moved, once_used
+from poetopt.ops.runtimes.onnxruntime.slices.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
 from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, put_rows
 from poetopt.ops.runtimes.workspace import NodeKernels, node_by_node
 
@@ -101,7 +101,7 @@ def _inside(asked: _Taking, nodes: Sequence[Node], buffered: Sequence[str]) -> O
     )
 
 
-def _sliced(asked: _Taking, loop: Loop, size: int) -> Sliced | None:
+def _sliced(asked: _Taking, loop: SliceLoop, size: int) -> Sliced | None:
     """In slices of so many steps; None where a view has to copy, or what is in pieces is also read or written whole."""
     operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
     outside = [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n in loop.cuts]
@@ -182,7 +182,7 @@ def ways(
     if not large or operator.view:
         return []
     whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
-    asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    asked = _StreamAsked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
     found = [
         way for loop in loops(operator, tensors, large, values) for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
@@ -214,7 +214,7 @@ def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _StreamAsked:
     """What ways are asked for, and the most that a kernel may allocate."""
 
     runtime: NodeKernels
@@ -224,7 +224,7 @@ class _Asked:
     kernels: int
 
 
-def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
+def _of_loop(asked: _StreamAsked, loop: SliceLoop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
     tensors = asked.tensors
     once = once_used(loop)
     may = [n for n in large if n in loop.cuts and n not in once]
@@ -245,7 +245,7 @@ def _of_loop(asked: _Asked, loop: Loop, large: Sequence[str], chunk_bytes: int) 
                     yield way
 
 
-def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way | None:
+def _way(asked: _StreamAsked, loop: SliceLoop, streamed: Sequence[str], size: int) -> _Way | None:
     """Streaming these in chunks of so many steps; None where a kernel would allocate more, or a view has to copy."""
     operator, tensors = asked.operator, asked.tensors
     new = dict(operator.updates)
@@ -281,7 +281,7 @@ def _way(asked: _Asked, loop: Loop, streamed: Sequence[str], size: int) -> _Way 
     return _figured(operator, tensors, sliced, streamed)
 
 
-def _adding(loop: Loop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
+def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
     """The nodes of each chunk, those that sum up as products of matrices; and what runs from the second chunk on."""
     each: list[Node] = []
     further: dict[str, Node] = {}
@@ -303,7 +303,7 @@ def _rowwise(nodes: Sequence[Node], streamed: Collection[str]) -> Iterator[Node]
         yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
 
 
-def _of_rows(asked: _Asked, large: Sequence[str]) -> Iterator[_Way]:
+def _of_rows(asked: _StreamAsked, large: Sequence[str]) -> Iterator[_Way]:
     """Reading rows of tables from storage, where nothing else of them is read."""
     operator, tensors = asked.operator, asked.tensors
     readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
