@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from poetopt.formulations import (
-        endurance,
         energy_budget,
         flash_wear,
         language,
         poet,
         retention,
         static_power,
-        tariff,
         within,
     )
     from poetopt.formulations.language import Formulation
@@ -33,13 +31,12 @@ if TYPE_CHECKING:
 NAMES = ("retention", "poet")
 """The formulations that come with poetopt, the default first."""
 
-BLOCKS = ("static_power", "energy_budget", "flash_wear", "tariff", "endurance", "within")
+BLOCKS = ("static_power", "energy_budget", "flash_wear", "within")
 """The modules of blocks that are put into a formulation; each has a function of its name."""
 
 __all__ = [
     "BLOCKS",
     "NAMES",
-    "endurance",
     "energy_budget",
     "flash_wear",
     "formulation",
@@ -48,7 +45,6 @@ __all__ = [
     "poet",
     "retention",
     "static_power",
-    "tariff",
     "within",
 ]
 

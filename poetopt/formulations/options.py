@@ -27,8 +27,6 @@ HOMES = {
     "static-power": "poetopt.formulations.static_power",
     "energy-limit": "poetopt.formulations.energy_budget",
     "flash-wear": "poetopt.formulations.flash_wear",
-    "tariff": "poetopt.formulations.tariff",
-    "endurance": "poetopt.formulations.endurance",
 }
 """The blocks that come with poetopt, by name: the module that holds an object `option`."""
 
@@ -53,7 +51,7 @@ class BlockOption:
 
 
 def asked_by(name: str) -> str:
-    """How the command line asks for one of them: `--with flash-wear`, `--with tariff`."""
+    """How the command line asks for one of them: `--with flash-wear`."""
     return f"--with {name}"
 
 

@@ -13,13 +13,11 @@ import pytest
 
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
-from poetopt.formulations.endurance import endurance
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import data_of
 from poetopt.formulations.static_power import static_power
-from poetopt.formulations.tariff import tariff
 from poetopt.formulations.within import least, within
 from poetopt.search.exchange.solved import add_late_rows, plan_in
 from poetopt.testing.problems import tight
@@ -33,11 +31,6 @@ MAKERS: dict[str, Callable[[Any], object]] = {
     "energy_budget": energy_budget,
     "static_power": static_power,
     "within": lambda figure: within(ENERGY, figure),
-    "tariff": lambda figure: tariff((figure, 2.0)),
-    "tariff factor": lambda figure: tariff((3.0, figure)),
-    "tariff step": lambda figure: tariff(figure, 2.0),  # type: ignore[arg-type]
-    "endurance joules": lambda figure: endurance(figure, 10),
-    "endurance bytes": lambda figure: endurance(10.0, figure),
 }
 
 
