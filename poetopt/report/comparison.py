@@ -21,7 +21,7 @@ from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 FRONT_HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
 MOST_DIGITS = 17
 """Beyond them floats don't differ."""
-LEGEND = "moves: recomputes + page-ins; at least: no schedule of the kind searched has less overhead"
+LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
 
 
 def front_lines(front: Front) -> list[str]:

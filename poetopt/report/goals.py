@@ -12,9 +12,8 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes as arena_of
 from poetopt.plan.simulate import Simulation
 from poetopt.report.memory import taken_bytes
-from poetopt.search.solution import DeadlineModel, Solution
+from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
-from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +41,6 @@ def tried_fields(tried: tuple[PartsTried, ...]) -> list[dict[str, object]] | Non
     names = PartsTried.__dataclass_fields__
     rows = [{name: getattr(one, name) for name in names} for one in tried]
     return [{"micro_batches": row.pop("parts"), **row, "why": row["why"] or None} for row in rows] or None
-
-
-def tried_rows(tried: tuple[PartsTried, ...], chosen: int) -> list[tuple[str, str]]:
-    """The same for people: label and text."""
-    return [(f"  {one.parts:,} part{'' if one.parts == 1 else 's'}", _words(one, chosen)) for one in tried]
-
-
-def _words(one: PartsTried, chosen: int) -> str:
-    if one.energy_j is None or one.time_s is None or one.total_ram_bytes is None:
-        return one.why
-    figures = f"{show_joules(one.energy_j)}, {show_seconds(one.time_s)}, {show_bytes(one.total_ram_bytes)} in all"
-    return figures + (": taken" if one.parts == chosen else "")
 
 
 STORE_ALL = "store-all"
@@ -122,27 +109,6 @@ def batch_fields(found: LargestBatch | None) -> dict[str, object] | None:
             for one in found.at
         ],
     }
-
-
-def batch_rows(found: LargestBatch | None) -> list[tuple[str, str]]:
-    """The same for people: label and text."""
-    if found is None:
-        return []
-    text = f"{found.batch:,} is the largest"
-    if found.refused is None:
-        text += f": no more than {found.most:,} can be asked for"
-    elif found.proven:
-        text += f": with {found.refused:,}, {found.why}"
-    else:
-        text += f" with a known schedule, and {found.refused:,} has none: {found.why}; nothing is known in between"
-    return [("batch", text), *((f"  {one.batch:,}", _sample(one)) for one in found.at)]
-
-
-def _sample(one: AtBatch) -> str:
-    return (
-        f"{show_seconds(one.time_s / one.batch)} and {show_joules(one.energy_j / one.batch)} a sample, "
-        f"{show_bytes(one.total_ram_bytes)} in all ({one.found})"
-    )
 
 
 def figures_at(batch: int, plan: Plan, simulation: Simulation, arena_bytes: int, *, solved: bool = False) -> AtBatch:
@@ -260,35 +226,3 @@ def step_energy_j(solution: Solution) -> float:
             joules += block.base_j(plan.problem, baseline_j)
             joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
     return joules
-
-
-def run_rows(run: TrainingRun | None, solution: Solution) -> list[tuple[str, str]]:
-    """The same for people: label and text."""
-    said = run_fields(run, solution)
-    if said is None:
-        return []
-    idle = any(block.name == IDLE for block in formulation(solution.options.formulation).blocks)
-    steps, seconds, joules, deadline = (said[key] for key in ("steps", "time_s", "energy_j", "deadline_s"))
-    text = f"{steps:,} step{'' if steps == 1 else 's'}"
-    if said["samples"] is not None:
-        rest = f", {said['left_out']:,} left out" if said["left_out"] else ""
-        text += f" ({said['epochs']:,} x {said['samples']:,} samples in batches of {said['batch']:,}{rest})"
-    if not isinstance(seconds, float) or not isinstance(joules, float):
-        return [("training", text)]
-    text += f": {show_seconds(seconds)}"
-    if isinstance(deadline, float):
-        by = (
-            "" if solution.options.deadline_model is DeadlineModel.MAKESPAN else ", counted as the sum of compute times"
-        )
-        text += f" of {show_seconds(deadline)}{by}"
-    text += f", {show_joules(joules)}"
-    written = said["bytes_written"]
-    if isinstance(written, int) and written:
-        text += f", {show_bytes(written)} written to storage"
-    rows = [("training", text)]
-    share, held, lasts = said["battery_share"], said["battery_j"], said["battery_steps"]
-    if isinstance(share, float) and isinstance(held, float):
-        ends = "IT ENDS BEFORE, after" if share > 1 else "enough for"
-        told = f"{show_share(share)} of the {show_joules(held)} that it holds, {ends} {lasts:,} steps"
-        rows.append(("battery", told if idle else f"{told}; what is drawn in idle isn't counted (--with static-power)"))
-    return rows

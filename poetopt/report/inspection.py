@@ -15,7 +15,8 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.layout import table
-from poetopt.report.memory import clipping_rows, clips
+from poetopt.report.memory import clipping_fields, clips
+from poetopt.report.summary import clipping_words
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
@@ -227,7 +228,8 @@ class Inspection:
                 rows += _device_rows(self.needs)
             if self.paged is not None:
                 rows.append(("parameters paged", _paged_words(self.paged)))
-            rows += clipping_rows(self.needs.problem, None)
+            clipping = {**clipping_fields(self.needs.problem, None), "micro_batches": self.needs.problem.parts}
+            rows += [("clipping", text) for text in clipping_words(clipping)]
         said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in said]
         return table(str(self.contents["name"]), rows)

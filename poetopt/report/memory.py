@@ -12,7 +12,6 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import Simulation
-from poetopt.util.units import show_bytes, show_joules
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +64,6 @@ def clipping_fields(problem: Problem, plan: Plan | None) -> dict[str, object]:
         "clip_recomputes": found.recomputes if found and there else None,
         "clip_energy_j": float(found.energy_j) if found and there else None,
     }
-
-
-def clipping_rows(problem: Problem, plan: Plan | None) -> list[tuple[str, str]]:
-    """The same for people: label and text."""
-    found = clipping_of(problem, plan)
-    if found is None:
-        return []
-    size = show_bytes(found.gradient_bytes)
-    text = f"{size} of gradients wait for the norm of all of them before the first update"
-    if problem.parts > 1:
-        sums = f"{size} of summed gradients" if found.gradient_bytes else "the sums of gradients"
-        text = f"{sums} are read once more, for the norm of all of them, before the first update"
-    if plan is not None:
-        moved = (found.written_bytes, "written"), (found.read_bytes, "read")
-        done = [f"{show_bytes(nbytes)} {word}" for nbytes, word in moved if nbytes]
-        done += [f"{found.recomputes} computed again"] if found.recomputes else []
-        text += f": {', '.join(done)}, {show_joules(found.energy_j)} of the overhead" if done else ", in RAM"
-    return [("clipping", text)]
 
 
 def _counted(problem: Problem, instructions: Sequence[Instruction]) -> Clipping:
@@ -159,55 +140,6 @@ def memory_fields(
 def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
     """What a schedule takes of RAM, the reserve of kernels included; peak and arena as found."""
     return max(peak_bytes, arena_bytes + plan.problem.reserve_bytes)
-
-
-def memory_words(problem: Problem, plan: Plan, taken: int) -> str:
-    """What all of it takes, beside the device's RAM."""
-    total = problem.beside_bytes + taken
-    stack = f" with {show_bytes(problem.stack_bytes)} of stack" if problem.stack_bytes else ""
-    text = f"{show_bytes(total)} in all{stack}"
-    if problem.parameters == "paged":
-        kept = plan.problem.nbytes(plan.problem.lasting)
-        paged = sum(held.nbytes for held in problem.tensors if held.carried) - kept
-        text += (
-            f": of parameters and states {show_bytes(kept)} begin the step in RAM, {show_bytes(paged)} on storage; "
-            f"updated by {problem.recipe.get('optimizer', 'none')}"
-        )
-    elif problem.resident_bytes:
-        text += f": {show_bytes(problem.resident_bytes)} of parameters, gradients and constants beside the schedule"
-    if problem.flash_bytes:
-        text += f"; {show_bytes(problem.flash_bytes)} lie in flash"
-    limit = problem.device_ram_bytes
-    if limit is not None:
-        text += f"; {problem.device} has {show_bytes(limit)}" + (", LESS THAN THAT" if total > limit else "")
-    return text
-
-
-def excess_words(problem: Problem, taken: int) -> str | None:
-    """What to do where a step takes more RAM than the device has; None where it doesn't."""
-    total, limit = problem.beside_bytes + taken, problem.device_ram_bytes
-    if limit is None or total <= limit:
-        return None
-    return (
-        f"the step doesn't fit: it takes {total:,} bytes, and {problem.device} has {limit:,}; leave out --ram and "
-        "--total-ram to plan for that device"
-    )
-
-
-def parts_rows(problem: Problem) -> list[tuple[str, str]]:
-    """What to say of a batch in parts: label and text; nothing of one without."""
-    if problem.parts == 1:
-        return []
-    graph = problem.graph
-    shape = graph.tensors[graph.split[0]].shape if graph is not None and graph.split else ()
-    size = f" of {shape[0]:,}" if shape else ""
-    then = ""
-    if problem.closing is not None:
-        count = len(graph.trained) if graph is not None else sum(map(bool, problem.closing.updates))
-        then = f", then the updates of {count:,} parameters"
-    return [
-        ("batch", f"in {problem.parts:,} parts{size}, each by this schedule{then}; all figures are of the whole step")
-    ]
 
 
 def _resident(problem: Problem) -> int | None:

@@ -16,7 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from poetopt.plan.instructions import Action
-from poetopt.report.text import facts, made_by, notes, number, proof, proof_exact, title
+from poetopt.report import summary
 from poetopt.report.view import Kind, Lane, View, paged, recomputed, streamed, timeline
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.printable import shown
@@ -67,7 +67,9 @@ def figure_bytes(view: View, form: str) -> bytes:
         figure = Figure(figsize=(8.0, 9.2), layout="constrained")
         matrix, memory, lanes = figure.subplots(3, 1, height_ratios=(5.6, 2.2, 1.0))
         memory.sharex(lanes)
-        figure.suptitle(f"{title(view)}: {_summary(view)}\n{proof(view)}", fontsize=8.5, parse_math=False, wrap=True)
+        figure.suptitle(
+            f"{view.title}: {_summary(view)}\n{summary.proof(view.document)}", fontsize=8.5, parse_math=False, wrap=True
+        )
         _matrix(matrix, view)
         _memory(memory, view)
         _lanes(lanes, view)
@@ -188,10 +190,10 @@ _ACTIONS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN, Action.FREE)
 def page(view: View) -> str:
     """The page. Raises PlanError where the plan is not valid."""
     holes = {
-        "TITLE": html.escape(title(view)),
+        "TITLE": html.escape(view.title),
         "SUBTITLE": html.escape(_subtitle(view)),
         "FACTS": _facts(view),
-        "PROOF": html.escape(proof(view)),
+        "PROOF": html.escape(summary.proof(view.document)),
         "MADE_BY": html.escape(_exactly(view)),
         "NOTES": _notes(view),
         "STYLE": _asset("page.css"),
@@ -204,7 +206,7 @@ def page(view: View) -> str:
 
 def frame(view: View, height: int = 900) -> str:
     """The page inside a frame of `height` pixels, for notebooks: its styles and keys stay its own."""
-    attributes = f'style="width:100%;height:{height}px;border:0" title="{html.escape(title(view))}"'
+    attributes = f'style="width:100%;height:{height}px;border:0" title="{html.escape(view.title)}"'
     return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(page(view))}"></iframe>'
 
 
@@ -221,10 +223,10 @@ def page_data(view: View) -> dict[str, object]:
     slices = timeline(view)
     kinds, lanes = list(Kind), list(Lane)
     return {
-        "title": title(view),
+        "title": view.title,
         "budget_bytes": view.ram_bytes,
         "deadline_s": view.deadline_s,
-        "store_all_bytes": number(view, "store_all_peak_bytes"),
+        "store_all_bytes": view.document["store_all_peak_bytes"],
         "store_all_live_bytes": view.store_all_live_bytes,
         "resident_bytes": problem.resident_bytes,
         "device": view.device,
@@ -313,20 +315,21 @@ def _subtitle(view: View) -> str:
 
 def _facts(view: View) -> str:
     return "".join(
-        f"<div class=fact><dt>{html.escape(fact.label)}</dt><dd class=value>{html.escape(fact.value)}</dd>"
-        f"<dd class=remark>{html.escape(fact.remark)}</dd></div>"
-        for fact in facts(view)
+        f"<div class=fact><dt>{html.escape(label)}</dt><dd class=value>{html.escape(text)}</dd></div>"
+        for label, text in summary.rows(view.document)
+        if label in summary.FACTS
     )
 
 
 def _exactly(view: View) -> str:
     """The exact statement of what is proven, and what made the plan."""
-    exact = proof_exact(view)
-    return " ".join(part for part in (f"Exactly: {exact}" if exact else "", made_by(view)) if part)
+    exact, made = summary.proof_exact(view.document), summary.made_by(view.document)
+    return " ".join(part for part in (f"Exactly: {exact}" if exact else "", f"{made}." if made else "") if part)
 
 
 def _notes(view: View) -> str:
-    return "".join(f"<li>{html.escape(note)}</li>" for note in notes(view))
+    shown = (text for label, text in summary.rows(view.document) if label == "note")
+    return "".join(f"<li>{html.escape(note)}</li>" for note in shown)
 
 
 def _asset(name: str) -> str:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
-from poetopt.plan.simulate import Simulation
-from poetopt.plan.transfers import Overlap
 from poetopt.search.limits import kind
-from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
-from poetopt.util.printable import shown
-from poetopt.util.units import finite, show_amount, show_bytes, show_limit, show_seconds, show_share
-
-
-def objective_words(objective: Objective) -> str:
-    """`time: 10.0 s of one pass + 42 ms, and 41 ms are proven to be needed`."""
-    unit = objective.unit
-    parts = [f"{show_amount(objective.baseline, unit)} of one pass"] if objective.baseline else []
-    parts += [] if objective.value is None else [show_amount(objective.value, unit)]
-    text = f"{objective.name}: {' + '.join(parts) or 'none'}"
-    if objective.value is None:
-        return text
-    if objective.bound:
-        text += f", of which {show_amount(objective.bound, unit)} are proven to be needed"
-    return text
+from poetopt.search.solution import OPTIMAL_GAP, RAM, Solution, Status
+from poetopt.util.units import finite, show_bytes, show_limit, show_seconds, show_share
 
 
 def objective_document(solution: Solution) -> dict[str, object]:
@@ -59,50 +43,6 @@ def _document(
         "bound": bound,
         "scope_bound": scope_bound,
     }
-
-
-@dataclass(frozen=True)
-class Minimised:
-    """What a plan file's report says of an objective that isn't the simulator's energy: above one pass, in `unit`."""
-
-    name: str
-    unit: str
-    value: float
-    bound: float | None
-    scope_bound: float | None
-
-    def contradiction(self, simulation: Simulation, problem: Problem) -> str | None:
-        """Where the plan isn't the report's. A time is held against the simulation; idle joules are the file's."""
-        late = max(0.0, simulation.makespan_s - problem.baseline_time_s)
-        within = 1e-9 * simulation.makespan_s
-        if self.name != TIME.name or math.isclose(self.value, late, rel_tol=1e-6, abs_tol=within):
-            return None
-        return (
-            f"Nothing is proven: the file's report is of a schedule of {show_seconds(self.value)} above one pass, "
-            f"and this one has {show_seconds(late)}."
-        )
-
-
-def minimised(report: Mapping[str, object]) -> Minimised | None:
-    """The objective of a plan file's report where it isn't plain energy, or None."""
-    found = report.get("objective")
-    if not isinstance(found, Mapping) or found.get("name") == "energy":
-        return None
-    value = finite(found.get("overhead"))
-    if value is None:
-        return None
-    bound, of_scope = finite(found.get("bound")), finite(found.get("scope_bound"))
-    if "scope_bound" not in found and bound is not None:  # of an older version, which knew that of the scope
-        bound, of_scope = 0.0, bound
-    return Minimised(shown(str(found.get("name"))), str(found.get("unit")), value, bound, of_scope)
-
-
-def streamed_words(simulation: Simulation) -> str:
-    """How many runs stream operands and how much, after what else moves; nothing where none does."""
-    runs = simulation.streamed_runs
-    if not runs:
-        return ""
-    return f"; {runs} run{'s' * (runs > 1)} streamed ({show_bytes(simulation.bytes_streamed)} in chunks)"
 
 
 def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:
@@ -174,16 +114,6 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
     return known
 
 
-def overlap_words(found: Overlap) -> str:
-    """How much of the transfers the CPU's computing hides."""
-    return f"{show_bytes(found.transfer_bytes)} in {show_seconds(found.transfer_s)}, {during_words(found)}"
-
-
-def during_words(found: Overlap) -> str:
-    """What the CPU does while transfers go on."""
-    return f"{show_seconds(found.hidden_s)} of it while the CPU computes" if found.hidden_s else "while the CPU waits"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """What is proven of a plan.
@@ -219,27 +149,25 @@ class Claim:
     storage: bool = True
 
     @classmethod
-    def of(cls, solution: Solution) -> Claim:
-        """What is proven of the plan in a solution."""
-        options, objective = solution.options, solution.objective
+    def of(cls, document: Mapping[str, Any]) -> Claim:
+        """What the figures of an answer say to be proven of its plan."""
         return cls(
-            scope=solution.scope,
-            gap=solution.overhead_gap,
-            scope_gap=solution.scope_gap,
-            outdone=solution.outdone,
-            goal=ENERGY.name if objective is None else objective.name,
-            asked=options.gap,
-            formulation=options.formulation_name,
-            paging=options.paging,
-            remat=options.remat,
-            storage=solution.plan is None or solution.plan.problem.paging,
+            scope=str(document.get("scope") or ""),
+            gap=finite(document.get("overhead_gap")),
+            scope_gap=finite(document.get("scope_gap")),
+            outdone=document.get("beyond_scope") is True,
+            goal=str((document.get("objective") or {}).get("name", ENERGY.name)),
+            asked=finite(document.get("gap_tolerance")),
+            formulation=str(document.get("formulation")),
+            paging=document.get("paging") is not False,
+            remat=document.get("remat") is not False,
+            storage=document.get("paging") is not False,
         )
 
     def plain(self) -> tuple[str, ...]:
         """What any schedule could save at most, in a line; and what is proven of the scope, where that is more.
 
-        `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `of the kind searched none costs less;
-        kind: ...`.
+        `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `none costs less of those with ...`.
         """
         if self.scope == "store-all":
             return (f"optimal: keeping everything fits, and nothing can {self._less('cost', 'take', 'have')}",)
@@ -252,13 +180,12 @@ class Claim:
         scope_gap = self.scope_gap
         if scope_gap is None or scope_gap >= self.gap * (1 - OPTIMAL_GAP):
             return (saves,)
+        kind = self._kind()
         if self.outdone:
-            of_kind = "better than every schedule of the kind searched can be"
-        elif scope_gap <= OPTIMAL_GAP:
-            of_kind = f"of the kind searched none {self._less('costs', 'takes', 'has')}"
-        else:
-            of_kind = f"of the kind searched none saves more than {show_share(scope_gap)}"
-        return saves, f"{of_kind}; kind: {self._kind()}"
+            return saves, f"better than every schedule {kind} can be"
+        if scope_gap <= OPTIMAL_GAP:
+            return saves, f"no schedule {kind} {self._less('costs', 'takes', 'has')}"
+        return saves, f"no schedule {kind} saves more than {show_share(scope_gap)}"
 
     def exact(self) -> str:
         """What is proven of the scope, as the formulation has that space; docs/limits.md says what that leaves out."""
@@ -296,14 +223,14 @@ class Claim:
 
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
-    """The kind of schedules that was searched, in plain words. The arguments are those of `Claim`."""
+    """The schedules that were searched, as they read after 'schedule'. The arguments are those of `Claim`."""
     if not remat:
-        kind = "nothing recomputed"
+        kind = "with nothing recomputed"
     elif scope == "full" and formulation.partition("+")[0] == "poet":
-        kind = "all that the paper's Algorithm 1 has"
+        kind = "of the paper's Algorithm 1"
     else:
-        kind = kind_words(scope)
-    return kind if paging else f"{kind}, nothing paged"
+        kind = f"with {kind_words(scope)}"
+    return kind if paging else f"{kind} and nothing paged"
 
 
 def scope_words(
@@ -336,11 +263,11 @@ def _scope_words(scope: str) -> str:
     }.get(scope, f"schedules of scope {scope}")
 
 
-def proof_words(solution: Solution) -> str:
+def proof_words(document: Mapping[str, Any]) -> str:
     """What is proven of the plan: first of all schedules, then of those of the scope, in a line each."""
-    return "there is no schedule" if solution.simulation is None else "\n".join(Claim.of(solution).plain())
+    return "there is no schedule" if document["peak_bytes"] is None else "\n".join(Claim.of(document).plain())
 
 
-def exact_words(solution: Solution) -> str | None:
+def exact_words(document: Mapping[str, Any]) -> str | None:
     """What is proven of the scope exactly, or None where there is no plan."""
-    return None if solution.simulation is None else Claim.of(solution).exact()
+    return None if document["peak_bytes"] is None else Claim.of(document).exact()

@@ -14,32 +14,27 @@ from typing import TYPE_CHECKING
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.transfers import Overlap
+from poetopt.report import summary
 from poetopt.report.goals import (
     LargestBatch,
     PartsTried,
     TrainingRun,
     batch_fields,
-    batch_rows,
     run_fields,
-    run_rows,
     tried_fields,
-    tried_rows,
 )
 from poetopt.report.layout import table
-from poetopt.report.memory import clipping_rows, excess_words, memory_fields, memory_words, parts_rows, taken_bytes
+from poetopt.report.memory import memory_fields, taken_bytes
 from poetopt.report.proof import (
     exact_words,
     objective_document,
-    objective_words,
-    overlap_words,
     proof_words,
-    streamed_words,
 )
 from poetopt.search.solution import DeadlineModel, Solution, Status
 from poetopt.util import notes as told
 from poetopt.util.memory import peak_bytes
 from poetopt.util.printable import shown
-from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
+from poetopt.util.units import show_bytes, show_joules
 from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
@@ -97,7 +92,7 @@ class Report:
     @property
     def warning(self) -> str | None:
         """What to do where the step takes more RAM than the device has, or None."""
-        return None if self.taken_bytes is None else excess_words(self.problem, self.taken_bytes)
+        return summary.warning(self.to_dict())
 
     @cached_property
     def overlap(self) -> Overlap | None:
@@ -151,7 +146,7 @@ class Report:
         baseline = problem.baseline_energy_j
         from poetopt.autodiff.passes.blocks import is_block
 
-        return {
+        found: dict[str, object] = {
             "status": str(solution.status),
             "reason": solution.reason or None,
             "why": list(solution.why),
@@ -185,8 +180,6 @@ class Report:
             "scope_bound_j": solution.scope_bound_j,
             "scope_gap": solution.scope_gap,
             "beyond_scope": solution.outdone,
-            "proof": proof_words(solution),
-            "proof_exact": exact_words(solution),
             "gap": solution.gap,
             "overhead_gap": solution.overhead_gap,
             "makespan_s": simulation.makespan_s if simulation else None,
@@ -232,6 +225,7 @@ class Report:
             **memory_fields(problem, self.plan, simulation, self.taken_bytes),
             **({} if self.plan is not None else {"total_ram_bytes": problem.beside_bytes + options.ram_bytes}),
         }
+        return {**found, "proof": proof_words(found), "proof_exact": exact_words(found)}
 
     def __str__(self) -> str:
         return table(self.title(), self.rows())
@@ -269,7 +263,8 @@ class Report:
         from poetopt.report.view import View
 
         options = self.solution.options
-        return View(self.plan, options.ram_bytes, options.deadline_s, self.to_dict())
+        deadline_s = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
+        return View(self.plan, options.ram_bytes, deadline_s, self.to_dict())
 
     def __repr__(self) -> str:
         problem, simulation = self.problem, self.solution.simulation
@@ -279,100 +274,15 @@ class Report:
 
     def title(self) -> str:
         """One line: what was scheduled, and on what."""
-        problem = self.problem
-        name = problem.model_ref or problem.name
-        return f"{name} on {problem.device}: {len(problem.operators)} operators, {len(problem.tensors)} tensors"
+        return summary.title(self.to_dict())
 
     def rows(self) -> list[tuple[str, str]]:
         """The summary for people: label and text."""
-        loss, said = told.loss_of(self._said())
-        rows = [("WARNING", self.warning)] if self.warning else []
-        rows += [("loss", loss)] if loss else []
-        rows += batch_rows(self.largest)
-        rows += [*parts_rows(self.problem), *tried_rows(self.tried, self.problem.parts)]
-        rows.append(("RAM", self._ram()))
-        if self.plan is not None and self.taken_bytes is not None:
-            rows.append(("memory", memory_words(self.problem, self.plan, self.taken_bytes)))
-        elif self.problem.resident_bytes:
-            rows.append(("resident", f"{show_bytes(self.problem.resident_bytes)} beside it, never scheduled"))
-        rows += clipping_rows(self.problem, self.plan)
-        simulation = self.solution.simulation
-        if simulation is not None:
-            baseline = self.problem.baseline_energy_j
-            share = f" ({show_share(simulation.overhead_j / baseline)})" if baseline else ""
-            rows += [
-                ("energy", f"{show_joules(baseline)} baseline + {show_joules(simulation.overhead_j)} overhead{share}"),
-                ("time", self._time()),
-                ("schedule", self._schedule()),
-            ]
-            if self.problem.dma and self.overlap and self.overlap.transfer_s:
-                rows.append(("transfers", overlap_words(self.overlap)))
-        rows += run_rows(self.run, self.solution)
-        rows += [("asked", text) for text in self.solution.options.asks]
-        if self.solution.objective is not None:
-            rows.append(("minimised", objective_words(self.solution.objective)))
-        first, *rest = proof_words(self.solution).split("\n")
-        rows += [("proof", first), *(("scope", line) for line in rest)]
-        rows += told.rows(said)
-        rows += [("note", note) for note in self._notes()]
-        rows.append(("solved", self._solved()))
-        return rows
-
-    def _ram(self) -> str:
-        solution = self.solution
-        budget, store_all = solution.options.ram_bytes, solution.store_all_peak_bytes
-        text = f"budget {budget:,} B ({show_bytes(budget)})"
-        if store_all > budget:
-            text += f", {show_share(budget / store_all)} of the {show_bytes(store_all)} that store-all takes"
-        if solution.simulation is not None:
-            text += f"; peak {solution.simulation.peak_bytes:,} B"
-        if self.arena_bytes is not None:
-            text += f", arena {self.arena_bytes:,} B"
-        if self.problem.reserve_bytes:
-            text += f" and {self.problem.reserve_bytes:,} B for kernels"
-        return text
-
-    def _time(self) -> str:
-        simulation, options = self.solution.simulation, self.solution.options
-        assert simulation is not None
-        text = f"{show_seconds(simulation.makespan_s)} a step"
-        if self.problem.baseline_time_s:
-            text += f" ({simulation.makespan_s / self.problem.baseline_time_s:.3g}x one pass)"
-        if options.deadline_s is None:
-            return f"{text}, no deadline"
-        by = "" if options.deadline_model == "makespan" else ", counted as the sum of compute times"
-        return f"{text}, deadline {show_seconds(options.deadline_s)}{by}"
-
-    def _schedule(self) -> str:
-        simulation = self.solution.simulation
-        assert simulation is not None
-        if self.solution.scope == "store-all":
-            return "store-all fits: there was nothing to save"
-        text = f"{simulation.recomputes} recomputes, {simulation.page_outs} page-outs, {simulation.page_ins} page-ins"
-        text += f" ({show_bytes(simulation.bytes_paged)} moved)" if simulation.bytes_paged else ""
-        return text + streamed_words(simulation)
-
-    def _solved(self) -> str:
-        solution = self.solution
-        total = show_seconds(solution.total_s)
-        if solution.scope == "store-all":
-            return f"in {total}, without a solver"
-        return (
-            f"{solution.options.formulation_name} on {solution.options.backend_name}: "
-            f"built in {show_seconds(solution.build_s)}, solved in {show_seconds(solution.solve_s)}, {total} in all"
-        )
+        return summary.rows(self.to_dict(), self._said())
 
     def _said(self) -> tuple[str, ...]:
         """What the frontend and the loss had to say of the network."""
         return self.problem.graph.notes if self.problem.graph else ()
-
-    def _notes(self) -> list[str]:
-        notes = []
-        if self.solution.interrupted:
-            notes.append("interrupted: this is the best schedule so far")
-        if self.plan is not None and self.solution.reason:
-            notes.append(self.solution.reason)
-        return [*notes, *self.problem.notes]
 
 
 @cache

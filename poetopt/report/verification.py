@@ -295,7 +295,7 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
     objective = _objective(file, simulation, plain=name in NAMES)
     value = simulation.overhead_j if objective is None else objective.value or 0.0
     bound = _below(objective.bound if objective else finite(report.get("overhead_bound_j")), value)
-    if bound is None and objective is None and "method" not in report:
+    if bound is None and objective is None and report and "method" not in report:
         bound = 0.0
     told = report if objective is None else _object(report.get("objective"))
     of_scope = _below(finite(told.get("scope_bound_j" if objective is None else "scope_bound")), value)
@@ -464,7 +464,7 @@ def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object])
         found.scope, paging=claimed.get("paging") is not False, remat=claimed.get("remat") is not False
     )
     branches = f", each of {found.nodes:,} nodes closed by such a sum" if found.nodes else ""
-    with_kind = "" if found.scope == ALL and "nothing" not in kind else f" with {kind}"
+    with_kind = "" if found.scope == ALL and "nothing" not in kind else f" {kind}"
     yield (
         "certified",
         f"no schedule{with_kind} has less overhead than {show_joules(found.bound_j)}, {share}; exact arithmetic over "

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from poetopt.graph.problem import Problem, Variant
 from poetopt.plan.codec import PlanFile
@@ -199,6 +200,31 @@ class View:
     def of(cls, file: PlanFile) -> View:
         """The view of a plan file."""
         return cls(file.plan, file.ram_bytes, file.deadline_s, file.report)
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The figures of the answer, computed anew of the plan; of a report, what nothing gives again.
+
+        A report of another schedule is left out, with what it claims.
+        """
+        from poetopt.report.verification import TOLD, compared, recounted
+
+        file = PlanFile(self.plan, self.ram_bytes, self.deadline_s, self.report)
+        differs = compared(file, self.simulation)[0]
+        if differs or not self.report:
+            why = f"its report has other figures than its plan: {differs[0]}" if differs else "no report of a solver"
+            made = recounted(replace(file, report={}), self.simulation)
+            return {**made, "backend": None, "gap_tolerance": None, "reason": f"nothing is proven: {why}"}
+        told = {key: self.report[key] for key in (*TOLD, "notes", "important") if key in self.report}
+        made = {**recounted(file, self.simulation), **told}
+        if "scope_bound_j" not in self.report and made["scope"] != "store-all" and made["overhead_gap"] is not None:
+            made |= {"overhead_gap": 1.0 if self.simulation.overhead_j else 0.0}  # of the scope alone
+        return made
+
+    @property
+    def title(self) -> str:
+        """What was scheduled, and on what."""
+        return f"{self.name} on {self.device}"
 
     @property
     def problem(self) -> Problem:

@@ -117,7 +117,7 @@ def test_a_plan_with_blocks_is_verified_and_shown(
     assert "energy_budget left out" in certified.out
     assert "time, of which nothing is certified" in certified.out
     assert run("show", plan, "--format", "txt", "-o", tmp_path / "plan.txt").code == 0
-    assert "Optimal: no schedule takes less time" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
+    assert "optimal: no schedule takes less time" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
     document = json.loads(plan.read_text(encoding="utf-8"))
     document["report"]["objective"]["overhead"] *= 2
     plan.write_text(json.dumps(document), encoding="utf-8")

@@ -13,18 +13,14 @@ import poetopt as po
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
-from poetopt.plan.transfers import Overlap
+from poetopt.report import summary
 from poetopt.report.layout import table
 from poetopt.report.proof import (
     Claim,
-    Minimised,
-    exact_words,
     failure_words,
-    objective_words,
-    overlap_words,
-    proof_words,
     scope_words,
 )
+from poetopt.report.report import Report
 from poetopt.search.solution import Objective, Options, Solution, Status
 
 PROBLEM = Problem(
@@ -47,6 +43,14 @@ def solution(status: Status, overhead: float, bound: float | None, scope: str = 
     )
 
 
+def proof_words(found: Solution) -> str:
+    return str(Report(problem=PROBLEM, solution=found).to_dict()["proof"])
+
+
+def exact_words(found: Solution) -> object:
+    return Report(problem=PROBLEM, solution=found).to_dict()["proof_exact"]
+
+
 @pytest.mark.parametrize("status", [Status.WITHIN_GAP, Status.FEASIBLE])
 @pytest.mark.parametrize("bound", [0.0, 0.5, 0.999])
 def test_a_gap_is_never_called_optimal(status: Status, bound: float) -> None:
@@ -62,7 +66,7 @@ def test_optimal_is_of_all_schedules_and_then_of_the_scope() -> None:
     wider = replace(found, status=Status.FEASIBLE, overhead_bound_j=0.75)
     assert proof_words(wider) == (
         "no schedule saves more than 25 % of the overhead (asked: 0.1 %)\n"
-        "of the kind searched none costs less; kind: up to 4 operators recomputed in a row"
+        "no schedule with up to 4 operators recomputed in a row costs less"
     )
     assert (wider.overhead_gap, wider.scope_gap) == (0.25, 0.0)
     assert exact_words(wider) == exact_words(found)
@@ -77,9 +81,9 @@ def test_a_space_without_a_move_says_so(scope: str) -> None:
     paging_only = replace(solution(Status.OPTIMAL, 1.0, 1.0, scope), options=Options(ram_bytes=100, remat=False))
     assert exact_words(paging_only) == "optimal among all schedules without recomputation"
     open_ = replace(paging_only, overhead_bound_j=0.5)
-    assert proof_words(open_).endswith("kind: nothing recomputed")
+    assert proof_words(open_).endswith("no schedule with nothing recomputed costs less")
     neither = replace(open_, options=replace(open_.options, paging=False))
-    assert proof_words(neither).endswith("kind: nothing recomputed, nothing paged")
+    assert proof_words(neither).endswith("no schedule with nothing recomputed and nothing paged costs less")
 
 
 def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
@@ -95,7 +99,7 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
             {"gap": 0.25, "scope_gap": 5e-4, "asked": 1e-3},
             [
                 "no schedule saves more than 25 % of the overhead (asked: 0.1 %)",
-                "of the kind searched none saves more than 0.05 %; kind: up to 8 operators recomputed in a row",
+                "no schedule with up to 8 operators recomputed in a row saves more than 0.05 %",
             ],
         ),
         ({"gap": 1.0}, ["no schedule saves more than 100 % of the overhead"]),
@@ -113,14 +117,14 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
             {"gap": 0.5, "scope_gap": 0.0, "scope": "full", "formulation": "poet"},
             [
                 "no schedule saves more than 50 % of the overhead",
-                "of the kind searched none costs less; kind: all that the paper's Algorithm 1 has",
+                "no schedule of the paper's Algorithm 1 costs less",
             ],
         ),
         (
             {"gap": 0.5, "scope_gap": 0.0, "outdone": True, "scope": "depth<=1"},
             [
                 "no schedule saves more than 50 % of the overhead",
-                "better than every schedule of the kind searched can be; kind: single operators recomputed",
+                "better than every schedule with single operators recomputed can be",
             ],
         ),
         ({"gap": 0.0, "scope": "store-all"}, ["optimal: keeping everything fits, and nothing can cost less"]),
@@ -173,21 +177,23 @@ def test_tables_wrap_under_their_text_and_keep_units() -> None:
 
 
 def test_what_is_hidden_is_said_in_seconds_and_bytes() -> None:
-    said = overlap_words(Overlap(2.0, 1.5, 4000, 3000))
-    assert said == "4.00 kB in 2.00 s, 1.50 s of it while the CPU computes"
-    assert overlap_words(Overlap(2.0, 0.0, 4000, 0)) == "4.00 kB in 2.00 s, while the CPU waits"
+    moved = {"bytes_paged": 4000, "transfer_s": 2.0, "hidden_s": 1.5}
+    words = dict(summary.LINES)["transfers"]
+    assert list(words(moved)) == ["4.00 kB in 2.00 s, 1.50 s of it while the CPU computes"]
+    assert list(words({**moved, "hidden_s": 0.0})) == ["4.00 kB in 2.00 s, while the CPU waits"]
 
 
 def test_each_goal_in_its_unit() -> None:
-    words = objective_words(Objective("bytes written", "B", 0.0, 4_194_304.0, 2_000_000.0))
-    assert words == "bytes written: 4.19 MB, of which 2.00 MB are proven to be needed"
-    assert objective_words(Objective("wake-ups", "times", 2.0, 3.0, None)) == "wake-ups: 2 times of one pass + 3 times"
+    words = dict(summary.LINES)["minimised"]
 
+    def said(*objective: Any) -> list[str]:
+        found = replace(solution(Status.FEASIBLE, 1.0, None), objective=Objective(*objective))
+        return list(words(Report(problem=PROBLEM, solution=found).to_dict()))
 
-def test_seconds_of_another_goal_than_time_are_not_the_makespan() -> None:
-    simulation = simulate(store_all(PROBLEM))
-    assert Minimised("channel time", "s", 10.0, 10.0, 10.0).contradiction(simulation, PROBLEM) is None
-    assert "Nothing is proven" in str(Minimised("time", "s", 10.0, 10.0, 10.0).contradiction(simulation, PROBLEM))
+    assert said("bytes written", "B", 0.0, 4_194_304.0, 2_000_000.0) == [
+        "bytes written: 4.19 MB, of which 2.00 MB are proven to be needed"
+    ]
+    assert said("wake-ups", "times", 2.0, 3.0, None) == ["wake-ups: 2 times of one pass + 3 times"]
 
 
 def test_the_glossary_explains_what_reports_are_made_of() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.view import View
 from tests.problems import random_plan, random_problem
 
@@ -42,7 +43,7 @@ def random_view(seed: int, *, dma: bool | None = None, laid_out: bool = True, op
         "scope": "depth<=2",
         "overhead_j": simulation.overhead_j,
         "overhead_bound_j": simulation.overhead_j / 2,
-        "store_all_peak_bytes": 2 * simulation.peak_bytes,
+        "store_all_peak_bytes": store_all_bytes(problem),
         "formulation": "retention",
         "backend": "highs",
         "total_s": 1.5,

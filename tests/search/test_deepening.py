@@ -13,7 +13,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.report.proof import exact_words
+from poetopt.report.report import Report
 from poetopt.search.budget import Budget
 from poetopt.search.deepening import claim
 from poetopt.search.diagnosis.solve import solve
@@ -91,7 +91,7 @@ def deeper_pays() -> Iterator[tuple[Problem, Solution, Plan, float]]:
 
 def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     problem, shallow, plan, overhead_j = next(deeper_pays())
-    assert str(exact_words(shallow)).startswith(
+    assert str(Report(problem=problem, solution=shallow).to_dict()["proof_exact"]).startswith(
         "optimal among schedules whose recomputation chains have at most 1 operator"
     )
     found = solve(problem, shallow.options, starts=[schedule_of(plan)])
@@ -99,7 +99,7 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     assert found.outdone
     assert found.simulation is not None
     assert found.scope_bound_j == found.simulation.overhead_j == overhead_j
-    assert str(exact_words(found)).startswith(
+    assert str(Report(problem=problem, solution=found).to_dict()["proof_exact"]).startswith(
         "better than all schedules whose recomputation chains have at most 1 operator"
     )
 
