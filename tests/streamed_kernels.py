@@ -20,10 +20,10 @@ import numpy as np
 from poetopt.backends.c.operators import WORKSPACE
 from poetopt.backends.c.streamed import Function
 from poetopt.graph import Operator, Tensor
+from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import FLAGS, Arguments
 from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
-from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.variants import Streamed, StreamWays
+from poetopt.ops.runtimes.c.variants import Streamed, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler

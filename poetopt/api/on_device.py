@@ -85,7 +85,7 @@ def emit(
     network, runtime or version of the kernels; `OutputError` where the folder can't be written. Then nothing is
     written.
     """
-    from poetopt.backends.c.emit import check_folder_free, emitted, write_folder
+    from poetopt.backends.c.build import check_folder_free, emitted, write_folder
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES

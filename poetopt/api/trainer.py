@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
-    from poetopt.training.result import Position, Trained
+    from poetopt.training.loop import Position, Trained
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
 

@@ -17,7 +17,7 @@ from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, 
 if TYPE_CHECKING:
     from poetopt.api.trainer import Trainer
     from poetopt.backends.onnxruntime.prepared import Prepared
-    from poetopt.training.result import Position, Trained
+    from poetopt.training.loop import Position, Trained
     from poetopt.util.progress import Told
 
 

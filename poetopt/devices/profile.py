@@ -1,6 +1,6 @@
 """Measured costs: a profile takes the place of a device's estimates wherever it has a figure.
 
-A profile is a TOML file. Operators are keyed by their signature (`poetopt.ops.signature`), so that one profile
+A profile is a TOML file. Operators are keyed by their signature (`poetopt.ops.nodes`), so that one profile
 serves every model that has operators in common with it, and two profiles can be merged.
 """
 
@@ -21,8 +21,8 @@ from poetopt.devices.cost import storage_notes
 from poetopt.devices.model import Device, Storage
 from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.graph.problem import Problem, ProblemOperator
+from poetopt.ops.nodes import signature
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.signature import signature
 from poetopt.util.errors import DeviceError
 from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
 

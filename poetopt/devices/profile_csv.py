@@ -14,7 +14,7 @@ from statistics import median
 from poetopt.devices.profile import BY_HAND, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.graph import Graph
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.util.errors import DeviceError
 from poetopt.util.inputs import TABLE_BYTES, read_text
 

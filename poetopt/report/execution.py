@@ -16,7 +16,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.layout import table
-from poetopt.training.result import Position, Trained
+from poetopt.training.loop import Position, Trained
 from poetopt.util import notes
 from poetopt.util.units import show_bytes, show_seconds
 

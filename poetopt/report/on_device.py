@@ -9,7 +9,7 @@ from poetopt.backends.c.execution import TOLERANCE, DeviceExecution, DeviceTrain
 from poetopt.backends.c.profiling import TAKEN, EmulatedProfile, Modelled, joined
 from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
 from poetopt.report.layout import columns, table
 from poetopt.training.in_c import DeviceFit

@@ -18,8 +18,8 @@ from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import load_profile
 from poetopt.graph import Graph, Operator, TrainingGraph
+from poetopt.ops.nodes import signatures
 from poetopt.ops.runtimes.onnxruntime import runtime
-from poetopt.ops.signature import signatures
 from tests.autodiff.build import graph as graph_of
 from tests.backends.support import dropout
 from tests.seeds import some

@@ -12,7 +12,7 @@ from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.devices.profile import with_profile
 from poetopt.graph import TrainingGraph
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.util.errors import OutputError
 from tests.seeds import some
 

@@ -10,7 +10,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.onnxruntime.profiling import machine
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.report.execution import predicted_words
 from tests.cli.support import Runner
 

@@ -12,7 +12,7 @@ import pytest
 
 import poetopt as po
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
-from poetopt.ops.signature import signature
+from poetopt.ops.nodes import signature
 from poetopt.plan import codec
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out

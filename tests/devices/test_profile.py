@@ -25,7 +25,7 @@ from poetopt.devices.profile import (
 )
 from poetopt.devices.profile_csv import fit, from_csv, quartile_spread, template
 from poetopt.graph import Node, Operator, TrainingGraph
-from poetopt.ops.signature import signature, signatures
+from poetopt.ops.nodes import signature, signatures
 from poetopt.util.errors import DeviceError
 
 A72 = device("a72")

@@ -15,11 +15,11 @@ from benchmarks import kernels_streamed
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
+from poetopt.ops.runtimes.c import choice, windows
+from poetopt.ops.runtimes.c.choice import outline
 from poetopt.ops.runtimes.c.registry import kernels
-from poetopt.ops.runtimes.c.tiles import choice, windows
-from poetopt.ops.runtimes.c.tiles.choice import outline
-from poetopt.ops.runtimes.c.tiles.tiling import Rows
-from poetopt.ops.runtimes.c.tiles.variants import StreamCandidate, Streamed, StreamWays
+from poetopt.ops.runtimes.c.tiling import Rows
+from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
 from tests.backends.c.support import needs_host

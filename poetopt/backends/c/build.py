@@ -1,17 +1,178 @@
-"""Compiling what was emitted."""
+"""A plan as a folder of C99, and that folder compiled."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
-from poetopt.backends.c import linking
-from poetopt.backends.c.emit import emitted
+from poetopt.backends.c import linking, text
 from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
+from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
+from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
+from poetopt.util.errors import OutputError
+from poetopt.util.version import __version__
+
+README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
+_BARE = """\
+| `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
+| `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
+| `po_libm.c` | functions of <math.h> that want no RAM |
+| `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
+
+_FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
+_FED_IN_PARTS = """\
+a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
+   `po_part(0)`, `po_part(1)`, ... behind each; gradients are summed over them. `po_step()` behind the last one makes a
+   step of them. """
+
+
+def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
+    """How a folder is built and called."""
+    optimizer, parts = program.graph.optimizer, program.graph.parts
+    updates = (
+        "Parameters are yours to change in between, at `po_parameters[k].address`."
+        if optimizer == "none"
+        else f"The step updates the parameters itself; {optimizer}'s numbers are at `po_hyperparameters[k].address`."
+    )
+    return text.filled(
+        "README.md",
+        {
+            "model": comment(program.shown),
+            "version": __version__,
+            "target": target.name,
+            "does": text.does(program),
+            "instructions": f"{program.instructions:,}",
+            "operators": f"{len(program.codes):,}",
+            "arena_bytes": f"{program.arena_bytes:,}",
+            "resident_bytes": f"{program.resident.nbytes:,}",
+            "flash_bytes": f"{program.flash.nbytes:,}",
+            "block_bytes": BLOCK_BYTES,
+            "storage_bytes": f"{program.storage.count * BLOCK_BYTES:,}",
+            "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
+            "weight_bytes": f"{weight_bytes:,}",
+            "files": _BARE if target.bare else "",
+            "build": _build(target),
+            "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
+            "updates": updates,
+            "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
+            "call": "`po_step()`"
+            if parts == 1
+            else f"`po_part()` for each of {parts:,} parts of a batch, then `po_step()`,",
+        },
+    )
+
+
+def _build(target: Target) -> str:
+    sources = "po_step.c po_tables.c po_weights.c po_flash.c main.c"
+    if not target.bare:
+        return f"cc {README_FLAGS} {sources} -lm -o train"
+    flags = (
+        f"{README_FLAGS} -ffreestanding -nostdlib -ffunction-sections -fdata-sections -Wl,--gc-sections -Wl,-T,po.ld"
+    )
+    return (
+        f"arm-none-eabi-gcc {' '.join(target.gcc)} {flags} \\\n"
+        f"        {sources} po_startup.c po_libm.c -lc -lgcc -o train.elf"
+    )
+
+
+BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
+"""What a bare board needs beside."""
+INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+MARK = "po.h"
+"""The file by which a folder is known to have been emitted."""
+
+
+def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
+    """The files of a program, by name; `schedule` is `code` or `table`."""
+    found = {
+        "po.h": text.header(program),
+        "po_step.c": text.step(program, schedule),
+        "po_tables.c": text.tables(program),
+        "po_weights.c": text.weights(program),
+        "po_flash.c": text.flash(program),
+    }
+    found |= _headers(program)
+    if program.tabled:
+        found["po_rows.h"] = text.fixed("po_rows.h")
+    if target.bare:
+        found |= {name: text.fixed(name) for name in BARE}
+        found["main.c"] = text.fixed("main_semihosting.c")
+        found["main_sd.c"] = text.fixed("main_sd.c")
+        found["po.ld"] = linker_script(board(program))
+    else:
+        found["main.c"] = text.fixed("main_posix.c")
+    made = {name: content.encode() for name, content in found.items()}
+    made["po_weights.bin"] = text.weight_bytes(program)
+    made["po_flash.bin"] = text.flash_bytes(program)
+    made["po_storage.bin"] = text.storage_bytes(program)
+    made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
+    return made
+
+
+def _headers(program: DeviceProgram) -> Mapping[str, str]:
+    """The kernels' headers, and those that they include beside them."""
+    waiting = list(dict.fromkeys(pair for code in program.codes for pair in code.headers))
+    found: dict[str, str] = {}
+    while waiting:
+        package, name = waiting.pop()
+        if name in found:
+            continue
+        found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
+        waiting += [(package, included) for included in INCLUDED.findall(found[name])]
+    return found
+
+
+def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
+    """Write files into a folder, all or none: it is made beside, and renamed.
+
+    A folder that was emitted before is replaced. Raises `OutputError` where anything else is there, or where it can't
+    be written.
+    """
+    target = Path(folder)
+    check_folder_free(target)
+    beside = target.parent / f".poetopt-{os.getpid()}-{target.name}"
+    old = target.parent / f".poetopt-{os.getpid()}-{target.name}.old"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        for name, content in made.items():
+            place = beside / name
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(content)
+        if target.exists():
+            os.replace(target, old)
+        os.replace(beside, target)
+    except OSError as error:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        raise OutputError(
+            f"can't write the folder {target}: {error.strerror or error}; give another path, or make room and rights "
+            "there"
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def check_folder_free(folder: str | os.PathLike[str]) -> None:
+    """Raise `OutputError` where `folder` is something that may not be replaced."""
+    target = Path(folder)
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise OutputError(f"can't write the folder {target}: it is a file; give another path")
+    if any(target.iterdir()) and not (target / MARK).is_file():
+        raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")
+
 
 FLAGS = (*KERNEL_FLAGS, "-O2", "-fno-math-errno", "-fno-common", "-ffunction-sections", "-fdata-sections")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")

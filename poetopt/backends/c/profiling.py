@@ -18,7 +18,7 @@ from poetopt.backends.c.tracing import CLASSES, LEVELS, UNIT, core, weigh
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.devices.profile import MODELLED, OperatorProfile, Profile
 from poetopt.graph.problem import Problem
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.util.progress import Told, silent

@@ -10,7 +10,7 @@ from poetopt.backends.step.places import Places
 from poetopt.graph import Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.c import runtime
-from poetopt.ops.runtimes.c.tiles.windows import BLOCK_BYTES
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Action, Plan
 from poetopt.util.errors import PlanError
 

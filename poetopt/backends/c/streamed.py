@@ -12,11 +12,11 @@ from poetopt.backends.step.places import Places
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of
+from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import INCLUDE, Arguments
 from poetopt.ops.runtimes.c.steps import KernelStep, as_run, steps
-from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.tiling import COUNT, FROM, INNER, OUTER, Chunk, ChunkSlice, Part, Round, Sweep, Tiling
-from poetopt.ops.runtimes.c.tiles.variants import Streamed
+from poetopt.ops.runtimes.c.tiling import COUNT, FROM, INNER, OUTER, Chunk, ChunkSlice, Part, Round, Sweep, Tiling
+from poetopt.ops.runtimes.c.variants import Streamed
 
 HEADER = "po_stream.h"
 BEGUN = "begun"

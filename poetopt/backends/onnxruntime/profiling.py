@@ -34,7 +34,7 @@ from poetopt.devices.loading import device
 from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.profile_csv import fit, quartile_spread
 from poetopt.graph import TrainingGraph
-from poetopt.ops.signature import signatures
+from poetopt.ops.nodes import signatures
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule

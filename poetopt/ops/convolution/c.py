@@ -17,9 +17,8 @@ from poetopt.ops.convolution.c_rows import (
     written_to,
 )
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
-from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import INNER, PART, Chunk, LetterWays, Tiling
-from poetopt.ops.runtimes.c.write import block, called, read, refuse_types, written
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, refuse_types, written
+from poetopt.ops.runtimes.c.tiling import INNER, PART, Chunk, LetterWays, Tiling
 
 # Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
 X, W, Y = "bgcq", "goct", "bgop"

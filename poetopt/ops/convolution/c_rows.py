@@ -11,9 +11,8 @@ from math import prod
 
 from poetopt.graph import Tensor
 from poetopt.ops.elementwise.updates import declared
-from poetopt.ops.runtimes.c.kernel import Arguments, Call
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, ChunkSlice, Loop, Rows, Tiling
-from poetopt.ops.runtimes.c.write import block, called, loops
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, block, called, loops
+from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 
 @dataclass(frozen=True)

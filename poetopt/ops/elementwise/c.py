@@ -7,10 +7,20 @@ from collections.abc import Callable
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import broadcast
-from poetopt.ops.runtimes.c.tiles.tiling import Tiling
-from poetopt.ops.runtimes.c.write import block, broadcast_strides, c_float, nest, read, written
+from poetopt.ops.runtimes.c.axes import broadcast
+from poetopt.ops.runtimes.c.kernel import (
+    C_TYPES,
+    Arguments,
+    Call,
+    Kernel,
+    block,
+    broadcast_strides,
+    c_float,
+    nest,
+    read,
+    written,
+)
+from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_math.h"
 REAL = frozenset({"float32"})

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import flat
-from poetopt.ops.runtimes.c.tiles.tiling import Tiling
-from poetopt.ops.runtimes.c.write import block, called, read, refuse_types
+from poetopt.ops.runtimes.c.axes import flat
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, refuse_types
+from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_update.h"
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import Code, along, arguments_of, by_row
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
-from poetopt.ops.runtimes.c.write import block, c_number, called, read, refuse_types
+from poetopt.ops.runtimes.c.axes import Code, along, arguments_of, by_row
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_number, called, read, refuse_types
+from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 Sizes = tuple[int, int, int]
 """What is before the axis, its length, and how many positions are behind it."""

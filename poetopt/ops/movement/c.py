@@ -9,10 +9,11 @@ import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
 from poetopt.ops.movement.chunks import apart, cut_out, padded, together, transposed
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import Code, aligned, along, leading
-from poetopt.ops.runtimes.c.tiles.tiling import Tiling
-from poetopt.ops.runtimes.c.write import (
+from poetopt.ops.runtimes.c.axes import Code, aligned, along, leading
+from poetopt.ops.runtimes.c.kernel import (
+    Arguments,
+    Call,
+    Kernel,
     Strides,
     block,
     broadcast_strides,
@@ -27,6 +28,7 @@ from poetopt.ops.runtimes.c.write import (
     strides_of,
     written,
 )
+from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_math.h"
 

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.ops.runtimes.c.kernel import C_TYPES, Call
-from poetopt.ops.runtimes.c.tiles.axes import leading
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Part, Rows, Tiling
-from poetopt.ops.runtimes.c.write import block, strides_of
+from poetopt.ops.runtimes.c.axes import leading
+from poetopt.ops.runtimes.c.kernel import C_TYPES, Call, block, strides_of
+from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Part, Rows, Tiling
 
 
 def together(call: Call, axis: int) -> tuple[Tiling, ...]:

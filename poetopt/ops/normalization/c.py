@@ -7,10 +7,9 @@ from dataclasses import replace
 from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import Code, along, by_row, flat
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
-from poetopt.ops.runtimes.c.write import called, refuse_types
+from poetopt.ops.runtimes.c.axes import Code, along, by_row, flat
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, called, refuse_types
+from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 
 HEADER = "po_norm.h"
 

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
-from poetopt.ops.runtimes.c.write import (
+from poetopt.ops.runtimes.c.kernel import (
+    C_TYPES,
+    Arguments,
+    Call,
+    Kernel,
     block,
     filled,
     index,
@@ -23,6 +25,7 @@ from poetopt.ops.runtimes.c.write import (
     strides_of,
     written,
 )
+from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 
 
 def gathered(call: Call) -> tuple[Tiling, ...]:

@@ -9,10 +9,9 @@ from math import isclose, prod
 import numpy as np
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import Code, along
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
-from poetopt.ops.runtimes.c.write import block, c_float, called, refuse_types
+from poetopt.ops.runtimes.c.axes import Code, along
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_float, called, refuse_types
+from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,24 @@ from math import prod
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
 from poetopt.ops.flops import labels
-from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import aligned, along, leading
-from poetopt.ops.runtimes.c.tiles.tiling import (
+from poetopt.ops.runtimes.c.axes import aligned, along, leading
+from poetopt.ops.runtimes.c.kernel import (
+    UPDATE,
+    Arguments,
+    Call,
+    Kernel,
+    Strides,
+    block,
+    broadcast_strides,
+    called,
+    index,
+    loops,
+    merged,
+    operands,
+    refuse_types,
+    strides_of,
+)
+from poetopt.ops.runtimes.c.tiling import (
     ELEMENT_BYTES,
     FROM,
     INNER,
@@ -26,18 +41,6 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     Rows,
     Tiling,
     whole,
-)
-from poetopt.ops.runtimes.c.write import (
-    Strides,
-    block,
-    broadcast_strides,
-    called,
-    index,
-    loops,
-    merged,
-    operands,
-    refuse_types,
-    strides_of,
 )
 
 Sizes = tuple[int, int, int]

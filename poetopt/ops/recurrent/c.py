@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import (
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, called, refuse_types
+from poetopt.ops.runtimes.c.tiling import (
     ELEMENT_BYTES,
     FROM,
     INNER,
@@ -25,7 +25,6 @@ from poetopt.ops.runtimes.c.tiles.tiling import (
     Tiling,
     no_code,
 )
-from poetopt.ops.runtimes.c.write import block, called, refuse_types
 
 TURNED = {"forward": 0, "reverse": 1, "bidirectional": 2}
 """A bit for each direction that goes backwards."""

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.recurrent.c import GATES, CLayer, Code, Direction, at_once, in_rounds, refuses
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.tiling import ELEMENT_BYTES, FROM, INNER, Chunk, Round, Sweep, Tiling
-from poetopt.ops.runtimes.c.write import called
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, called
+from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, FROM, INNER, Chunk, Round, Sweep, Tiling
 
 X, W, R, BIAS, HIDDEN, CELL, Y, DY, LAST, LAST_CELL = 0, 1, 2, 3, 5, 6, 7, 8, 9, 10
 """Inputs by position: as the layer's, then its states, and gradients of these, of the last one, of the last cell."""

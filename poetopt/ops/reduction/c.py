@@ -8,10 +8,22 @@ from math import prod
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.ops.runtimes.c.kernel import C_TYPES, Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.tiles.axes import Code, along, leading
-from poetopt.ops.runtimes.c.tiles.tiling import Tiling
-from poetopt.ops.runtimes.c.write import block, c_float, index, loops, merged, read, strides_of, written
+from poetopt.ops.runtimes.c.axes import Code, along, leading
+from poetopt.ops.runtimes.c.kernel import (
+    C_TYPES,
+    Arguments,
+    Call,
+    Kernel,
+    block,
+    c_float,
+    index,
+    loops,
+    merged,
+    read,
+    strides_of,
+    written,
+)
+from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_math.h"
 

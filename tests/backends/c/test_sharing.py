@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from poetopt.backends.c import tracing
-from poetopt.backends.c.build import build
-from poetopt.backends.c.emit import emitted
+from poetopt.backends.c.build import build, emitted
 from poetopt.backends.c.operators import OperatorCode, shared
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run

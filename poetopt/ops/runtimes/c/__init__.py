@@ -10,12 +10,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.ops.runtimes.c import windows
+from poetopt.ops.runtimes.c.choice import names_of, outline, worth
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.ops.runtimes.c.registry import kernel_for, reason, version
 from poetopt.ops.runtimes.c.steps import as_run, call_of, layout
-from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.choice import names_of, outline, worth
-from poetopt.ops.runtimes.c.tiles.variants import StreamCandidate, StreamWays
+from poetopt.ops.runtimes.c.variants import StreamCandidate, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CRuntime:
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> Iterator[RuntimeVariant]:
-        """See `Runtime.variants`: the plain one, then those of `poetopt.ops.runtimes.c.tiles`."""
+        """See `Runtime.variants`: the plain one, then those of `variants`."""
         alignment = ALIGNMENT if alignment is None else alignment
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable or listed:

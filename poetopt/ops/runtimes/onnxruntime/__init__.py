@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
-from poetopt.ops.runtimes.onnxruntime.slices.ways import taking, ways
+from poetopt.ops.runtimes.onnxruntime.ways import taking, ways
 from poetopt.ops.runtimes.workspace import node_by_node
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class OnnxRuntime:
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
     ) -> Iterator[RuntimeVariant]:
-        """See `Runtime.variants`: the plain one, then those of `poetopt.ops.runtimes.onnxruntime.slices`."""
+        """See `Runtime.variants`: the plain one, then those of `ways`."""
         alignment = self.alignment if alignment is None else alignment
         plain = self.workspace(operator, tensors, alignment)
         yield RuntimeVariant("plain", plain)
@@ -105,7 +105,7 @@ class OnnxRuntime:
         takes: tuple[str, str],
         values: Mapping[str, Array] | None = None,
     ) -> RuntimeVariant | None:
-        """See `TakesOver.taking`: by `poetopt.ops.runtimes.onnxruntime.slices`."""
+        """See `TakesOver.taking`: by `ways.taking`."""
         return taking(self, operator, tensors, self.alignment if alignment is None else alignment, takes, values or {})
 
     def reserve_bytes(self, kernels: int) -> int:

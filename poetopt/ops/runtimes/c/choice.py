@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.graph import Node, Operator, Tensor
-from poetopt.ops.runtimes.c.tiles.variants import READ_BYTES, StreamCandidate
+from poetopt.ops.runtimes.c.variants import READ_BYTES, StreamCandidate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import gcd
 
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT
-from poetopt.ops.runtimes.c.tiles.tiling import Rows
+from poetopt.ops.runtimes.c.tiling import Rows
 
 BLOCK_BYTES = 512
 """Of an SD card, and of the storage that `po_read` and `po_write` speak of."""

@@ -8,7 +8,7 @@ from math import gcd, lcm
 from typing import TYPE_CHECKING
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor
-from poetopt.ops.runtimes.onnxruntime.slices.axes import ELEMENTS, Through, reads_rows, through
+from poetopt.ops.runtimes.onnxruntime.axes import ELEMENTS, Through, reads_rows, through
 from poetopt.ops.runtimes.sliced import Cut, fetch, store
 
 if TYPE_CHECKING:

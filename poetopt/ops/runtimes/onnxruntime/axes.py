@@ -36,6 +36,7 @@ from poetopt.ops.runtimes.sliced import Cut
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+
 Letters = tuple[str, ...]
 NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
 """Columns up to which a product sums up in longer blocks; those blocks."""

@@ -8,7 +8,7 @@ from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.runtimes.c.kernel import Arguments, Call
-from poetopt.ops.runtimes.c.tiles.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling, sliced
+from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling, sliced
 
 Code = Callable[[Call, Arguments], str]
 """A kernel's own."""

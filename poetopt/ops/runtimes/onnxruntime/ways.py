@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
-from poetopt.ops.runtimes.onnxruntime.slices.axes import reads_rows
-from poetopt.ops.runtimes.onnxruntime.slices.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
+from poetopt.ops.runtimes.onnxruntime.axes import reads_rows
+from poetopt.ops.runtimes.onnxruntime.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
 from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, put_rows
 from poetopt.ops.runtimes.workspace import NodeKernels, node_by_node
 

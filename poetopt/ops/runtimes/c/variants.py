@@ -16,10 +16,10 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
 
 from poetopt.graph import Operator, Role, Tensor, inner_storage
+from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT
 from poetopt.ops.runtimes.c.steps import KernelStep, as_run, placed, steps
-from poetopt.ops.runtimes.c.tiles import windows
-from poetopt.ops.runtimes.c.tiles.tiling import INNER, OUTER, ChunkSlice, Loop, Tiling
+from poetopt.ops.runtimes.c.tiling import INNER, OUTER, ChunkSlice, Loop, Tiling
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.util.errors import UnsupportedOpError
 
