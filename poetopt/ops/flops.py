@@ -136,7 +136,7 @@ class _Seen(OfNode):
     x: int
 
     def has(self, index: int) -> bool:
-        """Whether there is an input `index`."""
+        """Says whether there is an input `index`."""
         return len(self.node.inputs) > index and bool(self.node.inputs[index])
 
     def taps(self, index: int) -> int:
@@ -155,7 +155,7 @@ class _Seen(OfNode):
 
     @property
     def rows(self) -> int:
-        """What is before that axis."""
+        """Gives what is before that axis."""
         return math.prod(self.inputs[0][: self.axis])
 
 
@@ -292,7 +292,7 @@ PICKS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Compress"})
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one ONNX node does: floating-point operations, and bytes read and written."""
+    """Holds what one ONNX node does: floating-point operations, and bytes read and written."""
 
     flops: int
     nbytes: int

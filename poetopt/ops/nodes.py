@@ -27,7 +27,7 @@ def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
 
 
 class OfNode:
-    """What is asked about a `node`: its attributes, by name, with what holds where one is absent or of another type."""
+    """Attributes of a `node`, by name, with what holds where one is absent or of another type."""
 
     __slots__ = ()
     node: Node
@@ -71,7 +71,7 @@ class Call(OfNode):
     values: Mapping[str, Array] = field(default_factory=dict)
 
     def has(self, index: int) -> bool:
-        """Whether there is an input `index`."""
+        """Says whether there is an input `index`."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def input(self, index: int) -> Tensor:
@@ -112,7 +112,7 @@ def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor
 
 
 def is_inner_view(node: Node, group: Mapping[str, str]) -> bool:
-    """Whether a node inside an operator moves no bytes, by the groups of `inner_storage`.
+    """Says whether a node inside an operator moves no bytes, by the groups of `inner_storage`.
 
     Either what it writes is in a group, or what it writes names the group that what it reads is in.
     """
@@ -138,7 +138,7 @@ def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) 
 def streamable(
     operator: Operator, graph: TrainingGraph, scheduled: Container[str], constants: Mapping[str, Array]
 ) -> dict[str, Any]:
-    """What `Runtime.variants` is told of an operator that may stream. It hears of `listed` where there are such."""
+    """Arguments of `Runtime.variants` for an operator that may stream. It hears of `listed` where there are such."""
     rows = listed(operator, graph, scheduled)
     given: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
     return given | ({"listed": rows} if rows else {})

@@ -148,7 +148,7 @@ def _sorted(folder: Path) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
 
 
 def _mark(path: Path) -> tuple[int, ...]:
-    """What changes where a file is written to. Raises ModelError."""
+    """Gives what changes where a file is written to. Raises ModelError."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -173,7 +173,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _locks(folder: Path) -> bool:
-    """Whether files can be locked there at all."""
+    """Says whether files can be locked there at all."""
     with suppress(OSError):
         descriptor = os.open(folder / f".lock-{os.getpid()}", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
         try:
@@ -185,7 +185,7 @@ def _locks(folder: Path) -> bool:
 
 
 def _whole(path: Path) -> Mapping[str, Any]:
-    """What a checkpoint says, once each of its arrays has its checksum. Raises ModelError."""
+    """Gives what a checkpoint says, once each of its arrays has its checksum. Raises ModelError."""
     with opened(path) as archive:
         if "meta" not in archive:
             raise ModelError(f"{path} is no checkpoint of poetopt")
@@ -203,7 +203,7 @@ def _whole(path: Path) -> Mapping[str, Any]:
 
 
 def _valid(path: Path, meta: object) -> Mapping[str, Any]:
-    """What a checkpoint says, as the schema has it. Raises ModelError."""
+    """Gives what a checkpoint says, as the schema has it. Raises ModelError."""
     from pydantic import ValidationError
 
     try:

@@ -36,7 +36,7 @@ _SUMMING = frozenset({"Mul", "ReduceSum"})
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What rows showed.
+    """Holds what rows showed.
 
     rows
         How many counted.
@@ -81,7 +81,7 @@ class Forward:
         return cls(replace(graph, operators=operators), kept, read)
 
     def models(self) -> Mapping[tuple[str, ...], bytes]:
-        """What its sessions are made of."""
+        """Gives what its sessions are made of."""
         return Sessions(self.graph).written()
 
 
@@ -127,7 +127,7 @@ class Evaluator:
 
 
 class _LossSums:
-    """What evaluating has counted so far."""
+    """Holds what evaluating has counted so far."""
 
     def __init__(self) -> None:
         self.rows, self.loss, self.right, self.judged = 0, 0.0, 0, 0
@@ -225,7 +225,7 @@ def _statistics(graph: TrainingGraph, nodes: list[Node], producers: Mapping[str,
 
 
 def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
-    """Whether it is the product with a Dropout's mask: (x factor) mask."""
+    """Says whether it is the product with a Dropout's mask: (x factor) mask."""
     inner, mask = (producers.get(name) for name in node.inputs)
     while mask is not None and mask.op_type == "Cast":
         mask = producers.get(mask.inputs[0])
@@ -244,7 +244,7 @@ def _needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...
 
 
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:
-    """What is evaluated, opened. Raises ModelError."""
+    """Gives what is evaluated, opened. Raises ModelError."""
     if isinstance(data, (str, os.PathLike, Mapping)):
         return open_data(data, graph, workdir)
     return source_of(data, graph.whole, "sequential", 0, workdir)

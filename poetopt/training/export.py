@@ -48,7 +48,7 @@ class BuiltIn:
 def original(
     model: str | os.PathLike[str] | onnx.ModelProto | None, recipe: Mapping[str, object]
 ) -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
-    """What `export` writes anew: a path, the model itself, or a built-in network as the recipe says.
+    """Gives what `export` writes anew: a path, the model itself, or a built-in network as the recipe says.
 
     Raises ModelError where nobody said which it is.
     """

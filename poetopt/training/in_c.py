@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFit:
-    """What epochs in C showed.
+    """Holds what epochs in C showed.
 
     steps
         Of all epochs, beside onnxruntime's.
@@ -117,5 +117,5 @@ def fit_on(
 
 
 def learned(graph: TrainingGraph, ended: DeviceTraining) -> Mapping[str, Array]:
-    """What the network's file gets: the parameters after the last step, and running statistics."""
+    """Gives what the network's file gets: the parameters after the last step, and running statistics."""
     return {**{name: ended.values[name] for name in graph.trained if name in ended.values}, **ended.statistics}

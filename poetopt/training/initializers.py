@@ -35,7 +35,7 @@ class FileSpan:
 
 
 def tensor_spans(file: IO[bytes]) -> dict[str, FileSpan]:
-    """Where the elements of initializers and of constants (by their output) are in the file of a model.
+    """Says where the elements of initializers and of constants (by their output) are in the file of a model.
 
     Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
     """

@@ -106,7 +106,7 @@ class Learner:
 
     @property
     def total_ram_bytes(self) -> int:
-        """What the plan takes: arena, kernels, resident region."""
+        """Gives what the plan takes: arena, kernels, resident region."""
         return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
 
     def check_open(self, lr: float | None = None) -> None:

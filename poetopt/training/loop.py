@@ -24,7 +24,7 @@ from poetopt.util.units import show_seconds
 
 @dataclass
 class Position:
-    """Where a training stands: all of this is in each checkpoint.
+    """Says where a training stands: all of this is in each checkpoint.
 
     epoch, batch
         The next batch: both from 0.
@@ -54,7 +54,7 @@ class Position:
 
     @property
     def judged(self) -> bool:
-        """Whether the last epoch that is over has been validated."""
+        """Says whether the last epoch that is over has been validated."""
         return bool(self.validations) and self.validations[-1]["epoch"] == self.epoch
 
     def over(self, batches: int) -> None:
@@ -65,7 +65,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a training showed.
+    """Holds what a training showed.
 
     epochs, steps, batch
         Epochs, steps, and rows of a step.
@@ -139,7 +139,7 @@ def _plain(value: float | int | None) -> float | int | None:
 
 @dataclass(frozen=True)
 class Course:
-    """What a training goes through: all of this is in each checkpoint.
+    """Holds what a training goes through: all of this is in each checkpoint.
 
     order, lr_schedule, seed
         As they were asked for.
@@ -186,7 +186,7 @@ class Course:
             )
 
     def changes(self, before: Mapping[str, Any]) -> Iterator[str]:
-        """What is otherwise from here on, though nothing is wrong with it."""
+        """Gives what is otherwise from here on, though nothing is wrong with it."""
         epochs = before.get("epochs", self.epochs)
         if self.lr_schedule == "cosine" and epochs != self.epochs:
             yield f"--epochs {self.epochs}: the checkpoint's rates were those of a cosine over {epochs}"
@@ -203,7 +203,7 @@ _ALIKE = {
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What is asked of a training; see `poetopt.Trainer.fit`."""
+    """Holds what is asked of a training; see `poetopt.Trainer.fit`."""
 
     epochs: int
     schedule: RateSchedule

@@ -44,7 +44,7 @@ EXAMPLES = "constant, cosine, or step:EPOCHS:FACTOR as in step:10:0.1"
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """What becomes of a learning rate.
+    """Holds what becomes of a learning rate.
 
     kind
         `constant`, `cosine` or `step`.
@@ -58,7 +58,7 @@ class RateSchedule:
 
     @property
     def needs_length(self) -> bool:
-        """Whether it depends on how many steps there will be."""
+        """Says whether it depends on how many steps there will be."""
         return self.kind == "cosine"
 
     def rate(self, lr: float, step: int, epoch: int, steps: int) -> float:
@@ -103,7 +103,7 @@ USED_UP = (
 
 
 class Source(Protocol):
-    """What is trained on.
+    """Holds what is trained on.
 
     shown
         What messages call it.

@@ -76,7 +76,7 @@ def _greedy(operators: Sequence[Operator], tensors: Mapping[str, Tensor], roots:
 
 
 def _waiting(operators: Sequence[Operator], roots: Mapping[str, str]) -> tuple[list[int], list[list[int]]]:
-    """How many of the others each operator waits for, and which wait for it."""
+    """Says how many of the others each operator waits for, and which wait for it."""
     produced = {name: k for k, operator in enumerate(operators) for name in operator.outputs}
     readers: dict[str, list[int]] = {}
     for k, operator in enumerate(operators):
@@ -130,7 +130,7 @@ def blocks(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
 
 
 def is_block(operator: Operator) -> bool:
-    """Whether an operator is a block: not every one of several operators is."""
+    """Says whether an operator is a block: not every one of several operators is."""
     return operator.kind.startswith(f"{KIND}.")
 
 
@@ -139,7 +139,7 @@ def _block(members: Sequence[Operator], graph: TrainingGraph, kept: Set[str]) ->
 
 
 class _Joiner:
-    """Which operators go together: backwards through the graph, each operator joins the block of all its readers."""
+    """Groups operators: backwards through the graph, each operator joins the block of all its readers."""
 
     def __init__(self, graph: TrainingGraph, runtime: Runtime) -> None:
         self.graph = graph

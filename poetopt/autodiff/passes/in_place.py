@@ -71,13 +71,13 @@ def _wholes(members: Sequence[Operator]) -> Iterator[Whole]:
 
 
 def kept_tensors(graph: TrainingGraph) -> frozenset[str]:
-    """What somebody outside of the step wants: outputs, the step's results, and whose bytes they are."""
+    """Gives what somebody outside of the step wants: outputs, the step's results, and whose bytes they are."""
     kept = {*graph.outputs, *graph.results}
     return frozenset({graph.root(name) for name in kept} | kept)
 
 
 def working_set_bytes(operator: Operator, graph: TrainingGraph, runtime: Runtime) -> int:
-    """What an operator needs in RAM while it runs: inputs, outputs and temporaries, without what is resident."""
+    """Gives what an operator needs in RAM while it runs: inputs, outputs and temporaries, without what is resident."""
     roots = {graph.root(name) for name in (*operator.inputs, *operator.outputs)}
     held = sum(graph.tensors[root].nbytes for root in roots if not graph.tensors[root].resident)
     return held + runtime.workspace(operator, graph.tensors).temporaries_bytes
@@ -118,7 +118,7 @@ def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
 
 
 class _InPlaceSearch:
-    """Which operator joins the group of operators before it."""
+    """Says which operator joins the group of operators before it."""
 
     def __init__(self, graph: TrainingGraph, runtime: Runtime) -> None:
         self.graph = graph
@@ -139,7 +139,7 @@ class _InPlaceSearch:
         return joined(group, self.graph, self.kept, TOGETHER.join(kinds))
 
     def joins(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator) -> bool:
-        """Whether `operator` works in place on what `group` wrote; `views` are what stands between them."""
+        """Says whether `operator` works in place on what `group` wrote; `views` are what stands between them."""
         before = group[-1]
         if before.view or before.backward != operator.backward:
             return False
@@ -156,7 +156,7 @@ class _InPlaceSearch:
         return False
 
     def _fits(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator, name: str) -> bool:
-        """Whether the joined operator has `name` where its output is, and needs no more than its parts."""
+        """Says whether the joined operator has `name` where its output is, and needs no more than its parts."""
         graph, tensors, runtime = self.graph, self.graph.tensors, self.runtime
         writer, both = self.one(group), self.one([*group, *views, operator])
         layout = runtime.workspace(both, tensors)
@@ -175,7 +175,7 @@ class _InPlaceSearch:
         return working_set_bytes(both, graph, runtime) <= min(apart + tensors[name].nbytes // CRUMBS, self.room)
 
     def _roots(self, operator: Operator) -> set[str]:
-        """What an operator reads that is not resident."""
+        """Gives what an operator reads that is not resident."""
         roots = {self.graph.root(name) for name in operator.inputs}
         return {root for root in roots if not self.graph.tensors[root].resident}
 
@@ -223,7 +223,7 @@ def takings(graph: TrainingGraph, runtime: Runtime, without: Collection[str] = (
 
 
 class _TakingAsked:
-    """What an operator may take over, and what it needs then."""
+    """Holds what an operator may take over, and what it needs then."""
 
     def __init__(self, graph: TrainingGraph, runtime: Runtime, over: TakesOver) -> None:
         self.graph, self.runtime, self.over = graph, runtime, over

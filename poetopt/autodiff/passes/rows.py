@@ -133,7 +133,7 @@ def _chosen(graph: Graph, operator: Operator) -> tuple[str, str] | None:
 
 
 def _most(graph: Graph, ids: str) -> int:
-    """How many rows a batch may use whose numbers the input `ids` has."""
+    """Says how many rows a batch may use whose numbers the input `ids` has."""
     return graph.tensors[ids].size * (graph.parts if ids in graph.split else 1)
 
 

@@ -36,7 +36,7 @@ a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[
 
 
 def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
-    """How a folder is built and called."""
+    """Says how a folder is built and called."""
     optimizer, parts = program.graph.optimizer, program.graph.parts
     updates = (
         "Parameters are yours to change in between, at `po_parameters[k].address`."

@@ -19,7 +19,7 @@ from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 
 class Operation(IntEnum):
-    """What the emitted example asks for."""
+    """Holds what the emitted example asks for."""
 
     OPEN = 0x01
     CLOSE = 0x02
@@ -114,7 +114,7 @@ BREAKPOINT = 7
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """What a run on an emulator showed.
+    """Holds what a run on an emulator showed.
 
     files
         Those that the program wrote or changed, by name.

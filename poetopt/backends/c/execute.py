@@ -68,7 +68,7 @@ class _Both:
         return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
 
     def figures(self, built: Built, ran: Ran | RanSteps) -> dict[str, Any]:
-        """What `DeviceChecks` has of any run."""
+        """Gives what `DeviceChecks` has of any run."""
         arena, sizes = arena_bytes(self.plan), built.sizes
         return {
             "on": self.on,
@@ -156,14 +156,14 @@ def unscheduled(plan: Plan) -> Plan:
 
 
 def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
-    """What a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
+    """Gives what a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
     if graph.gradients:
         return {name: results[f"{name}.grad"] for name in graph.gradients}
     return moved_by(graph, whole(graph), results)
 
 
 def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
-    """What the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
+    """Gives what the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
     sessions = Sessions(graph, 1)
     shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
     shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
@@ -176,7 +176,7 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
 
 
 def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
-    """How many instructions each operator took, what it calls of libraries included; nothing on this machine."""
+    """Says how many instructions each operator took, what it calls of libraries included; nothing on this machine."""
     if ran.counts is None:
         return {}
     names = built.program.operator_names
@@ -185,7 +185,7 @@ def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Where steps went.
+    """Says where steps went.
 
     losses
         Of each.
@@ -299,7 +299,7 @@ def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapp
 def reference_ways(
     graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
 ) -> tuple[Way, Sequence[Way]]:
-    """Where the steps go on onnxruntime, node by node, and where if what they read is an ulp off."""
+    """Says where the steps go on onnxruntime, node by node, and where if what they read is an ulp off."""
     sessions, first = Sessions(graph, 1), whole(graph.joint)
 
     def way(seed: int | None) -> Way:
@@ -313,13 +313,13 @@ def reference_ways(
 
 
 def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> UlpSensitivity:
-    """How far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
+    """Says how far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
     found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
     return replace(found, together=max(found.together, *(_losses_apart(way, exact) for way in near)))
 
 
 def apart(a: Way, b: Way) -> float:
-    """How far apart the parameters' ways are, relative to that of `b`, in the norm."""
+    """Says how far apart the parameters' ways are, relative to that of `b`, in the norm."""
     return distance(a.moved, b.moved, tuple(b.moved))
 
 

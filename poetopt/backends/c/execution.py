@@ -1,4 +1,4 @@
-"""What a step in C showed, or a training, on this machine or on an emulated board."""
+"""Describes what a step in C showed, or a training, on this machine or on an emulated board."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOLERANCE = 5.0
 
 
 def far_shown(names: tuple[str, ...]) -> str:
-    """Which tensors are further away than that, in a message."""
+    """Says which tensors are further away than that, in a message."""
     shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
     return f", and that of {shown} is too far away for itself" if names else ""
 
@@ -81,22 +81,22 @@ class DeviceChecks(Checks):
 
     @property
     def close(self) -> bool:
-        """Whether what was computed is onnxruntime's, to rounding."""
+        """Says whether what was computed is onnxruntime's, to rounding."""
         raise NotImplementedError
 
     @property
     def linked_as_planned(self) -> bool:
-        """Whether the linker gave the program just the plan's bytes; true where that can't be told."""
+        """Says whether the linker gave the program just the plan's bytes; true where that can't be told."""
         return self.linked_ram_bytes in (None, self.planned_ram_bytes)
 
     @property
     def ok(self) -> bool:
-        """Whether the run passed all checks."""
+        """Says whether the run passed all checks."""
         return super().ok and self.close and self.linked_as_planned
 
     @property
     def memory_message(self) -> str:
-        """What is wrong with its RAM, in one sentence; empty where nothing is."""
+        """Gives what is wrong with its RAM, in one sentence; empty where nothing is."""
         if not self.linked_as_planned:
             return (
                 f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
@@ -143,12 +143,12 @@ class DeviceExecution(DeviceChecks):
 
     @property
     def close(self) -> bool:
-        """Whether the gradients are onnxruntime's, to rounding."""
+        """Says whether the gradients are onnxruntime's, to rounding."""
         return self.distance <= TOLERANCE * self.sensitivity and not self.far
 
     @property
     def message(self) -> str:
-        """What failed, in one sentence; empty where nothing did."""
+        """Gives what failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
@@ -209,7 +209,7 @@ class DeviceTraining(DeviceChecks):
 
     @property
     def finite(self) -> bool:
-        """Whether all losses and, after the last step, all values are numbers."""
+        """Says whether all losses and, after the last step, all values are numbers."""
         kept = (*self.values.values(), *self.statistics.values())
         return all(map(math.isfinite, self.losses)) and all(
             np.isfinite(value).all() for value in kept if value.dtype.kind == "f"
@@ -217,12 +217,12 @@ class DeviceTraining(DeviceChecks):
 
     @property
     def close(self) -> bool:
-        """Whether losses and parameters are numbers, and onnxruntime's to rounding."""
+        """Says whether losses and parameters are numbers, and onnxruntime's to rounding."""
         return self.finite and not self.far and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
 
     @property
     def message(self) -> str:
-        """What failed, in one sentence; empty where nothing did."""
+        """Gives what failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
             where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
             return f"on {self.on}, training with the schedule and without it differ: {where}; please report it"

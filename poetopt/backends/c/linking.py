@@ -66,7 +66,7 @@ class Image:
 
 
 def present() -> bool:
-    """Whether pyelftools is installed."""
+    """Says whether pyelftools is installed."""
     return importlib.util.find_spec("elftools") is not None
 
 
@@ -148,7 +148,7 @@ PAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Where RAM is, and how much of it.
+    """Says where RAM is, and how much of it.
 
     origin, nbytes
         Its first byte, and its size.

@@ -218,7 +218,7 @@ class Writer:
         self.workspace = False
 
     def arguments(self, step: KernelStep, state: int | None) -> Arguments:
-        """What the code of a step's kernel is written with; `state`: where its words begin."""
+        """Gives what the code of a step's kernel is written with; `state`: where its words begin."""
         call = step.call
         return Arguments(
             tuple(self.of(name) if name else "" for name in call.node.inputs),
@@ -228,7 +228,7 @@ class Writer:
         )
 
     def of(self, name: str) -> str:
-        """Where the tensor `name` lies."""
+        """Says where the tensor `name` lies."""
         if name in self.inner.offsets:
             return self._work(self.inner.offsets[name])
         root = self.graph.root(self.inner.storage.get(name, name))

@@ -31,7 +31,7 @@ TAKEN = "taken"
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """What an operator takes on an emulated core.
+    """Holds what an operator takes on an emulated core.
 
     instructions
         How many, those of library functions that it calls among them.
@@ -52,7 +52,7 @@ class Modelled:
 
 
 def joined(ones: Iterable[Modelled]) -> Modelled:
-    """What several operators take together; at least one."""
+    """Gives what several operators take together; at least one."""
     found = list(ones)
     low, middle, high = (sum(one.cycles[k] for one in found) for k in range(len(LEVELS)))
     classes = {kind: sum(one.classes[kind] for one in found) for kind in found[0].classes}
@@ -72,7 +72,7 @@ class EmulatedProfile:
     operators: Mapping[str, Modelled]
 
     def to_dict(self) -> dict[str, object]:
-        """What `profile --on --json` has beside the rest."""
+        """Gives what `profile --on --json` has beside the rest."""
         return {
             "clock_hz": self.clock_hz,
             "step": joined(self.operators.values()).to_dict(),

@@ -43,7 +43,7 @@ class Planned:
 
     @property
     def kept_bytes(self) -> int:
-        """What kernels keep from step to step."""
+        """Gives what kernels keep from step to step."""
         operators = (self.places.operators[operator.name] for operator in self.plan.problem.operators)
         alignment = self.plan.problem.alignment
         return sum(layout(operator, self.graph.tensors, alignment).kept_bytes for operator in operators)
@@ -56,7 +56,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """What one function of the emitted code runs.
+    """Holds what one function of the emitted code runs.
 
     operators
         The function of each operator that the plan computes, by its index in the problem, and its variant.
@@ -86,12 +86,12 @@ class Routine:
         return f"part == 0u ? ((void)memset({address}, 0, {nbytes}u), 0) : {call}"
 
     def stored(self, code: OperatorCode) -> list[str]:
-        """What an operator that streams is called with behind all else."""
+        """Gives what an operator that streams is called with behind all else."""
         return [*(f"{self.blocks[index]}u" for index in code.stored), *(["part != 0u"] if code.sums else [])]
 
 
 def planned(plan: Plan, graph: TrainingGraph) -> tuple[Planned, ...]:
-    """What a step runs: the plan, and of a batch in parts what follows the last one, where anything does."""
+    """Gives what a step runs: the plan, and of a batch in parts what follows the last one, where anything does."""
     found = [Planned(plan, graph, Places(graph, plan.problem, c_runtime))]
     after = closing_plan(plan)
     if after is not None and graph.closing is not None:
@@ -181,12 +181,12 @@ class DeviceProgram:
 
     @property
     def tabled(self) -> bool:
-        """Whether rows of tables are moved one by one."""
+        """Says whether rows of tables are moved one by one."""
         return any(routine.tables for routine in self.routines)
 
     @property
     def instructions(self) -> int:
-        """How many there are."""
+        """Says how many there are."""
         return sum(len(routine.plan.instructions) for routine in self.routines)
 
     @property
@@ -201,7 +201,7 @@ class DeviceProgram:
 
     @property
     def shown(self) -> str:
-        """What reports call the model."""
+        """Gives what reports call the model."""
         return self.plan.problem.model_ref or self.plan.problem.name
 
 

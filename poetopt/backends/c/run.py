@@ -30,7 +30,7 @@ TIMED_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a run gave.
+    """Holds what a run gave.
 
     results
         Loss, gradients and statistics, and the parameters after the step, by name.
@@ -56,7 +56,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class RanSteps:
-    """What steps one after another gave.
+    """Holds what steps one after another gave.
 
     losses
         Of each step.
@@ -154,7 +154,7 @@ def fed_with(program: DeviceProgram, batch: Mapping[str, Array]) -> bytes:
 
 
 def laid_out(rows: Sequence[TableRow], arrays: Mapping[str, Array]) -> bytes:
-    """What a table's tensors get, in its order."""
+    """Gives what a table's tensors get, in its order."""
     return b"".join(np.ascontiguousarray(arrays[row.name]).tobytes() for row in rows)
 
 

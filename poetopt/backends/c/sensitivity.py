@@ -1,4 +1,4 @@
-"""How far apart two steps are, and how far one ulp moves a step: what agreement is measured by.
+"""Describes how far apart two steps are, and how far one ulp moves a step: what agreement is measured by.
 
 Kernels that sum in another order round otherwise. How much that may come to depends on the network, so it is measured:
 onnxruntime computes the step again from floats that went to one of their neighbours, at random. Those are what forward
@@ -43,13 +43,13 @@ def distance(mine: Arrays, theirs: Arrays, names: Sequence[str]) -> float:
 
 
 def moved_by(graph: TrainingGraph, before: Arrays, after: Arrays) -> Arrays:
-    """How far parameters went, in float64."""
+    """Says how far parameters went, in float64."""
     return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
 
 
 @dataclass(frozen=True, slots=True)
 class UlpSensitivity:
-    """How far one ulp moves tensors.
+    """Says how far one ulp moves tensors.
 
     exact
         What they are.
@@ -70,7 +70,7 @@ class UlpSensitivity:
 
 
 def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> UlpSensitivity:
-    """How far `near` ones are from `exact`, of which `kept` are what rounding is of: themselves, or where they lead."""
+    """Measures how far `near` ones are from `exact`, with rounding that of `kept`: themselves, or their ends."""
     ulps = {name: np.spacing(np.abs(kept[name])) for name in exact}
     each = {n: max(_norm([ulps[n]]), *(_difference(one[n], exact[n]) for one in near)) for n in exact}
     size = _norm([_norm([array]) for array in exact.values()])

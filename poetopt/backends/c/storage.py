@@ -66,7 +66,7 @@ def lay_out_storage(
 
 
 def _moved(plan: Plan) -> set[int]:
-    """What a plan pages or streams."""
+    """Gives what a plan pages or streams."""
     found = {step.target for step in plan.instructions if step.action in (Action.PAGE_OUT, Action.PAGE_IN)}
     for step in plan.instructions:
         if step.action is Action.COMPUTE and step.variant:
@@ -108,12 +108,12 @@ class ListedTable:
 
     @property
     def identifier(self) -> str:
-        """What C calls the list."""
+        """Gives what C calls the list."""
         return f"po_rows_{self.of}"
 
 
 def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
-    """What C calls the list of rows of a table, or of an optimizer's state of one."""
+    """Gives what C calls the list of rows of a table, or of an optimizer's state of one."""
     return f"po_rows_{places.index[graph.rows[name].of or name]}"
 
 

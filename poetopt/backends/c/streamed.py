@@ -93,7 +93,7 @@ class _Moved:
 
     @property
     def window(self) -> bool:
-        """Whether it goes through a window: chunks are runs of bytes, or each piece has its own."""
+        """Says whether it goes through a window: chunks are runs of bytes, or each piece has its own."""
         if self.rows or self.taken.picks:
             return False
         return self.taken.pieces == 1 or self.taken.rows is not None
@@ -113,7 +113,7 @@ class _Moved:
         return f"(uint32_t){first} * {self.taken.unit_bytes}u", f"(uint32_t){last} * {self.taken.unit_bytes}u"
 
     def enter(self, count: str) -> Iterator[str]:
-        """What makes its chunk be in RAM, or have room there."""
+        """Gives what makes its chunk be in RAM, or have room there."""
         begin, end = self.span(count)
         if self.window:
             reads = f"{BEGUN} ? 1 : 2" if self.sum else int(self.reads)
@@ -130,7 +130,7 @@ class _Moved:
         return f"if ({BEGUN}) {{ {read} }} else {{ (void)memset({self.at}, 0, {nbytes}); }}" if self.sum else read
 
     def leave(self, count: str) -> Iterator[str]:
-        """What writes its chunk."""
+        """Gives what writes its chunk."""
         if self.writes and self.window:
             at = f"({FROM[self.taken.level]} + {count})"
             done, _ = _rows(self.taken, at, at)  # what the next chunk doesn't begin before
@@ -169,7 +169,7 @@ class _Moved:
 
     @property
     def at(self) -> str:
-        """Where its chunk is."""
+        """Says where its chunk is."""
         if self.window:
             return f"po_window_at(&po_w{self.number}, {self.span('0')[0]})"
         return f"PO_AT({WORKSPACE}, {self.offset}u)"
@@ -179,11 +179,11 @@ class Pointers(Protocol):
     """C expressions of what a function's calls name, as `Writer` has them."""
 
     def of(self, name: str) -> str:
-        """Where a tensor lies."""
+        """Says where a tensor lies."""
         ...
 
     def arguments(self, step: KernelStep, state: int | None) -> Arguments:
-        """What the code of a step's kernel is written with."""
+        """Gives what the code of a step's kernel is written with."""
         ...
 
 
@@ -290,7 +290,7 @@ class Function:
         yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
     def taken(self, step: KernelStep, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
-        """What a tiling's code is written with; `whole`: outside of its loops, where nothing of theirs is named."""
+        """Gives a tiling's code its operands; `whole`: outside of its loops, where nothing of theirs is named."""
 
         def parts(operands: Sequence[Tensor | None], slices: Sequence[ChunkSlice | None]) -> tuple[Part, ...]:
             return tuple(
@@ -311,11 +311,11 @@ class Function:
         )
 
     def scratch_offset(self, step: KernelStep) -> int:
-        """Where a kernel's own scratch lies among temporaries as large as a chunk."""
+        """Says where a kernel's own scratch lies among temporaries as large as a chunk."""
         return self.detail.layout.kernel_offsets[self.ran.nodes.index(step.call.node)]
 
     def part(self, tensor: Tensor, taken: ChunkSlice, counts: tuple[str, str]) -> Part:
-        """Where a chunk of a tensor is."""
+        """Says where a chunk of a tensor is."""
         width = DTYPE_BYTES[tensor.dtype]
         side_by_side = f"{counts[taken.level]} * {taken.unit_bytes // width}"
         name = self.same.get(tensor.name, tensor.name)
@@ -333,7 +333,7 @@ class Function:
 
 
 def _rows(taken: ChunkSlice, begin: str, end: str) -> tuple[str, str]:
-    """Which of an operand's steps, or rows, steps `begin` to `end` of a loop take: the first, and where they end."""
+    """Finds the steps, or rows, of an operand that steps `begin` to `end` of a loop take: the first, and their end."""
     return (begin, end) if taken.rows is None else taken.rows.in_c(begin, end)
 
 
@@ -350,7 +350,7 @@ def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
 
 
 def _around(mine: Sequence[_Moved], count: str, body: Iterable[str]) -> Iterator[str]:
-    """What works on chunks of `mine`, between what reads these and what writes them."""
+    """Gives what works on chunks of `mine`, between what reads these and what writes them."""
     for moved in mine:
         yield from moved.enter(count)
     yield from body

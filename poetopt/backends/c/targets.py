@@ -1,4 +1,4 @@
-"""Where C can run, and the compilers that are there for it."""
+"""Describes where C can run, and the compilers that are there for it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def bare(self) -> bool:
-        """Whether it runs without an operating system: with a start-up and a linker script of ours."""
+        """Says whether it runs without an operating system: with a start-up and a linker script of ours."""
         return self.name != LINUX
 
 

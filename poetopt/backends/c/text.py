@@ -33,7 +33,7 @@ def calls(routine: Routine) -> Iterator[str]:
 
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
-    """What an operator's function is called with at `moment`."""
+    """Gives what an operator's function is called with at `moment`."""
     yield from code.given
     for index in code.tensors:
         yield f"PO_ARENA({moment.at[index]}u)"
@@ -52,7 +52,7 @@ HEAD_BYTES, TAIL_BYTES = 1 + FINGERPRINT_BYTES, 4
 
 
 def decoded(routine: Routine) -> Mapping[str, object]:
-    """What the decoder's template is filled in with."""
+    """Gives what the decoder's template is filled in with."""
     problem = routine.plan.problem
     data = encode_compact(routine.plan)[HEAD_BYTES:-TAIL_BYTES]
     offsets = list(_offsets(routine))
@@ -157,7 +157,7 @@ def filled(name: str, values: Mapping[str, object]) -> str:
 
 
 def does(program: DeviceProgram) -> str:
-    """What a step consists of, in words."""
+    """Gives what a step consists of, in words."""
     optimizer = program.graph.optimizer
     return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
 
@@ -186,7 +186,7 @@ def header(program: DeviceProgram) -> str:
 
 
 def _functions(graph: TrainingGraph) -> str:
-    """What po.h says of the functions of a step, but for the last declaration."""
+    """Gives what po.h says of the functions of a step, but for the last declaration."""
     if graph.parts == 1:
         return STEP
     updates = graph.closing is not None
@@ -217,7 +217,7 @@ def schedules(program: DeviceProgram, schedule: str) -> str:
 
 
 def _parts(program: DeviceProgram) -> str:
-    """What a batch in parts is run by."""
+    """Gives what a batch in parts is run by."""
     graph, resident, plan = program.graph, program.resident, program.plan
     at = {t.name: f"PO_ARENA({offset}u)" for t, offset in lying(plan)}
     at |= {name: f"PO_RESIDENT({offset}u)" for name, offset in resident.offsets.items()}
@@ -236,14 +236,14 @@ def _parts(program: DeviceProgram) -> str:
 
 
 def lying(plan: Plan) -> Iterator[tuple[ProblemTensor, int]]:
-    """What is in RAM from step to step, and where."""
+    """Gives what is in RAM from step to step, and where."""
     offsets = input_offsets(plan)
     for index in plan.problem.lasting:
         yield plan.problem.tensors[index], offsets[index]
 
 
 def begin(program: DeviceProgram) -> str:
-    """What a plan begins with: which rows of tables the batch uses."""
+    """Gives what a plan begins with: which rows of tables the batch uses."""
     fed = {row.name: row for row in program.inputs}
 
     def lines() -> Iterator[str]:
@@ -260,7 +260,7 @@ def begin(program: DeviceProgram) -> str:
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
-    """Where a tensor lies that is in RAM between steps."""
+    """Says where a tensor lies that is in RAM between steps."""
     if row.place.root:
         return f"PO_RESIDENT({program.resident.offsets[row.place.root]}u)"
     return f"PO_ARENA({row.place.offset}u)"

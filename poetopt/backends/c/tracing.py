@@ -1,4 +1,4 @@
-"""What an emulated program executes, operator by operator, and the cycles that instructions take."""
+"""Describes what an emulated program executes, operator by operator, and the cycles that instructions take."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Trace:
             raise ExecutionError(f"Unicorn can't count instructions: error {status}")
 
     def _count(self, machine: Any, address: int, size: int, data: object) -> None:
-        """What po_count does."""
+        """Gives what po_count does."""
         c, first, end = self._counts, address // 2, (address + size) // 2
         if end > c.halfwords:
             return
@@ -159,7 +159,7 @@ Cycles = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """How long a core takes.
+    """Says how long a core takes.
 
     clock_hz
         Of the catalogue's device that has it.
@@ -309,7 +309,7 @@ def _class(name: str, operands: str) -> str:
 
 
 def _words(name: str, operands: str) -> int:
-    """How many words a load or store of several moves; 0 for others."""
+    """Says how many words a load or store of several moves; 0 for others."""
     if name.startswith(("ldrd", "strd")):
         return 2
     if not name.startswith(("push", "pop", "ldm", "stm", "vpush", "vpop", "vldm", "vstm")):

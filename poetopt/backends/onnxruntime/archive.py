@@ -39,7 +39,7 @@ _DAMAGED = (
 
 
 class Header(NamedTuple):
-    """What a member says of itself."""
+    """Holds what a member says of itself."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[np.generic]
@@ -94,7 +94,7 @@ class Archive(Mapping[str, "Array"]):
             yield from _parts(name, self._header(name, file), file)
 
     def start(self, name: str) -> int | None:
-        """Where the bytes of an array begin in the file; None where they are compressed."""
+        """Says where the bytes of an array begin in the file; None where they are compressed."""
         member = self._members[name]
         if member.compress_type != zipfile.ZIP_STORED:
             return None
@@ -188,7 +188,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 def _is_archive(file: IO[bytes]) -> bool:
-    """Whether it ends as a zip file does, with a list of members of sensible length."""
+    """Says whether it ends as a zip file does, with a list of members of sensible length."""
     end = file.seek(0, os.SEEK_END)
     begin = max(0, end - _TRAILER - _LARGEST_COMMENT)
     file.seek(begin)

@@ -98,7 +98,7 @@ def check_names(graph: Graph, data: Mapping[str, object]) -> None:
 
 
 def misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
-    """What to raise for data of a shape that an input can't have."""
+    """Gives what to raise for data of a shape that an input can't have."""
     text = f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}"
     if tensor.name == "labels" and len(shape) == len(tensor.shape) + 1:
         text += (
@@ -214,7 +214,7 @@ def _steps(graph: Graph, name: str) -> int | None:
 
 
 def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
-    """What uses `name` as labels or indices, cast or in another order: op, number of choices, ignored label."""
+    """Gives what uses `name` as labels or indices, cast or in another order: op, number of choices, ignored label."""
     found: list[tuple[str, int, object]] = []
     for node, places, backward in _uses(graph, name):
         if 1 not in places:
@@ -304,7 +304,7 @@ class Batches:
 
 
 def batches_of(graph: TrainingGraph, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int) -> Batches:
-    """What `data` gives for each step; where it is None, the same random batch."""
+    """Gives what `data` gives for each step; where it is None, the same random batch."""
     if data is None:
         return Batches(graph, random_batch(graph, seed))
     return Batches(graph, data if isinstance(data, Mapping) else load_batch(data, graph, sets=True))

@@ -1,4 +1,4 @@
-"""What an execution showed: whether two runs agree, bit by bit, and what it took."""
+"""Describes what an execution showed: whether two runs agree, bit by bit, and what it took."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Checks:
 
     @property
     def within_budget(self) -> bool:
-        """Whether the measured peak keeps the budget; true where it could not be measured."""
+        """Says whether the measured peak keeps the budget; true where it could not be measured."""
         return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the run passed all checks."""
+        """Says whether the run passed all checks."""
         return self.bit_identical is not False and self.within_budget
 
 
@@ -54,7 +54,7 @@ def plain(value: object) -> object:
 
 @dataclass(frozen=True)
 class BitComparison:
-    """What two runs have in common.
+    """Holds what two runs have in common.
 
     different
         Names of the tensors that differ in at least one bit, in the order asked for.
@@ -67,11 +67,11 @@ class BitComparison:
 
     @property
     def identical(self) -> bool:
-        """Whether all bits agree."""
+        """Says whether all bits agree."""
         return not self.different
 
     def joined(self, other: BitComparison) -> BitComparison:
-        """What holds of both comparisons."""
+        """Gives what holds of both comparisons."""
         names = dict.fromkeys((*self.different, *other.different))
         return BitComparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
 
@@ -183,7 +183,7 @@ class Execution(Checks):
 
     @property
     def message(self) -> str:
-        """What failed, in one sentence; empty where nothing did."""
+        """Gives what failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
             count = 1 + self.gradients + self.statistics + self.updated
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")

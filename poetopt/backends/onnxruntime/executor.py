@@ -233,7 +233,7 @@ def transfer_seconds(program: Program | Parted, batch: Batch, clock: Stopwatch) 
 
 
 def _beside(program: Program | Parted, batch: Batch, told: Told) -> int | None:
-    """What kernels allocate beside the arena, at most."""
+    """Gives what kernels allocate beside the arena, at most."""
     gc.collect()
     program.load(batch)
     passes = count(1)

@@ -1,4 +1,4 @@
-"""What a step takes: seconds, and bytes that kernels allocate beside the arena.
+"""Describes what a step takes: seconds, and bytes that kernels allocate beside the arena.
 
 Bytes are counted by the operating system, so that nobody's allocation is missed: while a node runs, the C library is
 asked to keep what is freed instead of giving it back, so that every page it touched is still resident after
@@ -28,7 +28,7 @@ from poetopt.util.garbage import paused
 
 @cache
 def give_back() -> Callable[[], object] | None:
-    """What returns all free pages to the system; None where the C library has no such function."""
+    """Gives what returns all free pages to the system; None where the C library has no such function."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):
@@ -70,7 +70,7 @@ class Stopwatch:
 
     @property
     def counts(self) -> bool:
-        """Whether the system tells of waiting; to be asked before the clock is closed."""
+        """Says whether the system tells of waiting; to be asked before the clock is closed."""
         return self._file >= 0
 
     def waited(self) -> float:
@@ -90,7 +90,7 @@ class Stopwatch:
         return wall_s - waited_s
 
     def call(self, act: Callable[[], T]) -> tuple[T, float]:
-        """What `act` gives, and the seconds that it took."""
+        """Gives what `act` gives, and the seconds that it took."""
         waited_s = self.waited()
         begin = time.perf_counter()
         given = act()
@@ -206,7 +206,7 @@ def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -
 
 
 def _held_at(mark: _HighMark, acts: Sequence[Act], resident: _Resident) -> int:
-    """What another pass, which begins now, holds at that place."""
+    """Gives what another pass, which begins now, holds at that place."""
     base = (resident.bytes() or 0) + mark.base
     for act in acts[: mark.act]:
         act()
@@ -229,7 +229,7 @@ def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> in
 
 
 def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:
-    """What is counted for each node: the least of several passes; None if there are none.
+    """Gives what is counted for each node: the least of several passes; None if there are none.
 
     Whatever else happens in the process can only add: a few bytes that stay pin a whole page, and pages that were given
     back are counted again.
@@ -289,8 +289,10 @@ def _passes(acts: Sequence[Act], prepare: Act, *, each: bool) -> Generator[tuple
 
 
 def _fault_counter() -> Callable[[], int]:
-    """What counts the bytes of all pages that became resident so far; where the system doesn't, a step of the counter
-    is more than any memory."""
+    """A counter of the bytes of all pages that became resident so far.
+
+    Where the system doesn't count, a step of the counter is more than any memory.
+    """
     from resource import RUSAGE_SELF, getpagesize, getrusage
 
     page = getpagesize()
@@ -350,7 +352,7 @@ def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:
 
 
 class _Resident:
-    """How much anonymous memory of this process is resident: counted page by page, not from the kernel's rough sums."""
+    """Counts the anonymous memory of this process that is resident, page by page, not from the kernel's rough sums."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(4096)

@@ -63,7 +63,7 @@ class Mapped(Mapping[str, "Array"]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a step is made of.
+    """Holds what a step is made of.
 
     plan
         Of a problem with that graph.

@@ -243,7 +243,7 @@ class InParts:
 
 @dataclass(frozen=True)
 class Witness:
-    """What a step left.
+    """Holds what a step left.
 
     number
         Which step, from 0.
@@ -264,7 +264,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What ordinary training says of so many steps.
+    """Holds what ordinary training says of so many steps.
 
     losses, step_s
         Its own.

@@ -156,7 +156,7 @@ class Sessions:
         return found
 
     def _operands(self, node: Node) -> tuple[_Names, _Names, Mapping[str, str]]:
-        """What is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
+        """Gives what is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
         inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
         outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
         embedded = {key: name for key, name in inputs if self.embeds(name) and node.op_type not in READ_AS_THEY_RUN}
@@ -196,7 +196,7 @@ class Sessions:
         return first_line(error)
 
     def embeds(self, name: str) -> bool:
-        """Whether the tensor `name` is part of each session that reads it."""
+        """Says whether the tensor `name` is part of each session that reads it."""
         tensor = self.graph.tensors[name]
         constant = tensor.role is Role.CONSTANT and tensor.name in self.graph.values
         return constant and tensor.dtype in ("int64", "int32") and tensor.size <= EMBEDDED_ELEMENTS
@@ -252,7 +252,7 @@ class Sessions:
 
 
 def key_of(node: Node) -> tuple[str, ...]:
-    """What a node is known by among those of a graph, and of its slices: what it does, writes, and reads."""
+    """Gives what a node is known by among those of a graph, and of its slices: what it does, writes, and reads."""
     return (node.op_type, *node.outputs, "", *node.inputs)
 
 
@@ -280,12 +280,12 @@ def _type(tensor: Tensor) -> tuple[object, list[int]]:
 
 
 def is_random(node: Node) -> bool:
-    """Whether two runs of one session of `node` may differ."""
+    """Says whether two runs of one session of `node` may differ."""
     return node.op_type in RANDOM_OPS and not node.domain
 
 
 def _seed(node: Node) -> float:
-    """What a random node draws by: its own seed, or one of its name."""
+    """Gives what a random node draws by: its own seed, or one of its name."""
     return float(node.attributes.get("seed", zlib.crc32(node.name.encode()) % 2**20))  # type: ignore[arg-type]
 
 
@@ -304,7 +304,7 @@ def explained(what: str, action: Callable[[], Any]) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of onnxruntime says, on one line."""
+    """Gives what an error of onnxruntime says, on one line."""
     return " ".join(str(error).split())[:400] or type(error).__name__
 
 

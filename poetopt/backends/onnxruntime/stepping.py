@@ -141,7 +141,7 @@ class ScheduledStep(Closing):
 
     @property
     def _runs(self) -> Program:
-        """What runs for each part, or once a step."""
+        """Gives what runs for each part, or once a step."""
         return self.program if isinstance(self.program, Program) else self.program.part
 
     @property
@@ -155,7 +155,7 @@ class ScheduledStep(Closing):
         return {name: self._given[name] for name in self.graph.gradients}
 
     def results(self) -> Mapping[str, Array]:
-        """What the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
+        """Gives what the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
         return {shown: self.program.result(name) for shown, name in self.joint.shown_results.items()}
 
     def digests(self) -> Mapping[str, bytes]:
@@ -168,7 +168,7 @@ class ScheduledStep(Closing):
         return {name: self._given[tensor].item() for name, tensor in self.graph.hyperparameters.items()}
 
     def values(self) -> Mapping[str, Array]:
-        """What changes from step to step, by `names`, as it is when it is asked for.
+        """Gives what changes from step to step, by `names`, as it is when it is asked for.
 
         In RAM it is a read-only view, until the next step; on storage it is read into a copy, one by one. Of tables of
         which a step has rows, all rows. Together with `taken` they are all that the next step depends on.
@@ -219,7 +219,7 @@ class ScheduledStep(Closing):
                 raise OptionError(f"hyperparameter {name!r}: the step has none of that name; {has}")
 
     def _holder(self, name: str) -> Carried | None:
-        """What has the scheduled tensor `name`; None for what is resident."""
+        """Gives what has the scheduled tensor `name`; None for what is resident."""
         return next((carried for carried in self._carried if name in carried.first), None)
 
     def _value(self, name: str) -> Array:

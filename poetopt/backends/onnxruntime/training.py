@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Checks):
-    """What so many steps with a schedule showed.
+    """Holds what so many steps with a schedule showed.
 
     steps, lr, momentum
         As asked for.
@@ -112,12 +112,12 @@ class TrainingRun(Checks):
 
     @property
     def losses_name(self) -> str:
-        """What the losses are called in a file, beside the values."""
+        """Gives what the losses are called in a file, beside the values."""
         return losses_beside(self.names)
 
     @property
     def message(self) -> str:
-        """What failed, in one sentence; empty where nothing did."""
+        """Gives what failed, in one sentence; empty where nothing did."""
         if self.bit_identical is False:
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
@@ -290,7 +290,7 @@ def _batches(
 
 
 def losses_beside(values: Collection[str]) -> str:
-    """What losses are called in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
+    """Names losses in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
     names = ("losses", *(f"losses.{number}" for number in range(2, len(values) + 3)))
     return next(name for name in names if name not in values)
 

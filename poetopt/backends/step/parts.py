@@ -1,4 +1,4 @@
-"""What a step consists of, in order and as data: nodes to run and tensors to move, each with its places.
+"""Describes what a step consists of, in order and as data: nodes to run and tensors to move, each with its places.
 
 A place is an offset in the arena or a storage of the resident region, so that a step is the same wherever the two lie.
 A view inside an operator is no part: its bytes are where they were.
@@ -85,7 +85,7 @@ SlicePart = RunSlice | MoveSlice | MoveRows
 
 
 def slice_parts(operator: Operator, moment: Moment, places: Places) -> Iterator[SlicePart]:
-    """What a run of `operator` by the variant of `moment` comes to. Raises PlanError where there is no such variant."""
+    """Lists the parts of a run of `operator` by the variant of `moment`. Raises PlanError where there is none."""
     sliced = places.sliced(operator, moment.instruction)
     return _SliceRun(operator, moment, places, sliced).parts()
 
@@ -198,7 +198,7 @@ Part = RunNode | PageTransfer | GiveBack | SlicePart
 
 @dataclass(frozen=True, slots=True)
 class Instructed:
-    """What one instruction of a plan comes to.
+    """Holds what one instruction of a plan comes to.
 
     number
         Its index in the plan.
@@ -247,7 +247,7 @@ def instructed(plan: Plan, places: Places) -> Iterator[Instructed]:
 
 
 def _run(operator: Operator, moment: Moment, places: Places, *, sliced: bool) -> Iterator[tuple[int, Part | None]]:
-    """What a COMPUTE comes to, each with what its kernel allocates."""
+    """Gives what a COMPUTE comes to, each with what its kernel allocates."""
     if sliced:
         for part in slice_parts(operator, moment, places):
             yield part.kernel_bytes if isinstance(part, RunSlice) else 0, part

@@ -1,4 +1,4 @@
-"""Where every tensor of a step lies: in the arena by the plan's offsets, or in the resident region."""
+"""Describes where every tensor of a step lies: in the arena by the plan's offsets, or in the resident region."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, show
 def taken_over(
     runtime: Runtime, graph: TrainingGraph, operator: Operator, problem: Problem, index: int
 ) -> RuntimeVariant | None:
-    """How `operator`, which is operator `index` of a plan's problem, writes over what it reads; None where it can't."""
+    """Asks how `operator`, operator `index` of a plan's problem, writes over what it reads; None where it can't."""
     takes = problem.operators[index].takes
     if not takes or not isinstance(runtime, TakesOver):
         return None
@@ -77,7 +77,7 @@ def taken_over(
 
 
 def streams(operator: str, who: str) -> PlanError:
-    """What is wrong with a plan in which an operator streams, for whoever runs it with its operands in RAM alone."""
+    """Refuses a plan in which an operator streams, for whoever runs it with its operands in RAM alone."""
     return PlanError(
         f"the plan streams operands of {operator!r} from or to storage, which {who} can't run yet; solve again with "
         "more RAM, so that nothing is streamed"
@@ -85,18 +85,18 @@ def streams(operator: str, who: str) -> PlanError:
 
 
 def in_parts(name: str, what: str) -> PlanError:
-    """What is wrong with a plan whose batch comes in parts, for what has none."""
+    """Gives what is wrong with a plan whose batch comes in parts, for what has none."""
     return PlanError(f"{name}: the plan's batch comes in parts, and {what} has none; solve it without --micro-batch")
 
 
 def _elsewhere(problem: Problem) -> str:
-    """Where a plan of this runtime can be run."""
+    """Says where a plan of this runtime can be run."""
     return ", or run it in C (po.execute_on, --on host)" if problem.runtime == "c" else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor starts: `offset` bytes into the arena or, with a `root`, where that resident storage starts."""
+    """A tensor's start: `offset` bytes into the arena or, with a `root`, where that resident storage starts."""
 
     offset: int
     root: str = ""
@@ -153,12 +153,12 @@ def moments(plan: Plan) -> Iterator[Moment]:
 
 
 def input_offsets(plan: Plan) -> Mapping[int, int]:
-    """Where the graph inputs lie before the first instruction, by index in the problem."""
+    """Says where the graph inputs lie before the first instruction, by index in the problem."""
     return {buffer.index: buffer.offset for buffer in buffers(plan) if buffer.first < 0 and not buffer.workspace}
 
 
 class Places:
-    """Where everything lies that the nodes of an operator read and write."""
+    """Says where everything lies that the nodes of an operator read and write."""
 
     def __init__(self, graph: TrainingGraph, problem: Problem, runtime: Runtime) -> None:
         self.graph = graph
@@ -171,20 +171,20 @@ class Places:
         self._variants: dict[str, tuple[RuntimeVariant, ...]] = {}
 
     def inner(self, operator: Operator) -> InnerLayout:
-        """Which tensors of an operator share storage, the offsets of its temporaries, and what its kernels take."""
+        """Lays an operator out: tensors that share storage, offsets of its temporaries, what its kernels take."""
         if operator.name not in self._inner:
             self._inner[operator.name] = self.runtime.workspace(operator, self.graph.tensors, self.problem.alignment)
         return self._inner[operator.name]
 
     def of(self, name: str, operator: Operator, moment: Moment) -> Place:
-        """Where the tensor `name`, as the nodes of `operator` know it, lies at `moment`."""
+        """Says where the tensor `name`, as the nodes of `operator` know it, lies at `moment`."""
         inner = self.inner(operator)
         if name in inner.offsets:
             return Place(moment.workspace + inner.offsets[name])
         return self.root(self.graph.root(inner.storage.get(name, name)), moment)
 
     def root(self, root: str, moment: Moment) -> Place:
-        """Where a storage lies at `moment`."""
+        """Says where a storage lies at `moment`."""
         return Place(0, root) if root in self.resident else Place(moment.at[self.index[root]])
 
     def variant(self, operator: Operator, index: int, number: int) -> RuntimeVariant:
@@ -205,7 +205,7 @@ class Places:
         )
 
     def taking(self, operator: Operator, index: int) -> RuntimeVariant:
-        """How `operator`, which is operator `index` of the problem, writes an output over an input.
+        """Says how `operator`, which is operator `index` of the problem, writes an output over an input.
 
         Raises PlanError where the runtime can't, or not in the workspace that the plan has.
         """

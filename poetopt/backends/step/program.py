@@ -49,7 +49,7 @@ class Kernels(Protocol):
 
     @property
     def runtime(self) -> Runtime:
-        """What they take of RAM."""
+        """Gives what they take of RAM."""
         ...
 
     def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
@@ -63,11 +63,11 @@ class Kernels(Protocol):
         ...
 
     def draws(self, node: Node) -> bool:
-        """Whether a bound node draws random numbers: bound anew, it draws the same ones again."""
+        """Says whether a bound node draws random numbers: bound anew, it draws the same ones again."""
         ...
 
     def give_back(self) -> Act | None:
-        """What returns to the system all memory that kernels have freed; None where nothing does."""
+        """Gives what returns to the system all memory that kernels have freed; None where nothing does."""
         ...
 
     def errors(self) -> tuple[type[Exception], ...]:
@@ -75,7 +75,7 @@ class Kernels(Protocol):
         ...
 
     def reason(self, error: BaseException) -> str:
-        """What such an exception says, on one line."""
+        """Gives what such an exception says, on one line."""
         ...
 
 
@@ -104,7 +104,7 @@ class Watched:
             self._of.setdefault(made, []).append(name)
 
     def of(self, node: Node) -> tuple[tuple[str, Array], ...]:
-        """What is to be copied once `node` has run: the tensor that it wrote, and where to."""
+        """Gives what is to be copied once `node` has run: the tensor that it wrote, and where to."""
         return tuple((made, self.copies[name]) for made in node.outputs for name in self._of.get(made, ()))
 
 
@@ -252,7 +252,7 @@ class Program:
             raise self._failure(done, error) from error
 
     def result(self, name: str) -> Array:
-        """What the last step left behind of the step's results: a view where it is in RAM, else a copy."""
+        """Gives what the last step left behind of the step's results: a view where it is in RAM, else a copy."""
         root = self.graph.root(name)
         if root in self.carried.first:
             return self.carried.value(root).reshape(self.graph.tensors[name].shape)
@@ -268,11 +268,11 @@ class Program:
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """What the first step reads beside its batch, whatever steps have updated since. Read-only."""
+        """Gives what the first step reads beside its batch, whatever steps have updated since. Read-only."""
         return {**self.region.begun, **self.carried.begun}
 
     def _input(self, name: str) -> Array | None:
-        """Where a graph input lies at the start; None where nothing reads it, or where it begins on storage."""
+        """Says where a graph input lies at the start; None where nothing reads it, or where it begins on storage."""
         tensor = self.graph.tensors[name]
         if name in self.region.written:
             return self.region.written[name]

@@ -61,7 +61,7 @@ class ResidentRegion:
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """What the first step reads, whatever steps have updated since. Read-only."""
+        """Gives what the first step reads, whatever steps have updated since. Read-only."""
         return {**self.given, **self.first}
 
     def reset(self) -> None:
@@ -70,7 +70,7 @@ class ResidentRegion:
             np.copyto(self.given[name], array)
 
     def address(self, root: str) -> int:
-        """Where the storage `root` starts."""
+        """Says where the storage `root` starts."""
         array = self.given[root] if root in self.given else self.written[root]
         return int(array.ctypes.data)
 
@@ -152,7 +152,7 @@ class Carried:
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """What the first step reads: of tables, the rows that the batch uses, and zeros behind them."""
+        """Gives what the first step reads: of tables, the rows that the batch uses, and zeros behind them."""
         found = dict(self.first)
         for name, rows in self.used.items():
             found[name] = np.zeros_like(self.first[name])
@@ -177,7 +177,7 @@ class Carried:
         self._pages.choose(name, range(len(whole)), whole.nbytes // len(whole))
 
     def value(self, name: str) -> Array:
-        """What a step has left of one of them. Raises ExecutionError where the storage fails."""
+        """Gives what a step has left of one of them. Raises ExecutionError where the storage fails."""
         if name in self.in_ram:
             return self.in_ram[name]
         found = np.array(self.first[name], order="C")

@@ -136,7 +136,7 @@ class _Writer:
         yield self._copied(operator, {source: now, **made}, AGAIN)
 
     def _now(self, name: str) -> str:
-        """What `name` is called now."""
+        """Gives what `name` is called now."""
         operator = self.views.get(name)
         return self.newest.get(name, name) if operator is None else self.viewed[name, self._now(operator.inputs[0])]
 

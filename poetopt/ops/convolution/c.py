@@ -226,7 +226,7 @@ def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
 
 
 def _bias(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
-    """Where the bias of a chunk's first channel is; "NULL" without one."""
+    """Says where the bias of a chunk's first channel is; "NULL" without one."""
     if not call.has(2):
         return "NULL"
     at = f"(const float *){chunk.inputs[2].at}"

@@ -32,12 +32,12 @@ class Geometry:
 
     @property
     def reach(self) -> int:
-        """How many rows the last tap is behind the first."""
+        """Says how many rows the last tap is behind the first."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     @property
     def pointwise(self) -> bool:
-        """Whether it is a product of matrices, image by image."""
+        """Says whether it is a product of matrices, image by image."""
         one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
         return one and self.groups == 1 and self.out == self.size
 
@@ -148,7 +148,7 @@ def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, 
 
 
 def _by_rows(found: Geometry) -> bool:
-    """Whether there are rows, no pad is wider than what the taps reach, and pixels are not alike."""
+    """Says whether there are rows, no pad is wider than what the taps reach, and pixels are not alike."""
     return found.out[0] > 1 and 0 <= found.before[0] <= found.reach and not found.pointwise
 
 
@@ -208,7 +208,7 @@ def _updating(
     above: str,
     extent: int,
 ) -> str:
-    """What a chunk adds to the sums; with an optimizer, at the end of all `extent` steps the update by them.
+    """Gives what a chunk adds to the sums; with an optimizer, at the end of all `extent` steps the update by them.
 
     planes
         Rows and columns of dy, and of x.
@@ -232,7 +232,7 @@ def _updating(
 def written_to(
     call: Call, chunk: Chunk, optimizer: str, olds: Sequence[str], news: Sequence[str]
 ) -> tuple[list[str], tuple[str, str]]:
-    """Where a gradient by the weights goes, as `po_images_by_weight` is told, and what is declared for that.
+    """Says where a gradient by the weights goes, as `po_images_by_weight` is told, and what is declared for that.
 
     olds, news
         The weights and the optimizer's states before and after their update; without an optimizer dW.

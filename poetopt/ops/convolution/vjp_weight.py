@@ -119,7 +119,7 @@ def _by_rows(problem: WeightProblem) -> Iterator[Costed]:
 
 
 def _rows_bytes(problem: WeightProblem, columns: int, moved: int, parts: int) -> int:
-    """What lives with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
+    """Bytes that live with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     if parts > 1:
         return (columns // parts + moved) * problem.item + max(
@@ -233,7 +233,7 @@ def _both(problem: WeightProblem) -> int:
 
 
 def _lane(taps: int, width: int) -> float:
-    """How much of a Gemm's speed is left where it has as few columns as taps: it works on 16 at a time."""
+    """Says how much of a Gemm's speed is left where it has as few columns as taps: it works on 16 at a time."""
     return 0.85 * taps / (16 * -(-taps // 16)) * min(1.0, width / 8)
 
 
@@ -259,7 +259,7 @@ class WeightProblem:
 
     @property
     def plain(self) -> bool:
-        """Whether an image is its own unfolding."""
+        """Says whether an image is its own unfolding."""
         window = self.window
         padded = any(window.before) or any(window.declared_after)
         return window.taps == 1 and window.unit_stride and not padded

@@ -1,4 +1,4 @@
-"""Where windows lie, along their axes, and the gradients of what folds them."""
+"""Describes where windows lie, along their axes, and the gradients of what folds them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Window:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """What the positions cover on each axis, pads included."""
+        """Gives what the positions cover on each axis, pads included."""
         return tuple(
             (o - 1) * s + (k - 1) * d + 1
             for o, s, k, d in zip(self.out, self.strides, self.kernel, self.dilations, strict=True)
@@ -66,7 +66,7 @@ class Window:
 
     @property
     def unit_stride(self) -> bool:
-        """Whether the window moves by one on every axis."""
+        """Says whether the window moves by one on every axis."""
         return all(s == 1 for s in self.strides)
 
 
@@ -148,7 +148,7 @@ def _frame(op: Primal) -> Window:
 
 
 def _places(k: OperatorBuilder, frame: Window, padded: tuple[int, ...]) -> Tensor:
-    """Where in a plane each element of each window lies: [taps of each axis, positions of each axis]."""
+    """Says where in a plane each element of each window lies: [taps of each axis, positions of each axis]."""
     parts: list[Tensor] = []
     for axis in range(frame.rank):
         taps, positions = np.arange(frame.kernel[axis]), np.arange(frame.out[axis])

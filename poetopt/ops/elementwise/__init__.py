@@ -1,1 +1,1 @@
-"""What computes each element by itself: arithmetic, activations, updates."""
+"""Describes what computes each element by itself: arithmetic, activations, updates."""

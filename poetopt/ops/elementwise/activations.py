@@ -27,7 +27,7 @@ def relu(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _spread(op: Primal, cotangents: Cotangents) -> Spread | None:
-    """How dY comes from a MaxPool, where one alone reads Y."""
+    """Says how dY comes from a MaxPool, where one alone reads Y."""
     dy = cotangents[0]
     return op.builder.spreads.get(dy.name) if dy is not None and op.builder.maxima else None
 

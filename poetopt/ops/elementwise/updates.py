@@ -15,7 +15,7 @@ HEADER = "po_update.h"
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer's update is called in C.
+    """Says how an optimizer's update is called in C.
 
     name
         In the header.
@@ -39,7 +39,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def update_inputs(optimizer: str, gradient: int) -> int:
-    """How many inputs an update has whose gradient takes `gradient` of them."""
+    """Says how many inputs an update has whose gradient takes `gradient` of them."""
     rule = RULES[optimizer]
     return gradient + 1 + rule.states + sum(letter.isalpha() for letter in rule.scalars)
 

@@ -17,7 +17,7 @@ Sizes = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """What a call works on: so many positions, of operands whose classes lie so many elements apart, all in C.
+    """Holds what a call works on: so many positions, of operands whose classes lie so many elements apart, all in C.
 
     outputs, inputs
         Elements between neighbours along the axis, of each operand; of one without that axis, between its rows.
@@ -71,7 +71,7 @@ def _real(call: Call) -> str | None:
 
 
 def _along_axis(call: Call) -> Sizes:
-    """What is before a softmax's axis, its length, and what is behind it."""
+    """Gives what is before a softmax's axis, its length, and what is behind it."""
     shape = call.input(0).shape
     axis = call.integer("axis", -1) % len(shape)
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
@@ -148,7 +148,7 @@ def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: floa
 
 
 def _by_labels(call: Call) -> bool:
-    """Whether a loss goes label by label: it leaves some out, or writes no log-probabilities."""
+    """Says whether a loss goes label by label: it leaves some out, or writes no log-probabilities."""
     scores = call.node.op_type == "SoftmaxCrossEntropyLoss" and (len(call.outputs) < 2 or call.outputs[1] is None)
     return scores or "ignore_index" in call.node.attributes
 

@@ -1,1 +1,1 @@
-"""What moves data: shapes, transposes, pads, pieces put together and cut out."""
+"""Describes what moves data: shapes, transposes, pads, pieces put together and cut out."""

@@ -123,7 +123,7 @@ def _constant_of_shape(call: Call, arguments: Arguments) -> str:
 
 
 def _pads(call: Call) -> tuple[list[int], list[int]]:
-    """How much is padded before and after, axis by axis; nothing where that isn't known."""
+    """Says how much is padded before and after, axis by axis; nothing where that isn't known."""
     rank, given = len(call.input(0).shape), _ints(call, 1)
     axes = _ints(call, 3) or list(range(rank))
     before, after = [0] * rank, [0] * rank

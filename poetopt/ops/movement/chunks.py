@@ -82,12 +82,12 @@ def _unit(tensor: Tensor, axis: int) -> int:
 
 
 def _fine(whole: Tensor, axis: int) -> tuple[int, ...]:
-    """How many steps a row is taken as: one, and as many as it has elements."""
+    """Says how many steps a row is taken as: one, and as many as it has elements."""
     return tuple(dict.fromkeys((1, prod(whole.shape[axis + 1 :]))))
 
 
 def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
-    """Which steps of each of tensors that follow one another a chunk of all of them takes."""
+    """Says which steps of each of tensors that follow one another a chunk of all of them takes."""
     found: list[Rows] = []
     place = 0
     for tensor in tensors:

@@ -145,7 +145,7 @@ def pad(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
-    """What is added before and after each axis; negative where it is cut."""
+    """Gives what is added before and after each axis; negative where it is cut."""
     amounts = op.known_ints(1)
     axes = [axis % rank for axis in op.known_ints(3)] if op.has(3) else list(range(rank))
     before, after = [0] * rank, [0] * rank
@@ -170,7 +170,7 @@ class PadRun:
         return range(min(self.first, last), max(self.first, last) + 1)
 
     def slice(self, k: OperatorBuilder, x: Tensor, axis: int, low: int, high: int) -> Tensor:
-        """What the run has of the places from `low` to before `high`, in their order."""
+        """Gives what the run has of the places from `low` to before `high`, in their order."""
         if self.step > 0:
             start = self.start + low - self.first
             return k.slice(x, [start], [start + high - low], [axis])

@@ -1,1 +1,1 @@
-"""What picks by indices and puts there, and what samples planes."""
+"""Describes what picks by indices and puts there, and what samples planes."""

@@ -1,4 +1,4 @@
-"""What picks rows in C, and its gradients: whole, and in chunks where a row that is read or added to is alone in RAM.
+"""Picking of rows in C, and its gradients: whole, and in chunks where a row that is read or added to is alone in RAM.
 
 Rows are added up in the order of their numbers' places, whichever way.
 """
@@ -144,7 +144,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
 
 
 def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
-    """How many rows a table has, and their bytes; 0 where a row lies in pieces."""
+    """Says how many rows a table has, and their bytes; 0 where a row lies in pieces."""
     axis = call.integer("axis", 0) % len(table.shape)
     if prod(table.shape[:axis]) != 1:
         return 0, 0
@@ -195,7 +195,7 @@ def _gather_nd(call: Call, arguments: Arguments) -> str:
 
 
 def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
-    """Where the elements begin that an index tuple names; negative numbers count from the end."""
+    """Says where the elements begin that an index tuple names; negative numbers count from the end."""
     numbers = (f"({tuples}[{k}] < 0 ? {tuples}[{k}] + {shape[k]} : {tuples}[{k}]) * {strides[k]}" for k in range(depth))
     return " + ".join(numbers) or "0"
 

@@ -76,7 +76,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Line:
-    """What the places read along one axis, [batch, places, taps] each; where `slope` is None it is not wanted."""
+    """Holds what the places read along one axis, [batch, places, taps] each; where `slope` is None it is not wanted."""
 
     index: Tensor
     weight: Tensor
@@ -201,7 +201,7 @@ def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
 
 
 def _index(k: OperatorBuilder, lines: Sequence[Line], frame: Sampling) -> Tensor:
-    """Which elements of a flat channel are read: int64 [batch, places, read]."""
+    """Says which elements of a flat channel are read: int64 [batch, places, read]."""
     rank = len(lines)
     parts = []
     for axis, line in enumerate(lines):

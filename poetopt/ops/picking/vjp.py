@@ -144,7 +144,7 @@ Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class PickedPlaces:
-    """What the indices say.
+    """Holds what the indices say.
 
     picked
         The elements of a tensor like X at the indices, in the shape of the updates.

@@ -33,7 +33,7 @@ class PoolingWindow:
 
     @property
     def reach(self) -> int:
-        """How many rows the last tap is behind the first."""
+        """Says how many rows the last tap is behind the first."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     def plane(self, rows: str, height: str, above: str) -> tuple[str | int, ...]:

@@ -97,7 +97,7 @@ def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
 
 
 def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """How many elements each window averages: those of x, or of x with its declared pads."""
+    """Says how many elements each window averages: those of x, or of x with its declared pads."""
     counts = np.ones((), np.int64)
     for axis in range(frame.rank):
         low = -frame.before[axis] if padded else 0
@@ -129,7 +129,7 @@ _ONE_BY_ONE = 16
 
 @dataclass(frozen=True)
 class Entries:
-    """What is not zero of a matrix: `places` (rows) read elements `read` (columns) with `weights`."""
+    """Holds what is not zero of a matrix: `places` (rows) read elements `read` (columns) with `weights`."""
 
     places: Numbers
     read: Numbers
@@ -291,7 +291,7 @@ def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float,
 
 @lru_cache(maxsize=16)
 def weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
-    """What each element of y reads along one axis and how much of it, as onnxruntime computes it.
+    """Gives what each element of y reads along one axis and how much of it, as onnxruntime computes it.
 
     What runs decides: where corners are aligned and the scaled length is not whole, onnx's reference implementation
     has another idea than the kernels (and torch) of where between two elements a position lies.

@@ -91,7 +91,7 @@ def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
 
 
 def _matrices(count: int, rows: int) -> Rows:
-    """Which of `count` matrices go with rows of others of `rows` each."""
+    """Says which of `count` matrices go with rows of others of `rows` each."""
     return Rows(count, 1, rows, 0, rows - 1)
 
 

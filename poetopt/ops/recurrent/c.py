@@ -267,7 +267,7 @@ class Forwards(Direction):
         return "\n".join(lines)
 
     def of_x(self, begin: int, end: int, *, both: bool) -> Sweep:
-        """What the inputs give to gates `begin` to `end`, with the biases of `both` products."""
+        """Gives what the inputs give to gates `begin` to `end`, with the biases of `both` products."""
         layer = self.layer
 
         def code(call: Call, chunk: Chunk) -> str:
@@ -281,7 +281,7 @@ class Forwards(Direction):
         return self.sweep(begin, end, (1,), (), code)
 
     def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
-        """What states, or what is let of them, give to gates `begin` to `end` of a step."""
+        """Gives what states, or what is let of them, give to gates `begin` to `end` of a step."""
         layer = self.layer
         offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
 
@@ -295,7 +295,7 @@ class Forwards(Direction):
         return self.sweep(begin, end, (2,), (), code)
 
     def reset(self, call: Call, chunk: Chunk) -> str:
-        """What a GRU's reset gate lets of the states; or the bias of what it multiplies."""
+        """Gives what a GRU's reset gate lets of the states; or the bias of what it multiplies."""
         layer, at = self.layer, self.pointers(chunk)
         if not layer.variant:
             return called("po_gru_reset", at["other"], at["now"], at["hidden"], layer.batch, layer.size)

@@ -152,7 +152,7 @@ class Backwards(Direction):
         return called("po_rnn_back", at["now"], at["dh"], self.arriving(chunk), own, self.many, layer.variant)
 
     def past(self, begin: int, end: int, made: str, *, adds: bool = False) -> Sweep:
-        """What gates' gradients give for the states before the step."""
+        """Gives what gates' gradients give for the states before the step."""
         layer = self.layer
         beside = layer.op == "GRU" and layer.variant and begin == 2
         first = self.base + begin * layer.size
@@ -177,7 +177,7 @@ class Backwards(Direction):
         return called("po_gru_reset_back", at["now"], at["kept"], at["dc"], *sizes)
 
     def kept(self, call: Call, chunk: Chunk) -> str:
-        """What goes past the gates."""
+        """Gives what goes past the gates."""
         at = self.at(chunk)
         return called("po_joined", at["dh"], at["kept"], self.many)
 

@@ -59,7 +59,7 @@ class Activation:
 
     @property
     def of_sum(self) -> bool:
-        """Whether `slope` needs the sum."""
+        """Says whether `slope` needs the sum."""
         return self.name in _OF_SUM and self.alpha < 0
 
     def value(self, k: OperatorBuilder, s: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cell:
-    """What an LSTM has beside its state.
+    """Holds what an LSTM has beside its state.
 
     first
         The cell before the first step, [batch, hidden].
@@ -270,7 +270,7 @@ def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) ->
 
 
 def shifted(k: OperatorBuilder, first: Tensor, each: Tensor) -> Tensor:
-    """What stood before each step, where `each` stands after it and `first` before the first."""
+    """Gives what stood before each step, where `each` stands after it and `first` before the first."""
     rows, batch = each.shape[0], first.shape[0]
     return first if rows == batch else k.concat([first, k.slice(each, [0], [rows - batch], [0])], 0)
 

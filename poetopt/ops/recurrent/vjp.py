@@ -99,7 +99,7 @@ def _fits(op: Primal, gates: int) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Where the sequences of a batch end.
+    """Says where the sequences of a batch end.
 
     steps
         Steps of each sequence, int64 [batch].

@@ -46,7 +46,7 @@ def _axes(call: Call) -> tuple[int, ...]:
 
 
 def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
-    """What writes the C of a reduction.
+    """Gives what writes the C of a reduction.
 
     first
         What each partial result begins with.

@@ -1,4 +1,4 @@
-"""What a runtime takes of RAM, and what its kernels may write over: the contract, and the runtimes by name."""
+"""Runtimes by name, and their contract: the RAM that operators take, and what kernels may write over."""
 
 from __future__ import annotations
 

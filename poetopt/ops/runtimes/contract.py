@@ -89,11 +89,11 @@ class RuntimeVariant:
 
 
 class Runtime(Protocol):
-    """What a runtime takes of RAM, and what its kernels may do."""
+    """Holds what a runtime takes of RAM, and what its kernels may do."""
 
     @property
     def name(self) -> str:
-        """What a device file calls it."""
+        """Gives what a device file calls it."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class Runtime(Protocol):
         ...
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Which inputs of `node` its kernel may write its output over, by position; empty where none.
+        """Says which inputs of `node` its kernel may write its output over, by position; empty where none.
 
         Results must be the same bits as with an output of its own. Sizes are the caller's to compare: only an input of
         the output's size is written over, and only where nobody reads it afterwards.
@@ -123,7 +123,7 @@ class Runtime(Protocol):
         ...
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
-        """Where the temporaries of an operator lie while it runs.
+        """Says where the temporaries of an operator lie while it runs.
 
         tensors
             All tensors of the graph by name, the operator's temporaries among them.
@@ -159,11 +159,11 @@ class Runtime(Protocol):
         ...
 
     def reserve_bytes(self, kernels: int) -> int:
-        """What is set aside beside the arena for the whole step where no kernel allocates more than `kernels`."""
+        """Gives what is set aside beside the arena for the whole step where no kernel allocates more than `kernels`."""
         ...
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """What it may have no kernels for, in words."""
+        """Gives what it may have no kernels for, in words."""
         ...
 
 

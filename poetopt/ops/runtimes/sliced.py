@@ -20,13 +20,13 @@ FETCH, STORE, FETCH_ROWS, PUT_ROWS = "Fetch", "Store", "FetchRows", "PutRows"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a step of the loop takes of a tensor: so many positions (`per`) of one axis."""
+    """Holds what a step of the loop takes of a tensor: so many positions (`per`) of one axis."""
 
     axis: int
     per: int = 1
 
     def pieces(self, tensor: Tensor) -> int:
-        """How many runs of bytes a slice is."""
+        """Says how many runs of bytes a slice is."""
         return prod(tensor.shape[: self.axis])
 
     def unit_bytes(self, tensor: Tensor) -> int:
@@ -85,7 +85,7 @@ class Sliced:
             yield begin, min(self.chunk, self.extent - begin)
 
     def window(self, tensor: Tensor, begin: int, count: int) -> SliceWindow:
-        """Where a slice lies in its tensor."""
+        """Says where a slice lies in its tensor."""
         cut = self.cuts[tensor.name]
         unit, pieces = cut.unit_bytes(tensor), cut.pieces(tensor)
         return SliceWindow(begin * unit, count * unit, pieces, self.extent * unit if pieces > 1 else 0)
@@ -106,17 +106,17 @@ def as_matrix(tensor: Tensor) -> Tensor:
 
 
 def fetch(name: str) -> Node:
-    """What brings a slice into its buffer."""
+    """Gives what brings a slice into its buffer."""
     return Node(FETCH, (), (name,), domain=OWN_DOMAIN)
 
 
 def store(name: str) -> Node:
-    """What takes a slice from its buffer to where it belongs."""
+    """Gives what takes a slice from its buffer to where it belongs."""
     return Node(STORE, (name,), (), domain=OWN_DOMAIN)
 
 
 def fetch_rows(table: str, ids: str, rows: str) -> Node:
-    """What reads the rows `ids` of a table on storage."""
+    """Gives what reads the rows `ids` of a table on storage."""
     return Node(FETCH_ROWS, (ids,), (rows,), {"table": table}, domain=OWN_DOMAIN)
 
 

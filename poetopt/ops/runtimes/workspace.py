@@ -24,7 +24,7 @@ from poetopt.ops.runtimes.contract import InnerLayout, Operands
 
 
 class NodeKernels(Protocol):
-    """What is asked of a runtime here; see `poetopt.ops.runtimes.contract.Runtime`."""
+    """Holds what is asked of a runtime here; see `poetopt.ops.runtimes.contract.Runtime`."""
 
     @property
     def alignment(self) -> int:
@@ -32,18 +32,18 @@ class NodeKernels(Protocol):
         ...
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Which inputs a node may write its output over."""
+        """Says which inputs a node may write its output over."""
         ...
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """What a node's kernel allocates."""
+        """Gives what a node's kernel allocates."""
         ...
 
 
 def node_by_node(
     runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
 ) -> InnerLayout:
-    """Where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
+    """Says where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
 
     runtime
         Whose kernels run the nodes: what they allocate and what they write over are its answers.
@@ -156,7 +156,7 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     replaced = {new: old for old, new in operator.updates}
 
     def done_with(old: str, k: int) -> bool:
-        """Whether node k may write over `old`: it is the last that reads it, or none does from there on."""
+        """Says whether node k may write over `old`: it is the last that reads it, or none does from there on."""
         if last[old] != k:
             return last[old] < k
         return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
@@ -189,7 +189,7 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
 
 
 def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether an output's bytes are in the arena, and nobody's until it is written."""
+    """Says whether an output's bytes are in the arena, and nobody's until it is written."""
     lies_on_old = operator.over or output in (new for _, new in operator.updates)
     return not (operator.view or lies_on_old or tensors[output].resident)
 

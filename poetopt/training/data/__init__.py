@@ -1,4 +1,4 @@
-"""What is trained on: rows of arrays in memory or in files, of which a batch at a time is read.
+"""Describes what is trained on: rows of arrays in memory or in files, of which a batch at a time is read.
 
 | data | what it is |
 |---|---|

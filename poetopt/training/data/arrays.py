@@ -38,7 +38,7 @@ class DataSet(Protocol):
         """Arrays by input name, of these rows (numbers from 0). Raises ModelError where they can't be read."""
 
     def where(self, row: int) -> str:
-        """What messages call a row: its file, and its number there."""
+        """Gives what messages call a row: its file, and its number there."""
 
     def check(self, told: Told = silent) -> str:
         """Read all values once, and raise ModelError for the first that is none, or out of its range; their digest.
@@ -79,7 +79,7 @@ class Column(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """Says how many."""
 
     def take(self, rows: Array) -> Array:
         """These rows, in this order."""
@@ -224,7 +224,7 @@ class DataColumns:
 
 
 def fault(graph: TrainingGraph, name: str, array: Array) -> str:
-    """What is wrong with values of an input; empty where nothing is."""
+    """Gives what is wrong with values of an input; empty where nothing is."""
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         what = "NaN" if np.isnan(array).any() else "infinity"
         return f"{name!r} holds {what}, of which no gradient can be; leave such rows out, or fill them"

@@ -259,7 +259,7 @@ def _without_end(lines: Iterable[list[str]]) -> Iterator[list[str]]:
 
 
 def _places(graph: TrainingGraph, shown: str, names: Sequence[str]) -> Mapping[str, list[int]]:
-    """Which columns each input has."""
+    """Says which columns each input has."""
     if not names:
         raise ModelError(f"{shown}: it is empty; its first line must name the columns")
     if len(names) == 1 and (sign := next((sign for sign in ";\t" if sign in names[0]), None)):

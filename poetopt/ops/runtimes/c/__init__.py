@@ -62,11 +62,11 @@ class CRuntime:
         return 0
 
     def row_numbers_bytes(self, count: int) -> int:
-        """What it keeps of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
+        """Bytes kept of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
         return WORD_BYTES * (count + 1)
 
     def losses_bytes(self, graph: TrainingGraph) -> int:
-        """What it keeps of a batch in parts: the sum of the losses of those that have run."""
+        """Gives what it keeps of a batch in parts: the sum of the losses of those that have run."""
         return graph.tensors[graph.loss].nbytes if graph.parts > 1 else 0
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
@@ -104,7 +104,7 @@ class CRuntime:
         return kernels
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Which ops it has no kernel for."""
+        """Says which ops it has no kernel for."""
         found: dict[str, None] = {}
         for operator in graph.operators:
             ran = as_run(operator, graph.tensors)

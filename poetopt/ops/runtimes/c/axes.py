@@ -123,7 +123,7 @@ def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
 
 
 def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
-    """Whether an operand has all steps up to an axis of the result, or is the same for each."""
+    """Says whether an operand has all steps up to an axis of the result, or is the same for each."""
     if tensor is None:
         return True
     shape = (*(1 for _ in range(len(y.shape) - len(tensor.shape))), *tensor.shape)[: axis + 1]

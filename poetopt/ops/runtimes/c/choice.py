@@ -1,4 +1,4 @@
-"""What says of an operator by which ways it can stream, whatever its tensors are called: layers repeat in a network."""
+"""The few ways to stream an operator that are kept, by RAM and transfers; the same where all but names is alike."""
 
 from __future__ import annotations
 

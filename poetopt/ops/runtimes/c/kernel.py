@@ -102,7 +102,7 @@ def _stateless(call: Call) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What runs one op.
+    """Holds what runs one op.
 
     op_type, domain
         Which op; the domain is "" for ONNX's.
@@ -145,7 +145,7 @@ class Kernel:
     version: str = "1"
 
     def missing(self, call: Call) -> str | None:
-        """Which input would have to be a constant, in words; None where all are that must be."""
+        """Says which input would have to be a constant, in words; None where all are that must be."""
         for index in self.constants:
             if call.has(index) and call.value(index) is None:
                 return f"its input {index} ('{call.input(index).name}') is computed; it must be a constant"

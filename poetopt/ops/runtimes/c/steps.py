@@ -1,4 +1,4 @@
-"""What the `c` runtime runs of an operator, in order, and where everything lies in its workspace.
+"""Describes what the `c` runtime runs of an operator, in order, and where everything lies in its workspace.
 
 A run of nodes that amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node
 goes by its own. A gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no
@@ -109,7 +109,7 @@ def as_run(operator: Operator, tensors: Mapping[str, Tensor]) -> Operator:
 
 
 def placed(ran: Operator, tensors: Mapping[str, Tensor], alignment: int) -> InnerLayout:
-    """Where temporaries and scratch lie; `kernel_bytes` is scratch."""
+    """Says where temporaries and scratch lie; `kernel_bytes` is scratch."""
     return node_by_node(_Scratch(), ran, tensors, alignment)
 
 
@@ -127,7 +127,7 @@ def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> boo
 
 
 def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
-    """What is run, each with the nodes that it stands for."""
+    """Gives what is run, each with the nodes that it stands for."""
     whole = {run.first: run for run in operator.whole}
     found: list[Whole] = []
     k = 0
@@ -174,7 +174,7 @@ class _Scratch:
     alignment = ALIGNMENT
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Which inputs a node may write its output over."""
+        """Says which inputs a node may write its output over."""
         kernel = kernel_for(node)
         return kernel.in_place if kernel is not None else ()
 

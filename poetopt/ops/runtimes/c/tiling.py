@@ -1,4 +1,4 @@
-"""How a call of a kernel is taken apart: one loop or two over chunks of its operands.
+"""Describes how a call of a kernel is taken apart: one loop or two over chunks of its operands.
 
 A tiling says which operand goes through which loop, and writes the C of one chunk. Sums keep the plain kernel's order:
 where a loop goes over what is summed up, its chunks are multiples of the parts in which the plain kernel sums.
@@ -48,7 +48,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which rows of an operand the steps o to o + n of a loop take, where these aren't rows o to o + n.
+    """Says which rows of an operand the steps o to o + n of a loop take, where these aren't rows o to o + n.
 
     From (o * step + low) / per to ((o + n) * step + high) / per, as far as there are any. So neighbouring chunks may
     take the same rows: those that a convolution's taps reach, or a matrix for many rows of another.
@@ -93,7 +93,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSlice:
-    """What of an operand a chunk of a loop takes.
+    """Holds what of an operand a chunk of a loop takes.
 
     level
         OUTER or INNER.
@@ -117,7 +117,7 @@ class ChunkSlice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces.
+    """Says where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces.
 
     picks
         Where its steps are read one by one: the statement that reads step `@` to `at`.
@@ -128,13 +128,13 @@ class Part:
     picks: str = ""
 
     def read(self, step: str) -> str:
-        """What has a step in RAM, by its number in C; nothing where the operand is."""
+        """Gives what has a step in RAM, by its number in C; nothing where the operand is."""
         return self.picks.replace("@", step)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What the code of one chunk is written with: its operands, "" for what is absent, and each loop's begin and count.
+    """Operands of the code of one chunk, "" for what is absent, and each loop's begin and count.
 
     A count is a number where the tiling is `fixed`.
     """
@@ -267,7 +267,7 @@ class LetterWays:
     buffers: int = 0
 
     def slice(self, letters: str | None, loops: tuple[str, str]) -> ChunkSlice | None:
-        """What an operand's chunk is: of the outermost of its axes that has a loop."""
+        """Gives what an operand's chunk is: of the outermost of its axes that has a loop."""
         for place, letter in enumerate(letters or ""):
             if letter in loops:
                 assert letters is not None
@@ -313,15 +313,15 @@ class LetterWays:
         return tuple(found)
 
     def count(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:
-        """How many steps of an axis a chunk has, in C."""
+        """Says how many steps of an axis a chunk has, in C."""
         return chunk.count[loops.index(letter)] if letter in loops else str(self.sizes[letter])
 
     def begin(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:
-        """Where a chunk begins on an axis, in C; "0" for an axis without a loop."""
+        """Says where a chunk begins on an axis, in C; "0" for an axis without a loop."""
         return chunk.begin[loops.index(letter)] if letter in loops else "0"
 
     def operand(self, letters: str, part: Part, loops: tuple[str, str], chunk: Chunk) -> tuple[str, dict[str, str]]:
-        """Where a chunk of an operand begins, as a C expression of a float pointer, and what lies between steps."""
+        """Locates a chunk of an operand, as a C expression of a float pointer, with what lies between steps."""
         own = self.slice(letters, loops)
         cut = next((place for place, letter in enumerate(letters) if letter in loops), -1)
         apart: dict[str, str] = {}

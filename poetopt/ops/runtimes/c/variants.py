@@ -46,7 +46,7 @@ class StepLoop:
 
     @property
     def fixed(self) -> bool:
-        """Whether the code is written for one number of steps of the outer loop."""
+        """Says whether the code is written for one number of steps of the outer loop."""
         return any(tiling.fixed for tiling in self.tilings)
 
     def loop(self, level: int) -> Loop:
@@ -122,7 +122,7 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
 
 
 def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
-    """Whether the steps behind the loop read nothing that is there by chunks alone."""
+    """Says whether the steps behind the loop read nothing that is there by chunks alone."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
         for tensor in (*step.call.inputs, *step.call.outputs):
@@ -144,7 +144,7 @@ READ_BYTES, WRITE_BYTES = 1_000, 5_000
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What the code of a variant is written from.
+    """Holds what the code of a variant is written from.
 
     form, outer, inner
         The loops, and the sizes of their chunks; 0 for a loop that isn't there.
@@ -253,7 +253,7 @@ class _OfForm:
         self._layouts: dict[int, InnerLayout] = {}
 
     def sets(self) -> list[tuple[str, ...]]:
-        """What can be streamed together: of what is updated first the states, which are used once a step, then all."""
+        """Sets that can be streamed together: of what is updated first the states, used once a step, then all."""
 
         def may(name: str) -> bool:
             if name not in self.form.slices or self.tensors[name].nbytes <= windows.BLOCK_BYTES:
@@ -319,7 +319,7 @@ class _OfForm:
                     yield outer, inner
 
     def layout(self, outer: int) -> InnerLayout:
-        """Where temporaries and scratch lie where chunks of the outer loop are so long."""
+        """Says where temporaries and scratch lie where chunks of the outer loop are so long."""
         key = outer if self.temporaries else 0
         if key not in self._layouts:
             cut = self.tensors
@@ -376,7 +376,7 @@ class _OfForm:
         return {name: visits for name, visits in found.items() if visits}
 
     def by_rows(self, name: str) -> bool:
-        """Whether chunks can be rows of a table, or its rows are read one by one."""
+        """Says whether chunks can be rows of a table, or its rows are read one by one."""
         taken, tensor = self.form.slices[name], self.tensors[name]
         if taken.picks:
             return taken.unit_bytes * tensor.shape[0] == tensor.nbytes

@@ -1,4 +1,4 @@
-"""What a streamed operand takes: its buffer in RAM, and its transfers, one by one.
+"""Describes what a streamed operand takes: its buffer in RAM, and its transfers, one by one.
 
 Storage moves whole blocks. A tensor whose chunks are runs of bytes goes through a *window*: a buffer that begins with
 a block and moves on with the chunks, so that each block is read once a pass, and written once. Where a chunk is many
@@ -76,12 +76,12 @@ def picked(total: int, unit: int, count: int, reads: bool, writes: bool) -> Traf
 
 
 def step_blocks(unit: int) -> int:
-    """How many blocks hold a step of `unit` bytes, whichever of them it is."""
+    """Says how many blocks hold a step of `unit` bytes, whichever of them it is."""
     return -(-(BLOCK_BYTES - gcd(unit, BLOCK_BYTES) + unit) // BLOCK_BYTES)
 
 
 def pitch(buffer_bytes: int) -> int:
-    """How far apart the windows of pieces lie, each of so many bytes."""
+    """Says how far apart the windows of pieces lie, each of so many bytes."""
     return -(-buffer_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -112,7 +112,7 @@ def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bo
 
 
 class _Window:
-    """What `po_window_to` and `po_window_out` of po_stream.h do."""
+    """Holds what `po_window_to` and `po_window_out` of po_stream.h do."""
 
     def __init__(self, total: int, reads: bool, writes: bool) -> None:
         self.total, self.reads, self.writes = total, reads, writes
@@ -152,7 +152,7 @@ def pieces(extent: int, unit: int, count: int, chunk: int, passes: int, reads: b
 
 
 def piece_multiple(extent: int, unit: int) -> int:
-    """What chunks have to be a multiple of for pieces to begin and end with blocks; 0 where they can't."""
+    """Gives what chunks have to be a multiple of for pieces to begin and end with blocks; 0 where they can't."""
     if extent * unit % BLOCK_BYTES:
         return 0
     return BLOCK_BYTES // gcd(BLOCK_BYTES, unit)

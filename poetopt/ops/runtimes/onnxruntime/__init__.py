@@ -29,7 +29,7 @@ IN_PLACE: Mapping[str, tuple[int, ...]] = {
 
 
 def in_place(node: Node) -> tuple[int, ...]:
-    """Which inputs of a node its kernel may write over, by position."""
+    """Says which inputs of a node its kernel may write over, by position."""
     return () if node.domain else IN_PLACE.get(node.op_type, ())
 
 
@@ -113,7 +113,7 @@ class OnnxRuntime:
         return (-(-kernels // PAGE) + 2) * PAGE
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Which operators compute in a type that few kernels are there for."""
+        """Says which operators compute in a type that few kernels are there for."""
         return type_notes(graph)
 
 

@@ -115,7 +115,7 @@ def through(
     *,
     in_ram: bool = False,
 ) -> Through | None:
-    """How a node is cut where its operand `name` is; None where it can't be."""
+    """Says how a node is cut where its operand `name` is; None where it can't be."""
     if node.domain:
         return None
     special = _SPECIAL.get(node.op_type)
@@ -151,7 +151,7 @@ def through(
 
 
 def _is_step(node: Node) -> bool:
-    """Whether it is a HardSigmoid without a rounding: through 0, or with a power of two for its slope."""
+    """Says whether it is a HardSigmoid without a rounding: through 0, or with a power of two for its slope."""
     if node.op_type != "HardSigmoid":
         return False
     slope, bias = (float(node.attributes.get(key, 0.2)) for key in ("alpha", "beta"))  # type: ignore[arg-type]
@@ -263,7 +263,7 @@ def _layer_norm(call: Call) -> Axes | None:
 
 
 def _reduction(call: Call) -> Axes | None:
-    """What stays."""
+    """Gives what stays."""
     x = call.inputs[0]
     if x is None or call.value(1) is None:
         return None
@@ -363,7 +363,7 @@ def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> 
 
 
 def reads_rows(node: Node, name: str) -> bool:
-    """Whether a node reads rows of the table `name`, by their numbers."""
+    """Says whether a node reads rows of the table `name`, by their numbers."""
     gathers = node.op_type == "Gather" and not node.domain and not node.attributes.get("axis", 0)
     return gathers and node.inputs[0] == name and node.inputs[1] != name
 

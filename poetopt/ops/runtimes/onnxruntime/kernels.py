@@ -1,4 +1,4 @@
-"""What onnxruntime's CPU kernels allocate for themselves while they run, beside their inputs and outputs.
+"""Describes what onnxruntime's CPU kernels allocate for themselves while they run, beside their inputs and outputs.
 
 For one intra-op thread, graph optimisations off, onnxruntime 1.31 on x86-64. Each rule was measured over random shapes
 by an allocator that counts, and by the process's peak for what kernels take from the heap directly (marked

@@ -1,4 +1,4 @@
-"""Which nodes of an operator go through one loop together, from one axis of one tensor on."""
+"""Describes which nodes of an operator go through one loop together, from one axis of one tensor on."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _loop(
 def _ordered(
     nodes: Sequence[Node], ways: Mapping[int, Through]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]] | None:
-    """What runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
+    """Gives what runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
     before, each, behind = [], [], []
     looped: set[str] = set()
     late: set[str] = set()
@@ -162,14 +162,14 @@ HOLD = "Hold"
 
 
 def once_used(loop: SliceLoop) -> set[str]:
-    """What nodes outside of the loop read and write whole."""
+    """Gives what nodes outside of the loop read and write whole."""
     nodes = (*loop.before, *loop.behind)
     names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
     return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
 
 
 def held(loop: SliceLoop) -> list[str]:
-    """What is there before the loop, and read in each pass."""
+    """Gives what is there before the loop, and read in each pass."""
     made = {n for node in loop.before for n in node.outputs if n}
     return sorted(made.intersection(n for node in loop.each for n in node.inputs))
 

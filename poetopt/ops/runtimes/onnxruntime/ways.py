@@ -27,7 +27,7 @@ SMALL = 32
 
 @dataclass(frozen=True, slots=True)
 class _Taking:
-    """What is asked: the operator, and by name the input and the output that lies on it."""
+    """Holds what is asked: the operator, and by name the input and the output that lies on it."""
 
     runtime: NodeKernels
     operator: Operator
@@ -123,7 +123,7 @@ def _sliced(asked: _Taking, loop: SliceLoop, size: int) -> Sliced | None:
 
 
 def _read_first(asked: _Taking, nodes: Sequence[Node], layout: InnerLayout) -> bool:
-    """Whether the input has been read, or is written over by a kernel that may, when the output is first written."""
+    """Says whether the input has been read, or is written over by a kernel that may, when the output is written."""
 
     def storage(name: str) -> str:
         return layout.storage.get(name, name)
@@ -191,7 +191,7 @@ def ways(
 
 
 def _operands(operator: Operator) -> list[str]:
-    """What is in RAM while it runs plain; what is updated once."""
+    """Gives what is in RAM while it runs plain; what is updated once."""
     new = {new for _, new in operator.updates}
     return [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n not in new]
 
@@ -215,7 +215,7 @@ def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
 
 @dataclass(frozen=True)
 class _StreamAsked:
-    """What ways are asked for, and the most that a kernel may allocate."""
+    """Holds what ways are asked for, and the most that a kernel may allocate."""
 
     runtime: NodeKernels
     operator: Operator
