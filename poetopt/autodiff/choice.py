@@ -179,7 +179,7 @@ _PROBABLE = frozenset({"Exp", "HardSigmoid", "Hardmax", "Sigmoid", "Softmax"})
 _DEEPEST = 60
 
 
-class Source(StrEnum):
+class ValueSource(StrEnum):
     """Where the values of an output come from, as far as the ops behind it tell."""
 
     STORED = "parameters and constants alone"
@@ -216,9 +216,9 @@ def choose(y: Tensor, graph: Graph, behind: Behind) -> LossChoice:
     if y.size == 1 and ("loss" in y.name.lower() or (not y.shape and not _of_layer(y.name, behind))):
         return LossChoice("none", "chosen by the output's shape")
     source = source_of(y.name, behind)
-    if source is Source.PROBABLE:
+    if source is ValueSource.PROBABLE:
         return LossChoice("", PROBABLE)
-    if source is not Source.LAYER:
+    if source is not ValueSource.LAYER:
         return LossChoice("", "which loss is meant can't be read off the model: its output is no layer's")
     if len(y.shape) < 2 or y.shape[class_axis(y, behind)] < 2:
         return LossChoice("", "which loss is meant can't be read off the model: it has no two classes")
@@ -235,7 +235,7 @@ def asked(loss: str, y: Tensor, behind: Behind) -> LossChoice:
         return LossChoice(loss, "as asked")
     tail = tail_of(y.name, behind)
     if tail is None:
-        probable = source_of(y.name, behind) is Source.PROBABLE
+        probable = source_of(y.name, behind) is ValueSource.PROBABLE
         return LossChoice("", PROBABLE) if probable else LossChoice(loss, "as asked")
     fault = unfit(tail) if loss == "cross-entropy" and tail.axis >= 0 else ""
     if loss == "bce" and tail.axis >= 0:
@@ -254,28 +254,28 @@ def unfit(tail: Tail) -> str:
     return ""
 
 
-def source_of(name: str, behind: Behind) -> Source:
+def source_of(name: str, behind: Behind) -> ValueSource:
     """Where the values of `name` come from."""
-    return going_back(name, lambda n, ask: _source(n, behind, ask), Source.OTHER, _DEEPEST)
+    return going_back(name, lambda n, ask: _source(n, behind, ask), ValueSource.OTHER, _DEEPEST)
 
 
-def _source(name: str, behind: Behind, ask: Callable[[str], Source]) -> Source:
+def _source(name: str, behind: Behind, ask: Callable[[str], ValueSource]) -> ValueSource:
     node = behind.node(name)
     if node is None:
         stored = behind.tensors[name].role is Role.PARAMETER or name in behind.values
-        return Source.STORED if stored else Source.OTHER
+        return ValueSource.STORED if stored else ValueSource.OTHER
     op = node.op_type
     read = [name for name in (node.inputs[1:] if op == "Where" else node.inputs) if name]
     sources = [ask(name) for name in read]
-    computed = [source for source in sources if source is not Source.STORED]
+    computed = [source for source in sources if source is not ValueSource.STORED]
     if not computed:
-        return Source.STORED
-    if op in _LAYERS and any(_weighs(n, behind) for n, s in zip(read, sources, strict=True) if s is Source.STORED):
-        return Source.LAYER
-    if op in _PROBABLE or (set(computed) == {Source.PROBABLE} and op != "Log"):
-        return Source.PROBABLE
-    scores = op in _PLAIN and set(computed) == {Source.LAYER} and (op not in ("Div", "Mul") or len(computed) == 1)
-    return Source.LAYER if scores else Source.OTHER
+        return ValueSource.STORED
+    if op in _LAYERS and any(_weighs(n, behind) for n, s in zip(read, sources, strict=True) if s is ValueSource.STORED):
+        return ValueSource.LAYER
+    if op in _PROBABLE or (set(computed) == {ValueSource.PROBABLE} and op != "Log"):
+        return ValueSource.PROBABLE
+    scores = op in _PLAIN and set(computed) == {ValueSource.LAYER} and (op not in ("Div", "Mul") or len(computed) == 1)
+    return ValueSource.LAYER if scores else ValueSource.OTHER
 
 
 def _weighs(name: str, behind: Behind) -> bool:

@@ -40,11 +40,11 @@ Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), stric
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
-class _Table(BaseModel):
+class _ProfileTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OperatorTable(_Table):
+class OperatorTable(_ProfileTable):
     """`[operators."<signature>"]`."""
 
     time_s: Seconds
@@ -54,7 +54,7 @@ class OperatorTable(_Table):
     energy_j: Joules | None = None
 
 
-class StorageTable(_Table):
+class StorageTable(_ProfileTable):
     """`[storage]`."""
 
     page_in_latency_s: Latency
@@ -65,7 +65,7 @@ class StorageTable(_Table):
     dma: StrictBool = False
 
 
-class ProfileTable(_Table):
+class ProfileTable(_ProfileTable):
     """A whole file."""
 
     version: Literal[1]

@@ -86,11 +86,11 @@ def _shows(text: str) -> str:
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_shows)]
 
 
-class _Table(BaseModel):
+class _DeviceTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FigureTable(_Table):
+class FigureTable(_DeviceTable):
     """`[figures.<name>]`: a number, its unit, how it is known and where it is from."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -103,7 +103,7 @@ class FigureTable(_Table):
         return Fraction(repr(self.value)) * _factor(name, self.unit, base)
 
 
-class SwitchTable(_Table):
+class SwitchTable(_DeviceTable):
     """`[dma]`: whether transfers run beside the CPU."""
 
     value: StrictBool
@@ -111,7 +111,7 @@ class SwitchTable(_Table):
     source: Text
 
 
-class FiguresTable(_Table):
+class FiguresTable(_DeviceTable):
     """`[figures]`: everything that is counted."""
 
     ram_bytes: FigureTable
@@ -167,7 +167,7 @@ class FiguresTable(_Table):
         return tuple(found)
 
 
-class DeviceTable(_Table):
+class DeviceTable(_DeviceTable):
     """A whole file."""
 
     name: Text

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.frontends.draft import Budget, Type
+from poetopt.frontends.draft import FoldingBudget, Type
 from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import constant_tensor, copied, subgraphs, unique
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
@@ -37,7 +37,7 @@ class Ahead:
     types: dict[str, Type]
     constants: dict[str, Array] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
-    budget: Budget = field(default_factory=Budget)
+    budget: FoldingBudget = field(default_factory=FoldingBudget)
 
     def reach(self, document: Document, producers: Mapping[str, NodeProto], name: str) -> bool:
         """Find out about `name`, which a node of `producers` writes; whether that went well."""

@@ -14,11 +14,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from onnx import NodeProto, helper
+from onnx import NodeProto
 
-from poetopt.frontends.proto import elem_type
+from poetopt.frontends.proto import attribute_int, elem_type, from_node_proto
 from poetopt.frontends.sizes import Shape
 from poetopt.frontends.structure import describe
+from poetopt.ops.flops import ELEMENTWISE, MOVES, REDUCED, node_flops
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
@@ -35,17 +36,9 @@ float. Work is allowed four times that."""
 PER_NODE = 2**12
 """Work of beginning a node at all."""
 
-PLAIN = frozenset({
-    "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "BitShift",
-    "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
-    "Constant", "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "DequantizeLinear", "Div", "Equal", "Erf",
-    "Exp", "Expand", "EyeLike", "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "HardSigmoid", "Identity",
-    "IsInf", "IsNaN", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "NonZero",
-    "Not", "OneHot", "Or", "Pad", "Pow", "QuantizeLinear", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
-    "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare", "Relu", "Reshape", "Round", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "SpaceToDepth",
-    "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
+PLAIN = (
+    MOVES | ELEMENTWISE.keys() | REDUCED.keys() | {"DequantizeLinear", "Max", "Mean", "Min", "QuantizeLinear", "Sum"}
+)
 """Operators that take a few steps an element, also in ONNX's reference implementation, which is Python."""
 
 NEVER = frozenset({
@@ -57,56 +50,35 @@ NEVER = frozenset({
 _CORNERS = 16
 """Steps of one sample between four neighbours."""
 _OTHER = 64
-"""Steps an element of what isn't plain: interpolation, sorting, scattering."""
+"""Steps an element of what is neither plain nor counted: interpolation, sorting, scattering."""
+_COUNTED = frozenset(
+    {"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "AveragePool", "LpPool", "MaxPool", "Softmax"}
+)
+"""Operators whose FLOPs count."""
 
 
 def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> int | None:
-    """Elements that are read, written or multiplied, at most; None where that can't be told.
+    """Elements that are read, written or computed with, at most; None where that can't be told.
 
     read, written
         Shapes of the inputs and outputs that the node has.
     """
     if node.op_type in NEVER:
         return None
-    results = sum(map(math.prod, written))
-    plain = sum(map(math.prod, read)) + results
-    match node.op_type:
-        case "MatMul" | "MatMulInteger" | "QLinearMatMul" | "Gemm":
-            return plain + results * max(read[0][:1] if _flag(node, "transA") else read[0][-1:], default=1)
-        case "Einsum":
-            return plain + _einsum(node, read)
-        case "Conv" | "ConvInteger" | "QLinearConv":
-            return plain + results * math.prod(read[3 if node.op_type == "QLinearConv" else 1][1:])
-        case "ConvTranspose":
-            return plain + math.prod(read[0]) * math.prod(read[1][1:])
-        case "AveragePool" | "LpPool" | "MaxPool":
-            return plain + results * math.prod(next((a.ints for a in node.attribute if a.name == "kernel_shape"), ()))
-        case "DFT":
-            return plain * max((max(shape, default=1) for shape in (*read, *written)), default=1)
-        case "RoiAlign":
-            ratio = _flag(node, "sampling_ratio")
-            return plain + results * ratio**2 * _CORNERS if ratio > 0 else None
-        case kind if kind in PLAIN:
-            return plain
+    plain = sum(map(math.prod, read)) + sum(map(math.prod, written))
+    if node.op_type in PLAIN:
+        return plain
+    if node.op_type in _COUNTED:
+        try:
+            return plain + node_flops(from_node_proto(node), read, written)
+        except (ValueError, LookupError):
+            return None
+    if node.op_type == "DFT":
+        return plain * max((max(shape, default=1) for shape in (*read, *written)), default=1)
+    if node.op_type == "RoiAlign":
+        ratio = attribute_int(node, "sampling_ratio", 0)
+        return plain * ratio**2 * _CORNERS if ratio > 0 else None
     return plain * _OTHER
-
-
-def _flag(node: NodeProto, name: str) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), 0)
-
-
-def _einsum(node: NodeProto, read: Sequence[tuple[int, ...]]) -> int:
-    """The product of all its indices' lengths."""
-    equation = next((helper.get_attribute_value(a) for a in node.attribute if a.name == "equation"), b"")
-    terms = equation.decode(errors="replace").replace(" ", "").partition("->")[0].split(",")
-    lengths: dict[str, int] = {}
-    beside = 1
-    for term, shape in zip(terms, read, strict=False):
-        if "." in term or len(term) != len(shape):
-            beside *= math.prod(shape)
-            continue
-        lengths.update((letter, max(lengths.get(letter, 1), n)) for letter, n in zip(term, shape, strict=True))
-    return len(read) * beside * math.prod(lengths.values())
 
 
 def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
@@ -122,7 +94,7 @@ def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
 
 
 @dataclass
-class Budget:
+class FoldingBudget:
     """What is left of it. `stored_bytes` is what the file stores."""
 
     stored_bytes: int = 0
@@ -216,7 +188,7 @@ class Draft:
     folded: int = 0
     gone: set[str] = field(default_factory=set)
     unfolded: dict[str, str] = field(default_factory=dict)
-    budget: Budget = field(default_factory=Budget)
+    budget: FoldingBudget = field(default_factory=FoldingBudget)
     removed_dropouts: int = 0
     repeated: dict[str, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.structure import first_line
 from poetopt.frontends.values import is_setting, value_options
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
+from poetopt.ops.flops import MOVES
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -63,15 +64,6 @@ RANDOM = frozenset({
 })  # fmt: skip
 """Operators whose result differs from run to run."""
 
-_ROUNDED = frozenset({
-    "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "CumSum", "Div", "Einsum", "Elu",
-    "Erf", "Exp", "Gelu", "Gemm", "HardSigmoid", "HardSwish", "LayerNormalization", "Log", "LogSoftmax", "MatMul",
-    "Mean", "Mish", "Mod", "Mul", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSum",
-    "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Selu", "Sigmoid", "Sin", "Sinh",
-    "Softmax", "Softplus", "Sqrt", "Sub", "Sum", "Tan", "Tanh",
-})  # fmt: skip
-"""Operators whose result depends on who rounds it, where it is of floats; all others move, compare or count."""
-
 _SMALL = 2**15
 """Work up to which a plain node is not worth a session."""
 _VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
@@ -94,7 +86,7 @@ def evaluate(
     floats = any(array.dtype.kind == "f" for array in feeds.values())
     plain = node.op_type in PLAIN
     results = None
-    if not plain or (floats if node.op_type in _ROUNDED else steps > _SMALL):
+    if not plain or steps > _SMALL or (floats and node.op_type not in MOVES):
         results = computed(node, feeds, opset)
     if results is None and (plain or steps <= _SMALL):
         results = _by_reference(node, feeds, opset)

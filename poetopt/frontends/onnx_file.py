@@ -26,7 +26,7 @@ from poetopt.frontends.convert import (
     separate_statistics,
     spell_out_pads,
 )
-from poetopt.frontends.draft import Budget, Draft, Rebatch, Type
+from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
@@ -244,12 +244,12 @@ def _specialised(
     where, opset = document.where, document.opset
     types, outputs = {**fixed.types, **weights}, [info.name for info in document.proto.graph.output]
     draft = specialise(
-        where, opset, nodes, types, constants, declared, outputs=outputs, budget=Budget(stored), kept=outputs
+        where, opset, nodes, types, constants, declared, outputs=outputs, budget=FoldingBudget(stored), kept=outputs
     )
     if draft.unread:
         unread = draft.unread
         nodes = needed(nodes, [name for name in outputs if name not in unread])
-        draft = specialise(where, opset, nodes, types, constants, declared, budget=Budget(stored), kept=outputs)
+        draft = specialise(where, opset, nodes, types, constants, declared, budget=FoldingBudget(stored), kept=outputs)
         draft.unread.update(unread)
     if fixed.changed is None:
         return draft, trained
@@ -258,7 +258,9 @@ def _specialised(
     inputs = {**rebatched(fixed), **weights}
     try:
         rebatch = Rebatch(draft.types, old, new)
-        changed = specialise(where, opset, nodes, inputs, constants, {}, rebatch, budget=Budget(stored), kept=outputs)
+        changed = specialise(
+            where, opset, nodes, inputs, constants, {}, rebatch, budget=FoldingBudget(stored), kept=outputs
+        )
     except ModelError as error:
         raise ModelError(f"{where}: {advice} ({error})") from error
     for name, (_, shape) in draft.types.items():

@@ -96,7 +96,7 @@ _MOST = 256
 
 
 @dataclass(frozen=True)
-class Places:
+class LayerPlaces:
     """The stored tensors in layers' places.
 
     names
@@ -112,7 +112,7 @@ class Places:
     last: tuple[str, ...]
 
 
-def places(document: Document, in_nodes: Set[str]) -> Places:
+def places(document: Document, in_nodes: Set[str]) -> LayerPlaces:
     """What stands in layers' places in `document`.
 
     in_nodes
@@ -137,7 +137,7 @@ def places(document: Document, in_nodes: Set[str]) -> Places:
     found = {name for held in layers for names in held.values() for name in names}
     behind = _biases(document, made)
     found |= behind.keys() | _affine(document, made)
-    return Places(frozenset(found), frozenset(everything - found), (*last, *_of(behind, last)))
+    return LayerPlaces(frozenset(found), frozenset(everything - found), (*last, *_of(behind, last)))
 
 
 def _of(behind: Mapping[str, Set[str]], weights: Iterable[str]) -> list[str]:

@@ -126,7 +126,7 @@ def split_sequences(document: Document, options: ReadOptions) -> None:
     results = {info.name for info in graph.output}
     made: dict[str, list[NodeProto]] = {}
     gone: set[str] = set()
-    sizes = _Sizes(document, options, {name: node for node in graph.node for name in node.output if name})
+    sizes = _Lengths(document, options, {name: node for node in graph.node for name in node.output if name})
     for node in graph.node:
         if node.op_type != "SplitToSequence" or not node.input or not node.output or node.output[0] in results:
             continue
@@ -147,7 +147,7 @@ def split_sequences(document: Document, options: ReadOptions) -> None:
 
 
 @dataclass
-class _Sizes:
+class _Lengths:
     """Integers and lengths: those that the file states, and those that follow from its shapes, found when asked for."""
 
     document: Document
@@ -181,7 +181,7 @@ class _Sizes:
 
 
 def _replacement(
-    document: Document, sizes_of: _Sizes, node: NodeProto, picks: Iterable[NodeProto]
+    document: Document, sizes_of: _Lengths, node: NodeProto, picks: Iterable[NodeProto]
 ) -> list[NodeProto] | None:
     """Nodes that write what `picks` take out of the pieces of `node`."""
     axis = attribute_int(node, "axis", 0)

@@ -28,7 +28,7 @@ Dims = list[int | str]
 """Of an input: a size, the name of one, or `?` for one without a name."""
 
 
-class Sizes:
+class InputSizes:
     """What is known of the sizes of inputs.
 
     batch
@@ -267,7 +267,7 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     """
     shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
-    sizes = Sizes(document.where, shapes, options)
+    sizes = InputSizes(document.where, shapes, options)
     given = size_options(options)
     types: dict[str, tuple[int, Shape]] = {}
     for name in shapes:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
 from poetopt.frontends.checks import check_attributes, check_operands, check_window
-from poetopt.frontends.draft import Budget, Draft, Rebatch, Type, readers, released
+from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type, readers, released
 from poetopt.frontends.fold import check_view, fold, infer
 from poetopt.frontends.places import FIRST_STATES
 from poetopt.frontends.proto import copied
@@ -224,7 +224,7 @@ def specialise(
     declared: Mapping[str, Type],
     rebatch: Rebatch | None = None,
     outputs: Iterable[str] = (),
-    budget: Budget | None = None,
+    budget: FoldingBudget | None = None,
     kept: Iterable[str] | None = None,
 ) -> Draft:
     """Infer and fold `nodes` (in topological order, opset `opset`).
@@ -246,7 +246,7 @@ def specialise(
     Raises `ModelError` where shapes don't fit each other, `UnsupportedOpError` where they are unknown, naming node and
     tensor.
     """
-    draft = Draft(where, opset, types=dict(types), constants=dict(constants), budget=budget or Budget())
+    draft = Draft(where, opset, types=dict(types), constants=dict(constants), budget=budget or FoldingBudget())
     wanted = list(outputs)
     left, stay = readers(nodes), None if kept is None else {*constants, *kept}
     lost: dict[str, UnsupportedOpError] = {}

@@ -49,7 +49,7 @@ _OUTPUT_AXIS = {"Conv": 0, "ConvTranspose": 1}
 _NAMES = {1: "weight", 2: "bias"}
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """Where a node reads, or lacks, what may be a parameter of its own.
 
     node, at
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     constant: bool = False
 
 
-def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]) -> Iterator[Place]:
+def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]) -> Iterator[ParameterPlace]:
     """All such places of `graph`, in the order of its nodes.
 
     dims
@@ -106,13 +106,13 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
             else:
                 own = ""
             if own and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
-                yield Place(node, k, name, own, constant)
+                yield ParameterPlace(node, k, name, own, constant)
         left_out = "RemoveOptionalBias" in said.get("pkg.onnxscript.rewriter.rule_name", "")
         if left_out and len(node.input) == 2 and len(held) == 2:
-            yield Place(node, 2, "", held[1])
+            yield ParameterPlace(node, 2, "", held[1])
 
 
-def put(place: Place) -> None:
+def put(place: ParameterPlace) -> None:
     """Have the node read its own parameter there."""
     if place.at < len(place.node.input):
         place.node.input[place.at] = place.name
@@ -158,7 +158,7 @@ def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
     return [Note(f"{text}: {', '.join(made)}", short=f"{text}: {listed(made, 3)}")], constants
 
 
-def _own(document: Document, place: Place) -> TensorProto | None:
+def _own(document: Document, place: ParameterPlace) -> TensorProto | None:
     """A weight like the one that is read at `place`, or zeros; None where that one holds several numbers."""
     if place.merged:
         like = document.weights[place.merged]

@@ -32,7 +32,7 @@ _CLOSEST = 4
 
 
 @dataclass(frozen=True)
-class Trained:
+class ChosenTensors:
     """Names of the trained tensors in the order of the file, and notes on them and on the rest."""
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ def choose_trained(
     train: str | Sequence[str] | None,
     origin: Origins,
     fixed: Set[str] = frozenset(),
-) -> Trained:
+) -> ChosenTensors:
     """The tensors to train: those that match `train`, or those that the file or their places suggest.
 
     in_nodes
@@ -105,7 +105,7 @@ def choose_trained(
         text = f"{count} shared by several operators ({listed(shared, 3)})"
         whole = f"{text}; the gradient of each is their sum (exporters merge initializers of equal value)"
         notes.append(Note(whole, short=f"{text}, maybe as the exporter merges equal ones"))
-    return Trained(names, tuple(notes))
+    return ChosenTensors(names, tuple(notes))
 
 
 def _size(document: Document, name: str) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ZooEntry:
     """A network: module and function that build it for a batch, its default batch, and a line for people.
 
     variant
@@ -40,33 +40,33 @@ TOKENS = "input_ids"
 """The input that tokens come in as, (batch, tokens)."""
 
 ZOO = {
-    "autoencoder": Entry("tiny.build", 8,
+    "autoencoder": ZooEntry("tiny.build", 8,
         "MLPerf Tiny's autoencoder of sounds, 640 in and out, for --loss mse, 267,928 parameters", "autoencoder"),
-    "bert-base": Entry("transformers.bert", 1,
+    "bert-base": ZooEntry("transformers.bert", 1,
         "BERT base (12 layers of 768), 128 tokens, classifier of 2 classes, 109,483,778 parameters", "base", 512),
-    "bert-tiny": Entry("transformers.bert", 2,
+    "bert-tiny": ZooEntry("transformers.bert", 2,
         "BERT tiny (2 layers of 128), 128 tokens, classifier of 2 classes, 4,386,178 parameters", "tiny", 512),
-    "ds-cnn": Entry("tiny.build", 1,
+    "ds-cnn": ZooEntry("tiny.build", 1,
         "MLPerf Tiny's keyword spotter DS-CNN on 49x10 features, 23,756 parameters", "ds-cnn"),
-    "gpt2-small": Entry("transformers.gpt2", 1,
+    "gpt2-small": ZooEntry("transformers.gpt2", 1,
         "GPT-2 small (12 layers of 768), 128 tokens, tied head, 124,439,808 parameters", "", 1_024),
-    "lenet": Entry("images.lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
-    "mlp": Entry("images.mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
-    "mobilenetv1-025": Entry("tiny.build", 1,
+    "lenet": ZooEntry("images.lenet", 8, "LeNet-5 on 28x28 grey images, ReLU and max pooling, 61,706 parameters"),
+    "mlp": ZooEntry("images.mlp", 32, "784-256-128-10 perceptron with ReLU, 235,146 parameters"),
+    "mobilenetv1-025": ZooEntry("tiny.build", 1,
         "MLPerf Tiny's MobileNetV1 of width 0.25 for 96x96 images, 216,322 parameters", "mobilenetv1-025"),
-    "mobilenetv2": Entry("images.mobilenetv2", 2,
+    "mobilenetv2": ZooEntry("images.mobilenetv2", 2,
         "MobileNetV2 for 224x224 images, training-mode BatchNormalization, 3,504,872 parameters", "mobilenetv2"),
-    "mobilenetv2-035": Entry("images.mobilenetv2", 1,
+    "mobilenetv2-035": ZooEntry("images.mobilenetv2", 1,
         "MobileNetV2 of width 0.35 for 128x128 images, training-mode BatchNormalization, 1,677,128 parameters",
         "mobilenetv2-035"),
-    "resnet18-cifar": Entry("images.resnet18", 8,
+    "resnet18-cifar": ZooEntry("images.resnet18", 8,
         "ResNet-18 for 32x32 images, training-mode BatchNormalization, 11,173,962 parameters"),
-    "resnet50": Entry("images.resnet50", 2,
+    "resnet50": ZooEntry("images.resnet50", 2,
         "ResNet-50 for 224x224 images, training-mode BatchNormalization, 25,557,032 parameters"),
-    "resnet8": Entry("tiny.build", 1, "MLPerf Tiny's ResNet-8 for 32x32 images, 78,186 parameters", "resnet8"),
-    "vgg16-cifar": Entry("images.vgg16", 8,
+    "resnet8": ZooEntry("tiny.build", 1, "MLPerf Tiny's ResNet-8 for 32x32 images, 78,186 parameters", "resnet8"),
+    "vgg16-cifar": ZooEntry("images.vgg16", 8,
         "VGG-16 for 32x32 images, no BatchNormalization, 512-512-10 classifier, 15,245,130 parameters"),
-    "vit-b16": Entry("transformers.vit", 1,
+    "vit-b16": ZooEntry("transformers.vit", 1,
         "Vision Transformer B/16 (12 layers of 768) for 224x224 images, 86,567,656 parameters"),
 }  # fmt: skip
 

@@ -78,7 +78,7 @@ def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
     gradients
         For each trained parameter, the name of the gradient that its update reads.
     """
-    groups = _Search(graph).groups(gradients)
+    groups = _Fusion(graph).groups(gradients)
     kept = kept_tensors(graph)
     operators: list[Operator] = []
     for k, operator in enumerate(graph.operators):
@@ -94,7 +94,7 @@ def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
     return replace(graph, operators=tuple(operators))
 
 
-class _Search:
+class _Fusion:
     """Which operators go together, by their places."""
 
     def __init__(self, graph: TrainingGraph) -> None:

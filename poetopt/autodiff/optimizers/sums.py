@@ -40,10 +40,10 @@ def with_sums(graph: TrainingGraph, optimizer: str, *, fuse: bool = True, clip: 
 
     Raises ModelError where the model has a tensor of a sum's name.
     """
-    return _Sums(graph, optimizer, keep_gradients=False, clip=clip).split(fuse=fuse)
+    return _Summing(graph, optimizer, keep_gradients=False, clip=clip).split(fuse=fuse)
 
 
-class _Sums(Attachment):
+class _Summing(Attachment):
     """The graph of a part, and the one of the updates."""
 
     def split(self, *, fuse: bool) -> TrainingGraph:

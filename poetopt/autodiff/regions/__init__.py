@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from poetopt.autodiff.regions.functions import function_of
 from poetopt.autodiff.regions.guard import guarded_softmax
-from poetopt.autodiff.regions.match import DOMAIN, Region, Surroundings
+from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
 from poetopt.autodiff.regions.norms import normalization
 from poetopt.autodiff.registry import downstream
 from poetopt.graph import Graph, Operator
@@ -30,7 +30,7 @@ def compose(graph: Graph) -> Graph:
     """
     around = Surroundings(graph)
     live = downstream(graph.tensors, graph.operators, graph.trained)
-    inside: dict[str, Region] = {}
+    inside: dict[str, CompositeRegion] = {}
     for operator in reversed(graph.operators):
         if operator.name in inside or not live.intersection(operator.outputs):
             continue
@@ -52,7 +52,7 @@ def _is_region(operator: Operator) -> bool:
     return operator.meaning is not None and operator.meaning.domain == DOMAIN
 
 
-def _composed(operators: Sequence[Operator], inside: dict[str, Region]) -> Iterator[Operator]:
+def _composed(operators: Sequence[Operator], inside: dict[str, CompositeRegion]) -> Iterator[Operator]:
     """Each region in the place of its last operator, the others as they are."""
     for operator in operators:
         region = inside.get(operator.name)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.autodiff.regions.match import DOMAIN, Region, Surroundings
+from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
 from poetopt.graph import Node, Operator
 
 Values = NDArray[np.float64]
@@ -92,7 +92,7 @@ def _known(values: Values) -> Iterator[tuple[str, dict[str, object], Values]]:
         yield "Swish", {"alpha": alpha}, x * _sigmoid(alpha * x)
 
 
-def function_of(around: Surroundings, end: Operator) -> Region | None:
+def function_of(around: Surroundings, end: Operator) -> CompositeRegion | None:
     """The smallest region that ends in `end`, reads one tensor, and computes a known function of it."""
     if end.kind not in {"Mul", "Div", "Add", "Reciprocal"} or around.writer(end.outputs[0]) is None:
         return None
@@ -118,7 +118,7 @@ def _leaves(around: Surroundings, members: list[Operator]) -> list[str]:
     return [name for name in read if around.scalar(name) is None]
 
 
-def _identify(around: Surroundings, members: list[Operator], x: str, result: str) -> Region | None:
+def _identify(around: Surroundings, members: list[Operator], x: str, result: str) -> CompositeRegion | None:
     """The region of these members, if it has a meaning."""
     ordered = around.enclosed(members, result)
     shape = around.tensor(x).shape
@@ -135,5 +135,5 @@ def _identify(around: Surroundings, members: list[Operator], x: str, result: str
         found = values[result]
         for op_type, attributes, known in _known(found):
             if bool(np.all(np.abs(found - known) <= _TOLERANCE * (1.0 + np.abs(known)))):
-                return Region(ordered, Node(op_type, (x,), (result,), attributes, DOMAIN))
+                return CompositeRegion(ordered, Node(op_type, (x,), (result,), attributes, DOMAIN))
     return None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from poetopt.autodiff.regions.match import DOMAIN, Region, Surroundings
+from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
 from poetopt.graph import Node, Operator
 
 
-def guarded_softmax(around: Surroundings, end: Operator) -> Region | None:
+def guarded_softmax(around: Surroundings, end: Operator) -> CompositeRegion | None:
     """The region that ends in `end`. A row of zeros has the gradient 0, as Softmax's formula gives it."""
     if around.writer(end.outputs[0], "Where") is None:
         return None
@@ -20,4 +20,4 @@ def guarded_softmax(around: Surroundings, end: Operator) -> Region | None:
     if ordered is None:
         return None
     attributes = dict(softmax.nodes[0].attributes)
-    return Region(ordered, Node("Softmax", softmax.nodes[0].inputs, end.outputs, attributes, DOMAIN))
+    return CompositeRegion(ordered, Node("Softmax", softmax.nodes[0].inputs, end.outputs, attributes, DOMAIN))

@@ -14,7 +14,7 @@ DOMAIN = "poetopt.region"
 
 
 @dataclass(frozen=True)
-class Region:
+class CompositeRegion:
     """Operators that amount to one node.
 
     operators

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from poetopt.autodiff.regions.match import DOMAIN, Region, Surroundings
+from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
 from poetopt.graph import Node, Operator
 
 
-def normalization(around: Surroundings, end: Operator) -> Region | None:
+def normalization(around: Surroundings, end: Operator) -> CompositeRegion | None:
     """The region that ends in `end`: in its shift, its scale, or the bare quotient."""
     if end.kind not in {"Add", "Mul", "Div"} or around.writer(end.outputs[0]) is None:
         return None
@@ -55,7 +55,7 @@ def _rank(around: Surroundings, name: str) -> int:
 
 def _quotient(
     around: Surroundings, members: list[Operator], name: str, result: str, scale: str, bias: str
-) -> Region | None:
+) -> CompositeRegion | None:
     """The region whose normalized rows are `name`."""
     divided = _divided(around, name)
     if divided is None:
@@ -80,7 +80,7 @@ def _quotient(
     outputs = (result, mean, root) if mean else (result, root)
     op_type = "LayerNormalization" if mean else "RMSNormalization"
     inputs = (x, scale, bias) if bias else (x, scale) if scale else (x,)
-    return Region(ordered, Node(op_type, inputs, outputs, attributes, DOMAIN))
+    return CompositeRegion(ordered, Node(op_type, inputs, outputs, attributes, DOMAIN))
 
 
 def _divided(around: Surroundings, name: str) -> tuple[str, str, list[Operator]] | None:
