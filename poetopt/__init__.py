@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, train_on
     from poetopt.api.plans import write_schedule
-    from poetopt.api.showing import show
     from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
+    from poetopt.report.show import show
     from poetopt.util.errors import PoetError
 
 # onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
@@ -163,7 +163,7 @@ _HOMES = {
     "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
     "sensitivity": "poetopt.api.comparing",
-    "show": "poetopt.api.showing",
+    "show": "poetopt.report.show",
     "sweep": "poetopt.api.sweeps.run",
     "write_schedule": "poetopt.api.plans",
 }

@@ -23,7 +23,7 @@ import poetopt as po
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import solve
 from poetopt.comparison.compare import compare
-from poetopt.comparison.rows import COLUMNS, Row, in_bytes, parse_budgets, row_of_solution
+from poetopt.comparison.rows import COLUMNS, ComparisonRow, in_bytes, parse_budgets, row_of_solution
 from poetopt.graph.problem import Problem
 from poetopt.util.files import replacing
 
@@ -170,7 +170,7 @@ def measure(cell: Cell, constants: str, settings: Settings) -> Iterator[dict[str
                 yield {**where, **claimed(problem, row, name, settings).to_dict()}
 
 
-def claimed(problem: Problem, pofo: Row, name: str, settings: Settings) -> Row:
+def claimed(problem: Problem, pofo: ComparisonRow, name: str, settings: Settings) -> ComparisonRow:
     """POET with the memory and the time that Table 3 claims, measured at a plan of POFO."""
     assert pofo.peak_bytes is not None
     assert pofo.makespan_s is not None

@@ -1,4 +1,12 @@
-"""A smaller batch for which a schedule is known, where none is for the one that was asked for."""
+"""A smaller batch for which a schedule is known, where none is for the one that was asked for.
+
+`--batch max`: the largest batch with a schedule, by bisection over what sums prove of each.
+
+What a step needs at least grows with the batch, so the largest that isn't refused is bracketed: by the secant of what
+two batches leave free, and by halves where that is no help. Each batch is read once.
+
+The number of parts of a batch whose step takes the least energy, of all that divide it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""What `solve`, `compare` and their like take as a problem: one, or a model (a path, a zoo name) and a device."""
+"""What `solve`, `compare` and their like take as a problem: one, or a model (a path, a zoo name) and a device.
+
+What people ask for, read and checked: the engine's `Options` from texts such as `40%`, `1.5x` and `60s`.
+
+All the RAM of a step, or the schedule's alone: which of the two is asked for, and where parameters are then.
+
+`--ram` is the budget of the schedule, as in the paper. `--total-ram`, or else the device's RAM, is for everything: then
+parameters are resident where they fit beside a schedule, and otherwise paged.
+"""
 
 from __future__ import annotations
 

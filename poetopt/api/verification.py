@@ -1,4 +1,7 @@
-"""`verify`: a plan file checked again, and its bound proven again, without trusting whoever wrote either."""
+"""`verify`: a plan file checked again, and its bound proven again, without trusting whoever wrote either.
+
+The problem of a plan file, computed again from its model, its device and its profile, and held against the file.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "structure_
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class RecomputedProblem:
     """A plan file, with the graph of its problem where the model is there.
 
     model, device
@@ -80,7 +83,7 @@ def recomputed(
     profile: Profile | str | os.PathLike[str] | None = None,
     compare_model: bool = True,
     allow_symlinks: bool = False,
-) -> Recomputed:
+) -> RecomputedProblem:
     """Compute the problem in a plan file again, and refuse a file that has another one.
 
     plan, found
@@ -97,7 +100,9 @@ def recomputed(
     problem = found.plan.problem
     place, missing = _model(plan, problem, model) if compare_model else (None, "no model was asked for")
     if place is None:
-        return Recomputed(found, None, None, (), tuple(Taken(w, missing) for w in (OF_MODEL, OF_KERNELS, OF_DEVICE)))
+        return RecomputedProblem(
+            found, None, None, (), tuple(Taken(w, missing) for w in (OF_MODEL, OF_KERNELS, OF_DEVICE))
+        )
     network = bool(problem.recipe)
     used = _device(plan, problem, device) if network else None
     measured = network and (PROFILE in problem.recipe or any(note.startswith(MEASURED) for note in problem.notes))
@@ -136,7 +141,7 @@ def recomputed(
     done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
     device_used = problem.device if OF_DEVICE in done else None
     same = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
-    return Recomputed(whole, place, device_used, done, tuple(taken), made.model_hash == problem.model_hash, same)
+    return RecomputedProblem(whole, place, device_used, done, tuple(taken), made.model_hash == problem.model_hash, same)
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:

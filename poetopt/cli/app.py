@@ -18,14 +18,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from poetopt.cli.compare import compare, pareto
+from poetopt.cli.compare import compare, pareto, sweep
 from poetopt.cli.console import complain, guarded, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
 from poetopt.cli.plans import emit, run, schedule, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import export, import_solution, solve
-from poetopt.cli.sweep import sweep
 from poetopt.cli.train import train
 from poetopt.util import inputs, interrupts
 from poetopt.util.errors import OptionError

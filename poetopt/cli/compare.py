@@ -38,10 +38,63 @@ from poetopt.cli.options import (
     PictureOption,
     sharing,
 )
-from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
+
+
+def sweep(
+    file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="Models, devices, budgets, deadlines and methods.")],
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FILE.sqlite",
+            help="The results, which a later run adds to; default: beside the sweep.",
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="tcp://HOST:PORT", help="A dask scheduler; default: processes here.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(metavar="N", help="How often a point is run again whose worker died.", min=0)
+    ] = 1,
+    csv: CsvOption = None,
+    json: JsonOption = None,
+) -> int:
+    """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
+    from poetopt.api.sweeps.points import ERROR
+    from poetopt.api.sweeps.run import progress_line, sweep_csv, sweep_lines
+    from poetopt.api.sweeps.run import sweep as run
+
+    check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
+    with _told("reading the sweep") as told:
+        found = run(
+            file, out=out, scheduler=scheduler, workers=workers, retries=retries,
+            told=lambda state: told(progress_line(state)),
+        )  # fmt: skip
+    if csv is not None:
+        write_text(sweep_csv(found), csv, option="--csv")
+    write_json(found.to_dict(), json)
+    say("\n".join(sweep_lines(found)), unless=[csv, json])
+    if found.lost:
+        point, reason = found.lost[0]
+        raise ExecutionError(
+            f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}); give the same "
+            "command again to try them again"
+        )
+    if found.rows and all(row["status"] == ERROR for row in found.rows):
+        raise ExecutionError(
+            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}); correct the "
+            "sweep, and give another -o, as these rows stay"
+        )
+    return 0
+
 
 SCOPE = next(option for option in SPACE if option.name == "scope")
 OPTIONS = (
@@ -179,7 +232,7 @@ def _save_plans(found: Comparison, folder: str) -> None:
 
 
 @contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
+def _told(first: str = "reading the model") -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is being worked on, where stderr is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _text: None
@@ -187,5 +240,5 @@ def _told() -> Iterator[Callable[[str], None]]:
     from rich.console import Console
 
     begin = time.monotonic()
-    with Console(stderr=True).status("reading the model", spinner="dots") as status:
+    with Console(stderr=True).status(first, spinner="dots") as status:
         yield lambda text: status.update(f"{time.monotonic() - begin:.0f} s  {text}")

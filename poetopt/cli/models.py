@@ -1,4 +1,7 @@
-"""`poetopt inspect` and `poetopt grad`: what a model consists of, and its training graph."""
+"""`poetopt inspect` and `poetopt grad`: what a model consists of, and its training graph.
+
+`poetopt formulations`, `poetopt devices` and `poetopt zoo`: what there is to choose from.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`poetopt solve`: a model in, a plan with a proof out."""
+"""`poetopt solve`: a model in, a plan with a proof out.
+
+`poetopt export` and `poetopt import-solution`: a model out for another solver, and its solution back.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A figure stands for all that follows from it: the storage's power for what waking it takes, too, as that is power for a
 while; the CPU's rate for that of its memory. Costs are then those of a device file with these figures changed.
+
+A bound that was proven for one device, and what it proves of another.
 """
 
 from __future__ import annotations

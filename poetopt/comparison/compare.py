@@ -19,8 +19,8 @@ from poetopt.comparison.baselines.poet import options
 from poetopt.comparison.rows import (
     FAILED,
     WITHIN_STAGE,
+    ComparisonRow,
     Finding,
-    Row,
     moves_outside,
     row_of_plan,
     row_of_solution,
@@ -61,7 +61,7 @@ class Comparison:
     methods: tuple[str, ...]
     store_all_peak_bytes: int
     deadline_s: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     findings: tuple[Finding, ...]
     plans: dict[tuple[str, int], Plan] = field(repr=False)
     total_s: float = 0.0
@@ -111,7 +111,7 @@ def compare(
     found_of = {found.name: found for found in map(method, names() if methods is None else methods)}
     asked = tuple(found_of)
     chosen = sorted(found_of.values(), key=lambda found: (found.name == "poet", found.features.proof))
-    run = _Run(problem, settings or Settings(), told or (lambda _name, _ram: None))
+    run = _Comparing(problem, settings or Settings(), told or (lambda _name, _ram: None))
     for ram_bytes in sorted(set(budgets)):
         for found in chosen:
             run.one(found, ram_bytes)
@@ -130,13 +130,13 @@ def compare(
 
 
 @dataclass
-class _Run:
+class _Comparing:
     """What has been found so far."""
 
     problem: Problem = field(repr=False)
     settings: Settings
     told: Told
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ComparisonRow] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     plans: dict[tuple[str, int], Plan] = field(default_factory=dict)
     known: list[tuple[float, str, Plan]] = field(default_factory=list)
@@ -149,9 +149,9 @@ class _Run:
         self.told(found.name, ram_bytes)
         refusal, unable = self._refusal(found, ram_bytes), found.unable(self.problem)
         if unable is not None:
-            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
+            row = ComparisonRow(method=found.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
         elif refusal is not None:
-            row = Row(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
+            row = ComparisonRow(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
         elif found.solve is None:
             row = self._heuristic(found, ram_bytes)
         else:
@@ -174,14 +174,14 @@ class _Run:
         without = "" if features.paging else " without paging"
         return f"operator {step.operator} '{name}' needs {step.nbytes:,} bytes{without}"
 
-    def _heuristic(self, found: Baseline, ram_bytes: int) -> Row:
+    def _heuristic(self, found: Baseline, ram_bytes: int) -> ComparisonRow:
         begin = time.monotonic()
         try:
             plan = found.schedule(self.problem, ram_bytes, self.settings)
         except (NoScheduleError, InfeasibleError) as error:
             # A method with one plan is proven not to fit by that plan.
             proven = isinstance(error, InfeasibleError) or found.name == "checkpoint-all"
-            return Row(
+            return ComparisonRow(
                 method=found.name,
                 ram_budget_bytes=ram_bytes,
                 status="infeasible" if proven else FAILED,
@@ -192,7 +192,7 @@ class _Run:
         self._keep(found.name, ram_bytes, plan, row.overhead_j)
         return row
 
-    def _exact(self, found: Baseline, ram_bytes: int) -> Row:
+    def _exact(self, found: Baseline, ram_bytes: int) -> ComparisonRow:
         solution = self._solution(found, ram_bytes)
         row = row_of_solution(found.name, ram_bytes, solution)
         if found.name == "poet":
@@ -237,7 +237,7 @@ class _Run:
         self.plans[name, ram_bytes] = plan
         self.known.append((overhead_j, name, plan))
 
-    def _adopted(self, row: Row, ram_bytes: int, solution: Solution) -> Row:
+    def _adopted(self, row: ComparisonRow, ram_bytes: int, solution: Solution) -> ComparisonRow:
         """POET's row, with the best plan that any method has found at this budget or a smaller one."""
         plan = solution.plan
         best = min(self.known, key=lambda entry: entry[0], default=None)

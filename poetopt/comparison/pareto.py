@@ -2,6 +2,12 @@
 
 The left end is the smallest budget with a schedule. That it is smallest is proven where it equals the largest
 working set of an operator, which no schedule can do without; else both are stated. The right end is store-all.
+
+The front of least energy against the deadline, at one RAM budget, with the bound below each point.
+
+The right end is the deadline from which on more time saves nothing: the makespan of the best plan without one. The
+left end is the shortest deadline for which a schedule was found. That it is shortest is proven where it is one pass, or
+where every shorter one is proven to have no schedule; else what is proven is stated, with the space that it holds in.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
-from poetopt.comparison.refine import CLOSE, Point, Refiner, Told
+from poetopt.comparison.refine import CLOSE, FrontPoint, Refiner, Told
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram
@@ -37,7 +43,7 @@ class DeadlineFront:
     """
 
     problem: Problem
-    points: tuple[Point, ...]
+    points: tuple[FrontPoint, ...]
     ram_budget_bytes: int
     store_all_peak_bytes: int
     least_deadline_s: float
@@ -125,7 +131,7 @@ class _Deadlines(Refiner):
     def options(self, limit: float, settings: Settings) -> Options:
         return options(self.ram_bytes, replace(settings, deadline_s=limit))
 
-    def placed(self, point: Point, limit: float) -> Point:
+    def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
         return replace(point, deadline_s=limit)
 
     def middle(self, left: float, right: float) -> float | None:
@@ -193,7 +199,7 @@ class Front:
     """
 
     problem: Problem
-    points: tuple[Point, ...]
+    points: tuple[FrontPoint, ...]
     ram_bound_bytes: int
     least_ram_bytes: int
     store_all_peak_bytes: int
@@ -282,7 +288,7 @@ class _Budgets(Refiner):
     def options(self, limit: float, settings: Settings) -> Options:
         return options(int(limit), settings)
 
-    def placed(self, point: Point, limit: float) -> Point:
+    def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
         return replace(point, ram_budget_bytes=int(limit))
 
     def middle(self, left: float, right: float) -> float | None:

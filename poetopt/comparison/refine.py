@@ -44,7 +44,7 @@ LEAST_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class FrontPoint:
     """A RAM budget, a deadline (None: there is none) and the best plan within both.
 
     overhead_bound_j, scope_bound_j
@@ -94,7 +94,7 @@ class Refiner(ABC):
     settings: Settings
     told: Told
     time_limit_s: float
-    points: dict[float, Point] = field(default_factory=dict)
+    points: dict[float, FrontPoint] = field(default_factory=dict)
     begin: float = field(default_factory=time.monotonic)
     unit: ClassVar[float] = 0.0
     """Limits are told apart by this, at least."""
@@ -104,7 +104,7 @@ class Refiner(ABC):
         """What is asked of the engine at a limit."""
 
     @abstractmethod
-    def placed(self, point: Point, limit: float) -> Point:
+    def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
         """The point's plan at another limit."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Refiner(ABC):
         """Between two limits, or None where they are too close to tell apart."""
 
     @property
-    def ordered(self) -> tuple[Point, ...]:
+    def ordered(self) -> tuple[FrontPoint, ...]:
         """By ascending limit."""
         return tuple(self.points[limit] for limit in sorted(self.points))
 
@@ -232,13 +232,13 @@ class Refiner(ABC):
         """The plans of smaller limits, the nearest last."""
         return tuple(schedule_of(self.points[other].plan) for other in sorted(self.points) if other <= limit)[-2:]
 
-    def _point(self, limit: float, solution: Solution) -> Point:
+    def _point(self, limit: float, solution: Solution) -> FrontPoint:
         simulation, plan = solution.simulation, solution.plan
         assert simulation is not None
         assert plan is not None
         bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
         status, gap = status_of(simulation.overhead_j, bound, self.settings.gap)
-        found = Point(
+        found = FrontPoint(
             ram_budget_bytes=solution.options.ram_bytes,
             deadline_s=solution.options.deadline_s,
             plan=plan,
@@ -260,7 +260,7 @@ class Refiner(ABC):
         )
         return self.placed(found, limit)
 
-    def _with(self, point: Point) -> Point:
+    def _with(self, point: FrontPoint) -> FrontPoint:
         """The point with its bound no higher than its plan, and status and gap to match."""
         bound = min(point.overhead_bound_j, point.overhead_j)
         status, gap = status_of(point.overhead_j, bound, self.settings.gap)

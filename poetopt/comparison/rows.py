@@ -1,4 +1,9 @@
-"""One method at one budget: what it found, or why it found nothing."""
+"""One method at one budget: what it found, or why it found nothing.
+
+Several RAM budgets in one option: `20%..100%/9`, `3MB..9MB/4`, `20%,35%,1MiB`.
+
+Plans as good as POET's, or better, from outside the space of its proof: which of their moves that space lacks.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +166,7 @@ WHOLE = ("full", "store-all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """A method at a budget. Figures are None where there is no plan.
 
     status
@@ -204,24 +209,26 @@ class Row:
         return {name: getattr(self, name) for name in COLUMNS}
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 
 
-def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Row:
+def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> ComparisonRow:
     """Of a method without a proof; its plan is simulated again, at the budget."""
     found = simulate(plan, ram_bytes=ram_bytes)
     # Nothing costs less than no overhead: that needs no other proof.
     status = Status.OPTIMAL if found.overhead_j <= 0 else Status.FEASIBLE
-    return Row(method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **_figures(found))
+    return ComparisonRow(
+        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **_figures(found)
+    )
 
 
-def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Row:
+def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> ComparisonRow:
     """Of a method with a proof; its plan is simulated again, at the budget."""
     if solution.plan is None:
         impossible = solution.status is Status.INFEASIBLE
         whole = solution.scope in WHOLE
         within = f"no schedule with {kind_words(solution.scope)}, by proof; wider scopes may have one"
-        return Row(
+        return ComparisonRow(
             method=method,
             ram_budget_bytes=ram_bytes,
             status=str(solution.status) if impossible and whole else FAILED,
@@ -229,7 +236,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Row:
             scope=solution.scope,
             solve_s=solution.total_s,
         )
-    return Row(
+    return ComparisonRow(
         method=method,
         ram_budget_bytes=ram_bytes,
         status=str(solution.status),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Closing:
+class ClosingPlan:
     """The updates behind the last part, as a plan without offsets.
 
     problem
@@ -43,7 +43,7 @@ class Closing:
         return self.simulation.peak_bytes + self.beside_bytes
 
 
-def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing | None:
+def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> ClosingPlan | None:
     """The updates that follow the parts of a plan of `problem`; None where nothing follows."""
     from poetopt.plan.simulate import simulate
 
@@ -55,14 +55,14 @@ def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing
         if step.variant:
             read.update(problem.operators[step.target].variant(step.variant).streamed_in)
     again = frozenset(name for name, i in kept.items() if i in read and problem.tensors[i].backed)
-    known: dict[frozenset[str], Closing] = vars(problem).setdefault("_closing", {})
+    known: dict[frozenset[str], ClosingPlan] = vars(problem).setdefault("_closing", {})
     if again not in known:
         closing, beside = closing_with(problem, problem.lasting)
         ways = (0,) * len(closing.operators)
         if problem.closing_ram_bytes is not None:
             ways = ways_within(closing, problem.closing_ram_bytes - problem.reserve_bytes - beside)
         steps = tuple(_steps(closing, ways, again))
-        known[again] = Closing(closing, steps, beside, simulate(closing, steps))
+        known[again] = ClosingPlan(closing, steps, beside, simulate(closing, steps))
     return known[again]
 
 

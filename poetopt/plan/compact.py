@@ -95,7 +95,7 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
         raise PlanError(f"the compact plan has version {data[0]}, and this program reads version {VERSION}")
     if data[1 : 1 + FINGERPRINT_BYTES] not in (fingerprint(problem), _fingerprint(problem, problem.model_hash)):
         raise PlanError(f"the compact plan is of another problem than {problem.name!r}; solve this one")
-    reader = _Reader(data[1 + FINGERPRINT_BYTES : -4])
+    reader = _BitReader(data[1 + FINGERPRINT_BYTES : -4])
     operators = len(problem.operators)
     events: list[Instruction] = []
     ahead = recomputed = 0
@@ -142,7 +142,7 @@ def decode_compact(problem: Problem, data: bytes) -> Plan:
     return Plan(problem, tuple(instructions))
 
 
-class _Reader:
+class _BitReader:
     """Reads variable-length integers."""
 
     def __init__(self, data: bytes) -> None:

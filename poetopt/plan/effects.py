@@ -71,7 +71,7 @@ class Effect:
     extra_bytes: int = 0
 
 
-class _Run(NamedTuple):
+class _Running(NamedTuple):
     """A compute.
 
     The operator, what of its inputs isn't read in flash, what it updates, the last stage for it, and what it takes
@@ -85,16 +85,16 @@ class _Run(NamedTuple):
     extra_bytes: int
 
 
-def _runs(problem: Problem) -> Iterator[_Run]:
+def _runs(problem: Problem) -> Iterator[_Running]:
     tensors, end = problem.tensors, len(problem.operators)
     for operator, updates, extra in zip(problem.operators, problem.updates, problem.extra_bytes, strict=True):
         reads = tuple(i for i in operator.inputs if tensors[i].home is not Home.FLASH)
         overtaken = (tensors[i].updated_by for i in reads if tensors[i].updated)
         until = min((*overtaken, *operator.updaters), default=end)
-        yield _Run(operator, reads, updates, until, extra)
+        yield _Running(operator, reads, updates, until, extra)
 
 
-def _compute(index: int, run: _Run) -> Effect:
+def _compute(index: int, run: _Running) -> Effect:
     operator, taken = run.operator, run.operator.takes[:1]
     return Effect(
         Instruction(Action.COMPUTE, index),
@@ -151,7 +151,7 @@ def _free(i: int, _: ProblemTensor) -> Effect:
 class _Row(dict[int, Effect]):
     """The effects of one action by target, each made when it is first asked for. Raises PlanError for no target."""
 
-    def __init__(self, make: Callable[[int, Any], Effect], entries: Sequence[_Run | ProblemTensor]) -> None:
+    def __init__(self, make: Callable[[int, Any], Effect], entries: Sequence[_Running | ProblemTensor]) -> None:
         super().__init__()
         self.make, self.entries = make, entries
 

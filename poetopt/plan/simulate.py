@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.graph.problem import Feature, Problem, check_supported
 from poetopt.plan.clock import Clock
-from poetopt.plan.closing import Closing, closing_of
+from poetopt.plan.closing import ClosingPlan, closing_of
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.machine import Machine
@@ -163,7 +163,7 @@ COUNTED = (
 
 
 def _of_all_parts(
-    part: Simulation, problem: Problem, steps: Sequence[Instruction], closing: Closing | None
+    part: Simulation, problem: Problem, steps: Sequence[Instruction], closing: ClosingPlan | None
 ) -> Simulation:
     """The whole step, where `part` has the seconds and joules of all parts, and the rest of one."""
     counts = {name: problem.parts * getattr(part, name) for name in COUNTED}

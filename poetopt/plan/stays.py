@@ -40,7 +40,7 @@ class Stay:
 
 
 @dataclass
-class Transfer:
+class PlannedTransfer:
     """A page-in or page-out, the stay that it is of, and the events that it must follow and precede."""
 
     action: Action
@@ -76,7 +76,7 @@ class Moves:
         self.count = len(self.computes)
         self.frees = table[Action.FREE]
         self.stays: list[Stay] = []
-        self.transfers: list[Transfer] = []
+        self.transfers: list[PlannedTransfer] = []
         self.order: list[int] = []
         self.begins: list[list[int]] = [[] for _ in range(self.count)]
         self._current: dict[int, int] = {}
@@ -101,7 +101,7 @@ class Moves:
         for place in range(self.count - 1, -1, -1):
             self.tail_s[place] = self.tail_s[place + 1] + self.effects[place].seconds
 
-    def transfer(self, event: int) -> Transfer | None:
+    def transfer(self, event: int) -> PlannedTransfer | None:
         """The transfer that an event is, or None for a compute."""
         return self.transfers[event - self.count] if event >= self.count else None
 
@@ -170,7 +170,7 @@ class Moves:
         if tensor in self._updated:
             after = [self._updated[tensor]]
         seconds = self.problem.tensors[tensor].page_out_s
-        self.transfers.append(Transfer(Action.PAGE_OUT, tensor, index, seconds, after))
+        self.transfers.append(PlannedTransfer(Action.PAGE_OUT, tensor, index, seconds, after))
 
     def _page_in(self, tensor: int, event: int) -> None:
         after: list[int] = []
@@ -183,7 +183,7 @@ class Moves:
             touched = self.stays[self._latest[tensor]].touched
             after += touched[1:] if touched else ()
         seconds = self.problem.tensors[tensor].page_in_s
-        self.transfers.append(Transfer(Action.PAGE_IN, tensor, len(self.stays), seconds, after))
+        self.transfers.append(PlannedTransfer(Action.PAGE_IN, tensor, len(self.stays), seconds, after))
         self._begin(tensor, event)
 
     def _begin(self, tensor: int, event: int) -> None:

@@ -3,6 +3,10 @@
 Everything is read off the dataclasses of `poetopt.graph.problem`: a field that is added to a tensor or an operator is
 written and read again without a word here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a
 file is first read.
+
+What is wrong with a plan file, in words: the first of pydantic's complaints, with its place.
+
+JSON text that someone else may have written, and how large its numbers may be.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
 
 
 @dataclass(frozen=True)
-class Overlap:
+class TransferOverlap:
     """How much of a plan's transfers happens while the CPU computes.
 
     transfer_s, hidden_s
@@ -160,7 +160,7 @@ class Overlap:
         return self.hidden_s / self.transfer_s if self.transfer_s else 1.0
 
 
-def overlap(plan: Plan, simulation: Simulation | None = None) -> Overlap:
+def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap:
     """What `plan` hides. Raises PlanError for one that is not valid.
 
     The CPU stands still only while the channel is busy, so the hidden seconds are those of all transfers less what the
@@ -185,7 +185,7 @@ def overlap(plan: Plan, simulation: Simulation | None = None) -> Overlap:
             place += 1
         moved += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
     hidden = found.transfer_s - (found.makespan_s - found.compute_s)
-    return Overlap(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
+    return TransferOverlap(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
 
 
 def plan_transfers(
@@ -215,7 +215,7 @@ def plan_transfers(
         return plan
     trials = min(trials, EFFORT // len(moves.order))
     nodes = min(nodes, EFFORT // (10 * len(moves.transfers)))
-    search = _Search(moves, ram_bytes, trials)
+    search = _TimingSearch(moves, ram_bytes, trials)
     search.try_simple_orders()
     enough_s = max(search.least_s, goal_s or 0.0)
     hopeless = goal_s is not None and Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
@@ -253,7 +253,7 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODE
     return search.proven and search.makespan_s > goal_s
 
 
-class _Search:
+class _TimingSearch:
     """The best order so far, and ways to a better one."""
 
     def __init__(self, moves: Moves, ram_bytes: int, trials: int) -> None:

@@ -1,4 +1,9 @@
-"""A comparison as text for people, and as CSV."""
+"""A comparison as text for people, and as CSV.
+
+Fronts as text for people.
+
+A plan's sensitivity for people: a table, a sentence, and a picture.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,8 @@ from math import isclose
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import Point
-from poetopt.comparison.rows import COLUMNS, Row, proof_words
+from poetopt.comparison.refine import FrontPoint
+from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
 from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
@@ -86,7 +91,7 @@ def _seconds(time: float, digits: int) -> str:
     return f"{time:.{digits}g} s" if time >= 1 else f"{1e3 * time:.{digits}g} ms"
 
 
-def _front_cells(point: Point, problem: Problem) -> tuple[str, ...]:
+def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
     return (
         show_joules(point.overhead_j),
         share(point.overhead_j, problem.baseline_energy_j),
@@ -190,7 +195,7 @@ def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
     return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []
 
 
-def _cells(row: Row, found: Comparison) -> tuple[str, ...]:
+def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
     assert row.energy_j is not None
     assert row.overhead_j is not None
     assert row.peak_bytes is not None

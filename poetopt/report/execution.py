@@ -1,4 +1,7 @@
-"""What an execution showed, for people."""
+"""What an execution showed, for people.
+
+What a training showed, for people.
+"""
 
 from __future__ import annotations
 

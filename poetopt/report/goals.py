@@ -1,4 +1,9 @@
-"""All of a training, where a solve was asked about more than one step: steps, hours, joules, share of a battery."""
+"""All of a training, where a solve was asked about more than one step: steps, hours, joules, share of a battery.
+
+Into how many parts a batch was cut to see which takes the least energy, and what each number came to.
+
+The largest batch that fits, what refuses the next one, and what a sample takes at a few batches.
+"""
 
 from __future__ import annotations
 
@@ -139,7 +144,7 @@ IDLE = "static_power"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingRun:
+class WholeTraining:
     """What is trained with one schedule.
 
     steps
@@ -159,12 +164,12 @@ class TrainingRun:
 
 def training_run(
     problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None, battery_j: float | None
-) -> TrainingRun | None:
+) -> WholeTraining | None:
     """The training that was asked about; None for a step alone. Raises OptionError."""
     if epochs is None and samples is None:
         if steps < 1:
             raise OptionError(f"--steps {steps}: must be at least 1")
-        return TrainingRun(steps=steps, battery_j=battery_j) if steps > 1 or battery_j is not None else None
+        return WholeTraining(steps=steps, battery_j=battery_j) if steps > 1 or battery_j is not None else None
     if steps != 1:
         raise OptionError(
             f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
@@ -181,7 +186,7 @@ def training_run(
     if samples < batch:
         raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
     steps = epochs * (samples // batch)
-    return TrainingRun(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
+    return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
 
 
 def batch_of(problem: Problem) -> int | None:
@@ -191,7 +196,7 @@ def batch_of(problem: Problem) -> int | None:
     return shape[0] if shape else None
 
 
-def run_fields(run: TrainingRun | None, solution: Solution) -> dict[str, object] | None:
+def run_fields(run: WholeTraining | None, solution: Solution) -> dict[str, object] | None:
     """The object `training` of `solve --json`."""
     if run is None:
         return None

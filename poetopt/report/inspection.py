@@ -1,4 +1,7 @@
-"""A model at rest, as `poetopt inspect` shows it: its contents, and what training it takes."""
+"""A model at rest, as `poetopt inspect` shows it: its contents, and what training it takes.
+
+What one training step needs in bytes, before anything is solved.
+"""
 
 from __future__ import annotations
 

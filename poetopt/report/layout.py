@@ -1,4 +1,7 @@
-"""Rows of label and text as a block of plain text, as wide as the terminal, or as logs show it."""
+"""Rows of label and text as a block of plain text, as wide as the terminal, or as logs show it.
+
+A solve on its way, in lines for people.
+"""
 
 from __future__ import annotations
 

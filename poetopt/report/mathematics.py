@@ -38,7 +38,7 @@ _FRAMES = ("$$", r"\begin{aligned}", r"\end{aligned}", r"\textstyle", "&&", "&",
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A formulation, or a block that `--with` puts into one.
 
     option
@@ -66,7 +66,7 @@ class Entry:
         }
 
 
-def catalogue(name: str | None = None) -> list[Entry]:
+def catalogue(name: str | None = None) -> list[CatalogueEntry]:
     """All that is installed, formulations first; or the one called `name`.
 
     Raises FormulationError for an unknown name, or an entry point that can't be loaded.
@@ -85,7 +85,7 @@ def catalogue(name: str | None = None) -> list[Entry]:
     for known in formulations.NAMES:
         for block in _blocks(known):
             if block.name == name:
-                return [Entry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
+                return [CatalogueEntry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
     if name not in formulations.names():
         raise FormulationError(
             f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
@@ -102,35 +102,35 @@ def _blocks(known: str) -> tuple[Block, ...]:
     return formulations.formulation(known).blocks
 
 
-def _or_broken(make: Callable[[str], Entry], name: str, kind: str) -> Entry:
+def _or_broken(make: Callable[[str], CatalogueEntry], name: str, kind: str) -> CatalogueEntry:
     """A package that is broken is listed as such, and doesn't keep the others from being listed."""
     try:
         return make(name)
     except (FormulationError, OptionError) as error:
-        return Entry(name, kind, f"can't be used: {error}", "", (), "", "")
+        return CatalogueEntry(name, kind, f"can't be used: {error}", "", (), "", "")
 
 
-def _formulation(name: str) -> Entry:
+def _formulation(name: str) -> CatalogueEntry:
     found: Formulation = formulations.formulation(name)
     doc = inspect.cleandoc(found.doc or "")
     about = re.sub(r"^`[^`]+`:\s*", "", doc.partition("\n\n")[0].replace("\n", " ")).rstrip(".")
     minimises = f"{found.goal.name} ({found.goal.unit})"
-    return Entry(name, "formulation", about, f"--formulation {name}", found.blocks, minimises, doc)
+    return CatalogueEntry(name, "formulation", about, f"--formulation {name}", found.blocks, minimises, doc)
 
 
 def _example(name: str) -> Block:
     return options.made(name, options.option(name).example, _EXAMPLE, 1)
 
 
-def _option(name: str) -> Entry:
+def _option(name: str) -> CatalogueEntry:
     found = options.option(name)
     block = _example(name)
     asked = f"--with {name}={found.metavar}" if found.metavar else f"--with {name}"
     minimises = f"{block.goal.name} ({block.goal.unit})" if block.goal is not None else ""
-    return Entry(name, "block", title(block), asked, (block,), minimises, "")
+    return CatalogueEntry(name, "block", title(block), asked, (block,), minimises, "")
 
 
-def listing(entries: list[Entry]) -> str:
+def listing(entries: list[CatalogueEntry]) -> str:
     """A paragraph each: what it is, how to ask for it, which blocks it has."""
     parts = []
     for entry in entries:
@@ -145,7 +145,7 @@ def listing(entries: list[Entry]) -> str:
     return "\n\n".join([*parts, "poetopt formulations --show NAME has the mathematics."])
 
 
-def page(entry: Entry) -> str:
+def page(entry: CatalogueEntry) -> str:
     """One entry in full: the mathematics of each of its blocks as text."""
     heading = f"{entry.kind} {entry.name}: {entry.about}\n{entry.option}"
     parts = [heading]

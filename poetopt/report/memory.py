@@ -1,4 +1,7 @@
-"""All the RAM of a step, in figures and in words: the schedule's, and what stands beside it."""
+"""All the RAM of a step, in figures and in words: the schedule's, and what stands beside it.
+
+What clipping by the norm of all gradients costs a step: which gradients wait for it, and what becomes of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a step in C showed, and what was emitted, for people."""
+"""What a step in C showed, and what was emitted, for people.
+
+What was measured, for people and for JSON.
+"""
 
 from __future__ import annotations
 

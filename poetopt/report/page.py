@@ -3,6 +3,10 @@
 The page holds the plan's tables as JSON, and scripts that draw them; every figure in it is the simulator's.
 Names come from models that anybody may have written, so the markup is escaped, the scripts set text and never
 markup, and a content security policy forbids the page to load anything.
+
+A plan as one picture for papers and slides: schedule, memory, timeline. Needs matplotlib (the extra `plot`).
+
+Drawn without pyplot: no global state, no window system, the same bytes every time.
 """
 
 from __future__ import annotations
@@ -17,28 +21,28 @@ from typing import Any
 
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
-from poetopt.report.view import Kind, Lane, View, paged, recomputed, streamed, timeline
+from poetopt.report.view import Lane, SliceKind, View, paged, recomputed, streamed, timeline
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.printable import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FORMATS = ("png", "svg")
 COLOURS = {
-    Kind.FORWARD: "#2f6fb7",
-    Kind.BACKWARD: "#6fa8dc",
-    Kind.RECOMPUTE: "#e8770f",
-    Kind.PAGE_OUT: "#a2359b",
-    Kind.PAGE_IN: "#12936b",
-    Kind.WAIT: "#b9c0c7",
+    SliceKind.FORWARD: "#2f6fb7",
+    SliceKind.BACKWARD: "#6fa8dc",
+    SliceKind.RECOMPUTE: "#e8770f",
+    SliceKind.PAGE_OUT: "#a2359b",
+    SliceKind.PAGE_IN: "#12936b",
+    SliceKind.WAIT: "#b9c0c7",
 }
 RESIDENT, STORED, BUDGET, AREA = "#d5e3f1", "#c9a4c8", "#c62f2a", "#9dbde0"
 LABELS = {
-    Kind.FORWARD: "compute",
-    Kind.BACKWARD: "backward",
-    Kind.RECOMPUTE: "recompute",
-    Kind.PAGE_OUT: "page out",
-    Kind.PAGE_IN: "page in",
-    Kind.WAIT: "wait",
+    SliceKind.FORWARD: "compute",
+    SliceKind.BACKWARD: "backward",
+    SliceKind.RECOMPUTE: "recompute",
+    SliceKind.PAGE_OUT: "page out",
+    SliceKind.PAGE_IN: "page in",
+    SliceKind.WAIT: "wait",
 }
 NEAR = 1.2
 """A deadline of more than this many times the step isn't on the axis of time."""
@@ -100,26 +104,26 @@ def _matrix(axes: Any, view: View) -> None:
             first, last = stages[max(buffer.first, 0)], stages[buffer.last]
             resident.append((producer[buffer.index], first, last - first + 1))
     _rectangles(axes, [(column, stage, 1, height) for column, stage, height in resident], RESIDENT, "in RAM")
-    marks: dict[Kind, list[tuple[int, int]]] = {kind: [] for kind in Kind}
+    marks: dict[SliceKind, list[tuple[int, int]]] = {kind: [] for kind in SliceKind}
     written: dict[int, int] = {}
     thin = max(0.3, operators / 900)
     stored = []
     for step, stage, again in zip(view.plan.instructions, stages, view.again, strict=True):
         if step.action is Action.COMPUTE:
             backward = problem.operators[step.target].backward
-            kind = Kind.RECOMPUTE if again else Kind.BACKWARD if backward else Kind.FORWARD
+            kind = SliceKind.RECOMPUTE if again else SliceKind.BACKWARD if backward else SliceKind.FORWARD
             marks[kind].append((step.target, stage))
         elif step.action is not Action.FREE:
             column = producer[step.target]
             if step.action is Action.PAGE_IN and step.target in written:
                 stored.append((column + 0.5 - thin / 2, written[step.target] + 0.5, thin, stage - written[step.target]))
             written[step.target] = stage
-            marks[Kind.PAGE_IN if step.action is Action.PAGE_IN else Kind.PAGE_OUT].append((column, stage))
+            marks[SliceKind.PAGE_IN if step.action is Action.PAGE_IN else SliceKind.PAGE_OUT].append((column, stage))
     _rectangles(axes, stored, STORED, "on storage")
     # Of many operators a cell would be too small to be seen: what the schedule adds gets a size of its own.
     least = max(operators / 190, 1.0)
     for kind, cells in marks.items():
-        size = least if kind in (Kind.RECOMPUTE, Kind.PAGE_OUT, Kind.PAGE_IN) else max(least / 2, 1.0)
+        size = least if kind in (SliceKind.RECOMPUTE, SliceKind.PAGE_OUT, SliceKind.PAGE_IN) else max(least / 2, 1.0)
         shift = (size - 1) / 2
         _rectangles(axes, [(x - shift, y - shift, size, size) for x, y in cells], COLOURS[kind], LABELS[kind])
     if 0 <= problem.last_forward < operators - 1:
@@ -140,7 +144,7 @@ def _memory(axes: Any, view: View) -> None:
         moments += [reached, left]
         live += [nbytes / 1e6, nbytes / 1e6]
     axes.fill_between(moments, live, color=AREA, linewidth=0)
-    axes.plot(moments, live, color=COLOURS[Kind.FORWARD], linewidth=0.6)
+    axes.plot(moments, live, color=COLOURS[SliceKind.FORWARD], linewidth=0.6)
     if view.ram_bytes is not None:
         axes.axhline(view.ram_bytes / 1e6, color=BUDGET, linewidth=1)
         axes.annotate(
@@ -155,7 +159,7 @@ def _memory(axes: Any, view: View) -> None:
 def _lanes(axes: Any, view: View) -> None:
     place = {Lane.CPU: 1.0, Lane.CHANNEL: 0.0}
     pieces = timeline(view)
-    for kind in Kind:
+    for kind in SliceKind:
         stretches = [(p.start_s, place[p.lane] - 0.38, p.end_s - p.start_s, 0.76) for p in pieces if p.kind is kind]
         _rectangles(axes, stretches, COLOURS[kind], LABELS[kind])
     end = 1.02 * view.simulation.makespan_s or 1.0
@@ -216,12 +220,12 @@ def page_data(view: View) -> dict[str, object]:
     `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane,
     `store_all_live_bytes` one an operator.
     `streamed` has an entry a compute that streams, by its instruction; `more_j` is what it takes above a plain one.
-    `action` counts compute, page_out, page_in, free; `kind` and `lane` are in the order of `Kind` and `Lane`.
+    `action` counts compute, page_out, page_in, free; `kind` and `lane` are in the order of `SliceKind` and `Lane`.
     """
     problem, simulation = view.problem, view.simulation
     instructions = view.plan.instructions
     slices = timeline(view)
-    kinds, lanes = list(Kind), list(Lane)
+    kinds, lanes = list(SliceKind), list(Lane)
     return {
         "title": view.title,
         "budget_bytes": view.ram_bytes,

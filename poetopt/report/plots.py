@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import Point
+from poetopt.comparison.refine import FrontPoint
 from poetopt.comparison.sensitivity import FACTORS, Sensitivity
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
@@ -190,7 +190,7 @@ def _deadlines(front: DeadlineFront, path: str | os.PathLike[str]) -> Figure:
     return figure
 
 
-def _band(axes: Axes, problem: Problem, points: Sequence[Point], limits: Sequence[float]) -> None:
+def _band(axes: Axes, problem: Problem, points: Sequence[FrontPoint], limits: Sequence[float]) -> None:
     """The plans, their bounds, and between them where the front lies, by proofs that each hold in a point's scope."""
     base = problem.baseline_energy_j or 1.0
     energy = [100 * point.overhead_j / base for point in points]
@@ -204,7 +204,7 @@ def _band(axes: Axes, problem: Problem, points: Sequence[Point], limits: Sequenc
     axes.plot(limits, bound, color="#555555", marker="_", linestyle="none", markersize=10, label="bound")
 
 
-def _proof(points: Sequence[Point]) -> str:
+def _proof(points: Sequence[FrontPoint]) -> str:
     """In which scopes the bounds of the band hold: `within each point's scope (depth<=4 to depth<=12)`."""
     # Store-all needs no bound. Narrow ones first: depths, then forward, then full.
     scopes = {point.scope for point in points} - {"store-all"}

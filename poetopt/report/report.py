@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
-from poetopt.plan.transfers import Overlap
+from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
 from poetopt.report.goals import (
     LargestBatch,
     PartsTried,
-    TrainingRun,
+    WholeTraining,
     batch_fields,
     run_fields,
     tried_fields,
@@ -50,7 +50,7 @@ class Report:
 
     problem: Problem
     solution: Solution
-    run: TrainingRun | None = None
+    run: WholeTraining | None = None
     """The training that was asked about, where it is more than a step."""
     largest: LargestBatch | None = None
     """What was found, where the largest batch was asked for."""
@@ -95,7 +95,7 @@ class Report:
         return summary.warning(self.to_dict())
 
     @cached_property
-    def overlap(self) -> Overlap | None:
+    def overlap(self) -> TransferOverlap | None:
         """How much of the transfers happens while the CPU computes: nothing on a device without DMA."""
         if self.plan is None:
             return None

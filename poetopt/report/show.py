@@ -1,4 +1,10 @@
-"""What `poetopt show` does: one plan in the form that was asked for, written or printed, and a browser for the page."""
+"""What `poetopt show` does: one plan in the form that was asked for, written or printed, and a browser for the page.
+
+A plan as a trace that chrome://tracing and ui.perfetto.dev open: two tracks, and the memory as a counter.
+
+Times are whole nanoseconds, rounded once for each moment, so that slices that touch in the simulation touch
+in the trace too and never overlap. Work that takes no time is an instant event.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +16,27 @@ import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from poetopt.plan.codec import load
-from poetopt.plan.instructions import Action
-from poetopt.report.view import Kind, Lane, View, timeline
-from poetopt.util.errors import OptionError, OutputError
+from poetopt.plan.codec import PlanFile, load
+from poetopt.plan.instructions import Action, Plan
+from poetopt.report.view import Lane, SliceKind, View, timeline
+from poetopt.util.errors import OptionError, OutputError, PlanError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.suggest import closest
 from poetopt.util.units import show_bytes
 
+if TYPE_CHECKING:
+    from poetopt.report.report import Report
+
 _TRACKS = {Lane.CPU: 1, Lane.CHANNEL: 2}
 _COLOURS = {
-    Kind.FORWARD: "thread_state_running",
-    Kind.BACKWARD: "thread_state_runnable",
-    Kind.RECOMPUTE: "bad",
-    Kind.PAGE_OUT: "thread_state_iowait",
-    Kind.PAGE_IN: "good",
-    Kind.WAIT: "grey",
+    SliceKind.FORWARD: "thread_state_running",
+    SliceKind.BACKWARD: "thread_state_runnable",
+    SliceKind.RECOMPUTE: "bad",
+    SliceKind.PAGE_OUT: "thread_state_iowait",
+    SliceKind.PAGE_IN: "good",
+    SliceKind.WAIT: "grey",
 }
 """Names of Chrome's palette; Perfetto colours by name and ignores them."""
 
@@ -64,7 +74,7 @@ def _work(view: View) -> list[dict[str, object]]:
         compute = step.action is Action.COMPUTE
         target = (view.operator_names if compute else view.tensor_names)[step.target]
         arguments: dict[str, object] = {"instruction": piece.step, "stage": view.stages[piece.step]}
-        if piece.kind is Kind.WAIT:
+        if piece.kind is SliceKind.WAIT:
             name = f"wait for {view.tensor_names[instructions[piece.cause].target]}"
         elif compute:
             operator = problem.operators[step.target]
@@ -75,7 +85,7 @@ def _work(view: View) -> list[dict[str, object]]:
                 arguments |= {"bytes_streamed": way.read_bytes + way.written_bytes}
         else:
             tensor = problem.tensors[step.target]
-            paging_in = piece.kind is Kind.PAGE_IN
+            paging_in = piece.kind is SliceKind.PAGE_IN
             name = f"page {'in' if paging_in else 'out'} {target}"
             joules = tensor.page_in_j if paging_in else tensor.page_out_j
             arguments |= {"bytes": tensor.nbytes, "energy_j": joules}
@@ -185,21 +195,31 @@ def form_of(out: str | None, form: str | None) -> Form:
     return found
 
 
-def show(plan: str | View, *, out: str | None = None, form: str | None = None, browse: bool = True) -> Shown:
-    """Show a plan, or the plan file of that name.
+def show(
+    plan: Plan | PlanFile | Report | View | str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    form: str | None = None,
+    browse: bool = True,
+) -> Shown:
+    """Show a plan, what `solve` or `load_plan` gave, or a plan file, as `poetopt show` does.
 
     out
-        Where to write; `-` is for stdout and returns the text. Without it the text form is returned, and other forms
-        are written beside the plan, or to a temporary file where that can't be.
+        Where to write; `-` is for stdout and returns the text. Without it a text is in the result; other forms are
+        written beside the plan file, or to a temporary folder, and the result says where.
+    form
+        `html`, `png`, `svg`, `txt` or `trace`; by default the suffix of `out` says it, else it is `html`.
     browse
-        Whether a page without an `out` is opened in a browser, if there is a display and a person to see it.
+        Whether a page without an `out` is opened in a browser, if there is a display and a terminal.
 
     Raises OptionError, OutputError, PlanError, and BackendUnavailableError for a picture without matplotlib.
     """
+    out = None if out is None else os.fspath(out)
     wanted = form_of(out, form)
     if out == "-" and wanted is Form.PNG:
         raise OptionError("-o -: png is no text, and can't be written to the standard output; give a file")
-    view = plan if isinstance(plan, View) else View.of(load(plan))
+    file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
+    view = View.of(load(file)) if file is not None else _view(plan)
     if out in (None, "-") and wanted is Form.TXT:
         text = _text(view, sys.stdout.encoding)
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
@@ -209,9 +229,27 @@ def show(plan: str | View, *, out: str | None = None, form: str | None = None, b
     if out is not None:
         write_atomically(out, content)
         return Shown(wanted, len(content), Path(out))
-    path = _aside(view.name, wanted) if isinstance(plan, View) else _beside(plan, wanted)
+    path = _aside(view.name, wanted) if file is None else _beside(file, wanted)
     write_atomically(path, content)
     return Shown(wanted, len(content), path, opened=browse and wanted is Form.HTML and _browser(path))
+
+
+def _view(plan: object) -> View:
+
+    from poetopt.report.report import Report
+
+    if isinstance(plan, View):
+        return plan
+    if isinstance(plan, Plan):
+        return View(plan)
+    if isinstance(plan, PlanFile):
+        return View.of(plan)
+    if not isinstance(plan, Report):
+        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}")
+    view = plan.view()
+    if view is None:
+        raise PlanError(f"{plan.problem.name}: there is no plan to show (status {plan.status})")
+    return view
 
 
 def rendered(view: View, form: Form) -> bytes:

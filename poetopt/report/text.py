@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
 from poetopt.report.layout import WIDTH, table
-from poetopt.report.view import Kind, Lane, Slice, View, paged, recomputed, timeline
+from poetopt.report.view import Lane, Slice, SliceKind, View, paged, recomputed, timeline
 from poetopt.util.units import show_bytes, show_joules, show_seconds
 
 MARGIN = 10
@@ -36,12 +36,12 @@ class Glyphs:
 UNICODE = Glyphs(" ▁▂▃▄▅▆▇█", "─", "·", "■", "│")
 ASCII = Glyphs(" #", "-", ".", "#", "|")
 _LETTERS = {
-    Kind.FORWARD: "f",
-    Kind.BACKWARD: "b",
-    Kind.RECOMPUTE: "R",
-    Kind.PAGE_OUT: "o",
-    Kind.PAGE_IN: "i",
-    Kind.WAIT: "w",
+    SliceKind.FORWARD: "f",
+    SliceKind.BACKWARD: "b",
+    SliceKind.RECOMPUTE: "R",
+    SliceKind.PAGE_OUT: "o",
+    SliceKind.PAGE_IN: "i",
+    SliceKind.WAIT: "w",
 }
 
 
@@ -90,12 +90,12 @@ def _lanes(view: View, columns: int, glyphs: Glyphs) -> str:
 
 def _lane(view: View, pieces: Sequence[Slice], columns: int) -> str:
     width = view.simulation.makespan_s / columns
-    shares: list[dict[Kind, float]] = [{} for _ in range(columns)]
+    shares: list[dict[SliceKind, float]] = [{} for _ in range(columns)]
     for piece in pieces:
         for column in _span(view, piece.start_s, piece.end_s, columns):
             covered = min(piece.end_s, (column + 1) * width) - max(piece.start_s, column * width)
             shares[column][piece.kind] = shares[column].get(piece.kind, 0.0) + max(covered, 0.0)
-    order = list(Kind)
+    order = list(SliceKind)
     return "".join(
         _LETTERS[max(share, key=lambda kind: (share[kind], -order.index(kind)))] if share else " " for share in shares
     )

@@ -18,7 +18,7 @@ from poetopt.formulations.scope import ALL, scope_depth
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.report.goals import TrainingRun
+from poetopt.report.goals import WholeTraining
 from poetopt.report.layout import table
 from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
@@ -364,7 +364,7 @@ def _asked(scope: str, ours: bool) -> str:
     return scope
 
 
-def _run(report: Mapping[str, object]) -> TrainingRun | None:
+def _run(report: Mapping[str, object]) -> WholeTraining | None:
     """The training that a report is of."""
     told = _object(report.get("training"))
     if not told:
@@ -372,7 +372,7 @@ def _run(report: Mapping[str, object]) -> TrainingRun | None:
     counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
     steps = told.get("steps")
-    return TrainingRun(steps=steps if isinstance(steps, int) else 0, battery_j=finite(told.get("battery_j")), **whole)
+    return WholeTraining(steps=steps if isinstance(steps, int) else 0, battery_j=finite(told.get("battery_j")), **whole)
 
 
 def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:

@@ -1,6 +1,10 @@
 """A plan made ready to be looked at: its simulation, the stage of each instruction, and names that people can read.
 
 The page, the picture, the text and the trace are all drawn from it, so that they can't disagree.
+
+What a schedule does to single operators and tensors: which run again, which are paged, and what that costs.
+
+Who does what when: the CPU and the transfer channel, each as slices that never overlap.
 """
 
 from __future__ import annotations
@@ -106,7 +110,7 @@ class Lane(StrEnum):
     """Transfers; on a device without DMA the CPU itself, which computes nothing meanwhile."""
 
 
-class Kind(StrEnum):
+class SliceKind(StrEnum):
     """What it does."""
 
     FORWARD = "forward"
@@ -131,7 +135,7 @@ class Slice:
     """
 
     lane: Lane
-    kind: Kind
+    kind: SliceKind
     step: int
     cause: int
     start_s: float
@@ -157,9 +161,9 @@ def _slices(view: View) -> Iterator[Slice]:
             last_transfer[step.target] = index
             if paging_in:
                 last_page_in[step.target] = index
-            yield Slice(Lane.CHANNEL, Kind.PAGE_IN if paging_in else Kind.PAGE_OUT, index, index, start, end)
+            yield Slice(Lane.CHANNEL, SliceKind.PAGE_IN if paging_in else SliceKind.PAGE_OUT, index, index, start, end)
             if not problem.dma and end > start:
-                yield Slice(Lane.CPU, Kind.WAIT, index, index, start, end)
+                yield Slice(Lane.CPU, SliceKind.WAIT, index, index, start, end)
             continue
         if start > reached:
             effect = table.of(step)
@@ -168,14 +172,14 @@ def _slices(view: View) -> Iterator[Slice]:
             if effect.streams:
                 awaited += last_transfer.values()
             cause = max(awaited, key=lambda k: (simulation.end_s[k], k))
-            yield Slice(Lane.CPU, Kind.WAIT, index, cause, reached, start)
+            yield Slice(Lane.CPU, SliceKind.WAIT, index, cause, reached, start)
         if step.action is Action.COMPUTE:
             backward = problem.operators[step.target].backward
-            kind = Kind.RECOMPUTE if view.again[index] else Kind.BACKWARD if backward else Kind.FORWARD
+            kind = SliceKind.RECOMPUTE if view.again[index] else SliceKind.BACKWARD if backward else SliceKind.FORWARD
             yield Slice(Lane.CPU, kind, index, index, start, end)
             way = problem.operators[step.target].variant(step.variant)
             if way.streams:  # the channel is its own meanwhile
-                moves = Kind.PAGE_IN if way.streamed_in else Kind.PAGE_OUT
+                moves = SliceKind.PAGE_IN if way.streamed_in else SliceKind.PAGE_OUT
                 yield Slice(Lane.CHANNEL, moves, index, index, start, end)
 
 

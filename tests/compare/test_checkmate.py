@@ -12,8 +12,15 @@ import pytest
 import poetopt as po
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
-from poetopt.comparison.baselines.checkmate import in_seconds, proportional, solve, solve_energy
-from poetopt.comparison.baselines.checkmate_lp import THRESHOLDS, relaxation, rounded
+from poetopt.comparison.baselines.checkmate import (
+    THRESHOLDS,
+    in_seconds,
+    proportional,
+    relaxation,
+    rounded,
+    solve,
+    solve_energy,
+)
 from poetopt.comparison.baselines.keeping import repaired
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve as search

@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from poetopt.comparison.baselines import method
-from poetopt.comparison.baselines.chen_greedy import greedy_checkpoints
-from poetopt.comparison.baselines.chen_sqrtn import every_sqrt
-from poetopt.comparison.baselines.forward import articulation_points, forward_operators
-from poetopt.comparison.baselines.keeping import irreplaceable, kept_for, repaired
+from poetopt.comparison.baselines.chen import every_sqrt, greedy_checkpoints
+from poetopt.comparison.baselines.keeping import (
+    articulation_points,
+    forward_operators,
+    irreplaceable,
+    kept_for,
+    repaired,
+)
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action

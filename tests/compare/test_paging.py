@@ -11,10 +11,9 @@ import poetopt as po
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.chain import chain_of
-from poetopt.comparison.baselines.h_revolve import TwoLevels
+from poetopt.comparison.baselines.keeping import with_prefetch
 from poetopt.comparison.baselines.nntrainer import look_aheads, swapped
-from poetopt.comparison.baselines.prefetch import with_prefetch
-from poetopt.comparison.baselines.revolve import Hold
+from poetopt.comparison.baselines.revolve import Hold, TwoLevels
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from poetopt.plan.instructions import Action
 from poetopt.report.summary import proof, proof_exact, rows
-from poetopt.report.view import Kind, Lane, paged, recomputed, timeline
+from poetopt.report.view import Lane, SliceKind, paged, recomputed, timeline
 from poetopt.util.printable import shown
 from tests.report.views import HOSTILE, hostile_view, random_view
 
@@ -56,15 +56,15 @@ def test_the_timeline_is_the_simulation(seed: int) -> None:
         own = [piece for piece in pieces if piece.lane is lane]
         assert all(before.end_s <= after.start_s for before, after in pairwise(own))
 
-    def seconds(*kinds: Kind) -> float:
+    def seconds(*kinds: SliceKind) -> float:
         return sum(piece.end_s - piece.start_s for piece in pieces if piece.kind in kinds)
 
-    assert seconds(Kind.FORWARD, Kind.BACKWARD, Kind.RECOMPUTE) == pytest.approx(simulation.compute_s)
-    assert seconds(Kind.PAGE_IN, Kind.PAGE_OUT) == pytest.approx(simulation.transfer_s)
-    assert seconds(Kind.WAIT) == pytest.approx(simulation.waits_s if view.problem.dma else simulation.transfer_s)
-    assert sum(piece.kind is Kind.RECOMPUTE for piece in pieces) == simulation.recomputes
+    assert seconds(SliceKind.FORWARD, SliceKind.BACKWARD, SliceKind.RECOMPUTE) == pytest.approx(simulation.compute_s)
+    assert seconds(SliceKind.PAGE_IN, SliceKind.PAGE_OUT) == pytest.approx(simulation.transfer_s)
+    assert seconds(SliceKind.WAIT) == pytest.approx(simulation.waits_s if view.problem.dma else simulation.transfer_s)
+    assert sum(piece.kind is SliceKind.RECOMPUTE for piece in pieces) == simulation.recomputes
     for piece in pieces:
-        if piece.kind is Kind.WAIT:
+        if piece.kind is SliceKind.WAIT:
             # Its end is the end of the transfer that is named.
             assert view.plan.instructions[piece.cause].action in (Action.PAGE_IN, Action.PAGE_OUT)
             assert simulation.end_s[piece.cause] == piece.end_s

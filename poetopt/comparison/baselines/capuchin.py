@@ -28,8 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.comparison.baselines.keeping import irreplaceable
-from poetopt.comparison.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.keeping import irreplaceable, with_prefetch
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.effects import effects

@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.comparison.baselines.forward import forward_operators
+from poetopt.comparison.baselines.keeping import forward_operators
 from poetopt.graph.problem import Problem
 
 
 @dataclass(frozen=True)
-class Chain:
+class ForwardChain:
     """A problem's segments, numbered from 0 in forward order.
 
     segments
@@ -144,7 +144,7 @@ def shared_tensors(problem: Problem) -> frozenset[int]:
     return frozenset(found)
 
 
-def chain_of(problem: Problem) -> Chain:
+def chain_of(problem: Problem) -> ForwardChain:
     """Cut the forward graph. A graph with no place to cut is one segment."""
     forward = forward_operators(problem)
     place = {operator: position for position, operator in enumerate(forward)}
@@ -167,4 +167,4 @@ def chain_of(problem: Problem) -> Chain:
         furthest = max(furthest, reach[position])
     if current:
         segments.append(tuple(current))
-    return Chain(problem, tuple(segments), shared)
+    return ForwardChain(problem, tuple(segments), shared)

@@ -43,7 +43,7 @@ SHARES = (1.0, 0.985, 0.96, 0.92)
 """Of the budget, that the replay aims at."""
 
 
-class _StuckError(Exception):
+class _NothingToEvictError(Exception):
     """Nothing can be evicted, or it thrashes; the text says which."""
 
 
@@ -120,7 +120,7 @@ class _Replay:
     def _compute(self, index: int) -> None:
         self.work += 1
         if self.work > WORK * len(self.problem.operators):
-            raise _StuckError(f"it thrashes: {WORK} times as many computes as there are operators, and no end")
+            raise _NothingToEvictError(f"it thrashes: {WORK} times as many computes as there are operators, and no end")
         operator = self.problem.operators[index]
         touched = (*operator.inputs, *operator.outputs)
         for i in touched:
@@ -146,7 +146,7 @@ class _Replay:
         producer = self.problem.tensors[tensor].producer
         if not self.problem.may_recompute(tensor):
             # A rematerialization before it in the same stage was the last to need it.
-            raise _StuckError(f"'{self.problem.tensors[tensor].name}' is gone, and can't be computed again")
+            raise _NothingToEvictError(f"'{self.problem.tensors[tensor].name}' is gone, and can't be computed again")
         self._compute(producer)
         for i in (*self.problem.operators[producer].inputs, *self.problem.operators[producer].outputs):
             self._drop_if_done(i)
@@ -175,7 +175,9 @@ class _Replay:
             ]
             if not able:
                 name = self.problem.operators[index].name
-                raise _StuckError(f"at operator '{name}' nothing is left to evict: {needed:,} bytes are needed there")
+                raise _NothingToEvictError(
+                    f"at operator '{name}' nothing is left to evict: {needed:,} bytes are needed there"
+                )
             scores = self.score(self, able)
             self._evict(min(zip(scores, able, strict=True))[1])
 
@@ -311,7 +313,7 @@ def _run(problem: Problem, ram_bytes: int, settings: Settings, score: _Score) ->
     for share in SHARES:
         try:
             plans.append(_Replay(problem, int(room * share), score).run())
-        except _StuckError as error:
+        except _NothingToEvictError as error:
             why = why or str(error)
         except RecursionError:
             why = why or "rematerializations nest too deeply"

@@ -6,10 +6,15 @@ operators read and S has not got (Jain et al. 2020, section 4.5, carried from no
 an operator runs if any of its outputs is missing, and gives all of them).
 
 Graph inputs, and the outputs of operators that can't run again, are kept from the start to their last read.
+
+The forward graph, as the heuristics for chains see it.
+
+Page-ins moved forward in time, so that a transfer channel beside the CPU can hide them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -17,6 +22,80 @@ from numpy.typing import NDArray
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import Schedule
+
+
+def forward_operators(problem: Problem) -> tuple[int, ...]:
+    """The forward operators, in order."""
+    return tuple(index for index, operator in enumerate(problem.operators) if not operator.backward)
+
+
+def articulation_points(problem: Problem) -> tuple[int, ...]:
+    """The forward operators without which the undirected forward graph falls apart, in order.
+
+    Operators are its vertices, and an edge joins the writer and a reader of a tensor. Depth-first
+    search with low points (Hopcroft & Tarjan 1973), without recursion: a vertex other than a root separates the
+    subtree of a child that reaches nothing above it; a root does if it has several children.
+    """
+    vertices = forward_operators(problem)
+    neighbours: dict[int, set[int]] = {vertex: set() for vertex in vertices}
+    for tensor, readers in zip(problem.tensors, problem.readers, strict=True):
+        for reader in readers:
+            if tensor.producer in neighbours and reader in neighbours:
+                neighbours[tensor.producer].add(reader)
+                neighbours[reader].add(tensor.producer)
+    found: set[int] = set()
+    entered: dict[int, int] = {}
+    low: dict[int, int] = {}
+    for root in vertices:
+        if root in entered:
+            continue
+        entered[root] = low[root] = len(entered)
+        children = 0
+        path = [(root, -1, iter(sorted(neighbours[root])))]
+        while path:
+            vertex, parent, ahead = path[-1]
+            child = next(ahead, None)
+            if child is None:
+                path.pop()
+                if path:
+                    low[parent] = min(low[parent], low[vertex])
+                    if parent != root and low[vertex] >= entered[parent]:
+                        found.add(parent)
+            elif child not in entered:
+                entered[child] = low[child] = len(entered)
+                children += vertex == root
+                path.append((child, vertex, iter(sorted(neighbours[child]))))
+            elif child != parent:
+                low[vertex] = min(low[vertex], entered[child])
+        if children > 1:
+            found.add(root)
+    return tuple(sorted(found))
+
+
+def with_prefetch(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
+    """The schedule with its page-ins just in time, and, on a device with DMA, as early as the channel needs them.
+
+    From the last page-in to the first, each is to end when its tensor is read or the next one begins, whichever is
+    earlier, and begins in the stage where that takes it; never before the stage after the tensor's access before it.
+    """
+    if problem.dma and schedule.page_ins:
+        ends = np.concatenate([[0.0], np.cumsum([operator.time_s for operator in problem.operators])])
+        begins = ends.tolist()
+        moved: set[tuple[int, int]] = set()
+        free = float(ends[-1])
+        for stage, i in sorted(schedule.page_ins, reverse=True):
+            tensor = problem.tensors[i]
+            free = min(free, begins[stage]) - tensor.page_in_s
+            earlier = [reader for reader in problem.readers[i] if reader < stage]
+            earlier += [
+                at for at, operator in schedule.recomputes if at < stage and i in problem.operators[operator].inputs
+            ]
+            floor = max([tensor.producer + 1, *(at + 1 for at in earlier)])
+            place = bisect_right(begins, free) - 1
+            moved.add((min(stage, max(floor, place)), i))
+        yield Schedule(schedule.recomputes, frozenset(moved))
+    yield schedule
+
 
 Kept = NDArray[np.bool_]
 """(operators, tensors)."""

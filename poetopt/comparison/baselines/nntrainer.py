@@ -8,6 +8,11 @@ their update; none stays from one step to the next. Nothing is recomputed.
 
 Here every look-ahead from 0 on is tried, and the cheapest plan that keeps the budget is the answer: in joules that is
 the largest one that fits, as what is used again within k operators stays.
+
+Checkpoint all: what PyTorch does by default.
+
+Nothing is recomputed or paged; each tensor is freed after its last read. It assumes that everything fits,
+works on any graph, and has no overhead, so that where it fits it is the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +24,12 @@ from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
+
+
+def schedule_all(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """The one plan of the method. Raises NoScheduleError where it doesn't fit."""
+    return cheapest(problem, ram_bytes, [Schedule()], settings)
+
 
 DENSE = 32
 """Each look-ahead up to so many operators is tried, and then each a quarter longer than the one before."""

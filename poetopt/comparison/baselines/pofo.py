@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.comparison.baselines.chain import Chain, chain_of
-from poetopt.comparison.baselines.prefetch import with_prefetch
+from poetopt.comparison.baselines.chain import ForwardChain, chain_of
+from poetopt.comparison.baselines.keeping import with_prefetch
 from poetopt.comparison.baselines.reversal import Reversals, room_of
 from poetopt.comparison.baselines.revolve import by_bytes
 from poetopt.comparison.baselines.revolve import schedules as revolve
@@ -49,7 +49,7 @@ def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) ->
     return cheapest(problem, ram_bytes, _candidates(chain_of(problem), ram_bytes), settings)
 
 
-def _candidates(chain: Chain, ram_bytes: int) -> Iterator[Schedule]:
+def _candidates(chain: ForwardChain, ram_bytes: int) -> Iterator[Schedule]:
     room = room_of(chain, ram_bytes)
     yield from revolve(chain, ram_bytes)
     yield from by_bytes(chain, room, tapes=True)
@@ -75,7 +75,7 @@ class _Move:
 class Programme:
     """The dynamic programme for one budget, solved backwards from the end of the chain."""
 
-    def __init__(self, chain: Chain, tables: Reversals, room_bytes: int) -> None:
+    def __init__(self, chain: ForwardChain, tables: Reversals, room_bytes: int) -> None:
         self.chain, self.tables = chain, tables
         self.unit = max(1, -(-room_bytes // LEVELS))
         self.shape = (LEVELS + 1,) * 3
@@ -200,7 +200,7 @@ class Programme:
         return stays, leaves, returns
 
 
-def _power(chain: Chain) -> float:
+def _power(chain: ForwardChain) -> float:
     """Watts, on average: the tables of reversals are in joules, the programme in seconds."""
     operators = chain.problem.operators
     seconds = sum(operator.time_s for operator in operators)

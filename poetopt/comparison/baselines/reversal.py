@@ -30,7 +30,7 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.comparison.baselines.chain import Chain
+from poetopt.comparison.baselines.chain import ForwardChain
 from poetopt.comparison.baselines.keeping import irreplaceable
 
 Values = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Footprint:
     gradient: list[int]
 
 
-def tape_of(chain: Chain, k: int) -> frozenset[int]:
+def tape_of(chain: ForwardChain, k: int) -> frozenset[int]:
     """What segment k's backward pass, or a later operator, reads of its outputs (but for the loss's own)."""
     problem, last = chain.problem, chain.problem.last_forward
     return frozenset(
@@ -81,7 +81,7 @@ def tape_of(chain: Chain, k: int) -> frozenset[int]:
     )
 
 
-def needed(chain: Chain, k: int, wanted: Collection[int]) -> tuple[int, ...]:
+def needed(chain: ForwardChain, k: int, wanted: Collection[int]) -> tuple[int, ...]:
     """The operators of segment k that `wanted` takes, from state k, in order."""
     missing = set(wanted)
     found = []
@@ -93,7 +93,7 @@ def needed(chain: Chain, k: int, wanted: Collection[int]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def footprint(chain: Chain) -> Footprint:
+def footprint(chain: ForwardChain) -> Footprint:
     """Measure a chain's segments."""
     problem, last, count = chain.problem, chain.problem.last_forward, len(chain)
     tapes = [tape_of(chain, k) for k in range(count)]
@@ -154,7 +154,7 @@ class Reversals:
         At most this many units are told apart.
     """
 
-    def __init__(self, chain: Chain, room_bytes: int, *, tapes: bool, levels: int = 200) -> None:
+    def __init__(self, chain: ForwardChain, room_bytes: int, *, tapes: bool, levels: int = 200) -> None:
         self.chain = chain
         self.size = footprint(chain)
         size, count = self.size, len(chain)
@@ -321,7 +321,7 @@ def _shifted(values: Values, units: int) -> Values:
     return result
 
 
-def room_of(chain: Chain, ram_bytes: int) -> int:
+def room_of(chain: ForwardChain, ram_bytes: int) -> int:
     """Bytes left for the reversal: without the reserve and what stays in RAM throughout."""
     problem = chain.problem
     stays = [i for i in problem.at_start if problem.readers[i]]

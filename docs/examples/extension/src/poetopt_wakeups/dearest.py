@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 from poetopt.comparison.baselines import Baseline, Features
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.comparison.baselines.forward import forward_operators
-from poetopt.comparison.baselines.keeping import checkpointed
+from poetopt.comparison.baselines.keeping import checkpointed, forward_operators
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule

@@ -1,4 +1,15 @@
-"""Sublinear memory, greedy: a checkpoint whenever enough bytes have gone by (Chen et al. 2016, algorithm 3).
+"""Sublinear memory: every sqrt(n)-th activation is kept (Chen, Xu, Zhang, Guestrin 2016, section 4).
+
+Of n candidates, in order, every floor(sqrt(n))-th is a checkpoint. The others are dropped in the forward pass, and
+recomputed a segment at a time when the backward pass reaches the segment. It assumes a chain of layers of equal cost
+and size: neither bytes nor joules are looked at, so there is one plan for all budgets.
+
+On general graphs the candidates are the articulation points of the undirected forward graph (`-ap`), which cut it as a
+layer cuts a chain, or all forward operators in order (linearized), as in Jain et al. (2020); activations that
+jump over a checkpoint are held to their last forward reader or recomputed for it, whichever fits and is
+cheaper. All outputs of a checkpointed operator are kept; workspace is the simulator's.
+
+Sublinear memory, greedy: a checkpoint whenever enough bytes have gone by (Chen et al. 2016, algorithm 3).
 
 In forward order, bytes are added up; a candidate at which the sum exceeds b is kept, and the sum starts anew. b is
 swept over (geometrically, from the smallest operator to all activations), and the cheapest plan that fits is the
@@ -10,11 +21,11 @@ On general graphs the candidates are articulation points (`-ap`) or all forward 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.comparison.baselines.forward import articulation_points, forward_operators
-from poetopt.comparison.baselines.keeping import checkpointed
+from poetopt.comparison.baselines.keeping import articulation_points, checkpointed, forward_operators
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
@@ -23,12 +34,12 @@ STEPS = 48
 """Values of b."""
 
 
-def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+def schedule_greedy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """Linearized. Raises NoScheduleError where no b gives a plan that fits."""
     return cheapest(problem, ram_bytes, _swept(problem, forward_operators(problem)), settings)
 
 
-def schedule_ap(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+def schedule_greedy_ap(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """On articulation points. Raises NoScheduleError where no b gives a plan that fits."""
     return cheapest(problem, ram_bytes, _swept(problem, articulation_points(problem)), settings)
 
@@ -57,3 +68,23 @@ def _swept(problem: Problem, candidates: Sequence[int]) -> Iterator[Schedule]:
         if checkpoints not in seen:
             seen.add(checkpoints)
             yield from checkpointed(problem, checkpoints)
+
+
+def schedule_sqrtn(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """Linearized. Raises NoScheduleError where the plan doesn't fit."""
+    return _of_sqrtn(problem, forward_operators(problem), ram_bytes, settings)
+
+
+def schedule_sqrtn_ap(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """On articulation points. Raises NoScheduleError where the plan doesn't fit."""
+    return _of_sqrtn(problem, articulation_points(problem), ram_bytes, settings)
+
+
+def every_sqrt(candidates: Sequence[int]) -> frozenset[int]:
+    """Every floor(sqrt(n))-th of n candidates."""
+    step = max(1, math.isqrt(len(candidates)))
+    return frozenset(candidates[step - 1 :: step])
+
+
+def _of_sqrtn(problem: Problem, candidates: Sequence[int], ram_bytes: int, settings: Settings) -> Plan:
+    return cheapest(problem, ram_bytes, checkpointed(problem, every_sqrt(candidates)), settings)
