@@ -41,7 +41,7 @@ def steps_ns(steps: int) -> float:
 
 
 def chosen(graph: GraphBuilder, candidates: Iterable[Costed], operand_bytes: int) -> Costed:
-    """What `choose` picks in the room that the graph's floor leaves beside the operands, which are so many bytes.
+    """Gives what `choose` picks in the room that the graph's floor leaves beside the operands, which are so many bytes.
 
     The choice is noted in the graph: its floor may become another once all of them are known.
     """
@@ -58,7 +58,7 @@ class Choice:
     candidates: tuple[Costed, ...]
 
     def at(self, floor_bytes: int) -> Costed:
-        """What is picked where the graph needs so many bytes anyway."""
+        """Gives what is picked where the graph needs so many bytes anyway."""
         return choose(self.candidates, floor_bytes - self.operand_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Which node wrote a tensor, and which constants it read: what looking backwards from an output needs to know."""
+"""Writers of tensors and the constants that they read, for looking backwards from an output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def going_back(name: str, answer: Callable[[str, Callable[[str], _T]], _T], unknown: _T, deepest: int) -> _T:
-    """What `answer` says of `name`, of which it may ask the same of operands; each tensor is answered for once.
+    """Gives what `answer` says of `name`, of which it may ask the same of operands; each tensor is answered for once.
 
     unknown
         What is said of a tensor behind more than `deepest` others.
@@ -59,12 +59,12 @@ class Behind:
         return None if tensor is None or tensor.role is Role.PARAMETER else self.values.get(name)
 
     def near(self, name: str, value: float, tolerance: float = 0.0) -> bool:
-        """Whether `name` is a constant, each element of which is `value`, give or take `tolerance`."""
+        """Says whether `name` is a constant, each element of which is `value`, give or take `tolerance`."""
         array = self.constant(name)
         if array is None or not array.size or array.dtype.kind not in "fiu":
             return False
         return bool(np.all(np.abs(np.asarray(array, np.float64) - value) <= tolerance))
 
     def operands(self, node: Node) -> list[str]:
-        """What `node` reads that isn't stored, of floats."""
+        """Gives what `node` reads that isn't stored, of floats."""
         return [name for name in node.inputs if name and self.constant(name) is None and is_float(self.tensors[name])]

@@ -1,4 +1,4 @@
-"""Which loss an output gets where nobody says, and which output the loss is on.
+"""The loss that an output gets where nobody says, and the output that the loss is on.
 
 | what the output is | loss |
 |---|---|
@@ -58,7 +58,7 @@ class Tail:
 
     @property
     def classes(self) -> int | None:
-        """Which axis of the output has the classes; None where no axis has them and nothing else."""
+        """Says which axis of the output has the classes; None where no axis has them and nothing else."""
         return place_of(self.axes, self.axis, self.logits.shape[self.axis]) if self.axis >= 0 else None
 
 
@@ -90,7 +90,7 @@ def tail_of(name: str, behind: Behind) -> Tail | None:
 
 
 def _harmless(node: Node, logged: bool, behind: Behind) -> bool:
-    """Whether a Clip passes probabilities on, or their logarithms, to `SMALL`."""
+    """Says whether a Clip passes probabilities on, or their logarithms, to `SMALL`."""
     low, high = (math.log(SMALL), -SMALL) if logged else (SMALL, 1 - SMALL)
     bounds = []
     for name in (*node.inputs, "", "")[1:3]:
@@ -154,7 +154,7 @@ def _merged(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
 
 
 def place_of(axes: Axes, axis: int, length: int) -> int | None:
-    """Which axis is the whole of `axis` behind, of this length, and nothing else."""
+    """Says which axis is the whole of `axis` behind, of this length, and nothing else."""
     return next((place for place, pieces in enumerate(axes) if pieces == ((axis, 1, length),)), None)
 
 
@@ -180,7 +180,7 @@ _DEEPEST = 60
 
 
 class ValueSource(StrEnum):
-    """Where the values of an output come from, as far as the ops behind it tell."""
+    """Says where the values of an output come from, as far as the ops behind it tell."""
 
     STORED = "parameters and constants alone"
     LAYER = "a layer: they may be anything"
@@ -246,7 +246,7 @@ def asked(loss: str, y: Tensor, behind: Behind) -> LossChoice:
 
 
 def unfit(tail: Tail) -> str:
-    """Why cross-entropy can't read the logits of a Softmax: "" where it can."""
+    """Says why cross-entropy can't read the logits of a Softmax: "" where it can."""
     if tail.logits.shape[tail.axis] == 1:
         return f"its final {tail.kind} is over an axis of length 1, where it is 1 whatever goes in"
     if tail.classes is None:
@@ -255,7 +255,7 @@ def unfit(tail: Tail) -> str:
 
 
 def source_of(name: str, behind: Behind) -> ValueSource:
-    """Where the values of `name` come from."""
+    """Says where the values of `name` come from."""
     return going_back(name, lambda n, ask: _source(n, behind, ask), ValueSource.OTHER, _DEEPEST)
 
 
@@ -279,13 +279,13 @@ def _source(name: str, behind: Behind, ask: Callable[[str], ValueSource]) -> Val
 
 
 def _weighs(name: str, behind: Behind) -> bool:
-    """Whether a stored tensor is a layer's weight: trained, computed, or of both signs; an average has one sign."""
+    """Tells a layer's weight among stored tensors: trained, computed, or of both signs; an average has one sign."""
     array = behind.constant(name)
     return array is None or not array.size or array.dtype.kind != "f" or float(np.min(array)) < 0
 
 
 def _of_layer(name: str, behind: Behind) -> bool:
-    """Whether a layer wrote a scalar: a prediction for a batch of one."""
+    """Says whether a layer wrote a scalar: a prediction for a batch of one."""
     node = behind.node(name)
     while node is not None and node.op_type in VIEW_OPS | {"Add", "Cast"}:
         node = next((n for operand in behind.operands(node) if (n := behind.node(operand)) is not None), None)

@@ -26,7 +26,7 @@ OLDEST_OPSET = 16
 
 @dataclass(frozen=True)
 class Spread:
-    """How the gradient of what maxima were taken of comes from theirs.
+    """Says how the gradient of what maxima were taken of comes from theirs.
 
     maxima, gradient
         The maxima, and their gradient.
@@ -142,7 +142,7 @@ class GraphBuilder:
         return self.constant(np.array(value, dtype))
 
     def is_constant(self, tensor: Tensor, value: float) -> bool:
-        """Whether `tensor` is a constant of this builder's making, all of whose elements equal `value`."""
+        """Says whether `tensor` is a constant of this builder's making, all of whose elements equal `value`."""
         array = self.made(tensor)
         return array is not None and array.size <= 4096 and bool(np.all(np.asarray(array) == value))
 
@@ -160,7 +160,7 @@ class GraphBuilder:
         return draft
 
     def kept(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is there in the backward pass anyway: resident, or read by some operator of it."""
+        """Says whether `tensor` is there in the backward pass anyway: resident, or read by some operator of it."""
         self.asked = True
         return tensor.resident or self.roots.get(tensor.name, tensor.name) in self.needed
 

@@ -23,7 +23,7 @@ from poetopt.util.notes import About, Note, listed
 
 
 def one_value_note(graph: Graph, parameters: Collection[str]) -> list[str]:
-    """What to say of such layers: one line, or nothing.
+    """Gives the notes on such layers: one line, or nothing.
 
     graph
         The forward graph, its nodes as the file has them.

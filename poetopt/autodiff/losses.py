@@ -54,7 +54,7 @@ class Attached:
 
     @property
     def renamed(self) -> str:
-        """What to say where the model has a tensor of a name that the loss should have, else ""."""
+        """Says what holds where the model has a tensor of a name that the loss should have, else ""."""
         added = {"cross-entropy": ("labels",), "none": ()}.get(self.kind, ("target",))
         own = ("loss", *added)
         found = [(name, new) for name, new in zip(own, (self.loss.name, *self.inputs), strict=True) if name != new]
@@ -109,7 +109,7 @@ def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
 
 
 def _read(tail: Tail) -> str:
-    """What to say of the logits."""
+    """Gives the notes on the logits."""
     if not tail.kind:
         return ""
     steps = f", through {', '.join(dict.fromkeys(tail.steps))}" if tail.steps else ""

@@ -19,7 +19,7 @@ _ELSEWHERE = frozenset({"Acos", "Acosh", "Asin", "Atanh"})
 
 
 def has_pole(node: Node, behind: Behind) -> bool:
-    """Whether a derivative of `node` may be infinite, as far as the ranges of its operands tell."""
+    """Says whether a derivative of `node` may be infinite, as far as the ranges of its operands tell."""
     place = _AT_ZERO.get(node.op_type)
     if place is None or node.domain not in {"", "ai.onnx"}:
         return node.op_type in _ELSEWHERE

@@ -58,7 +58,7 @@ def _undoes(graph: Graph, second: Operator, first: Operator) -> bool:
 
 
 def _same(graph: Graph, one: str, other: str) -> bool:
-    """Whether two scales or zero points are equal; an absent zero point is zero."""
+    """Says whether two scales or zero points are equal; an absent zero point is zero."""
     if one == other:
         return True
     values = [graph.values.get(name) if name else np.zeros(1) for name in (one, other)]
@@ -88,7 +88,7 @@ class Stopped:
     beside: Mapping[str, Operator]
 
     def notes(self, *, asked: bool) -> list[Note]:
-        """What to say where nobody named these parameters."""
+        """Says what holds where nobody named these parameters."""
         remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
         found = []
         if self.behind:
@@ -158,7 +158,7 @@ def _stops(operator: Operator) -> bool:
 
 
 def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str:
-    """Why a parameter that was to be trained gets no gradient, and what to do.
+    """Says why a parameter that was to be trained gets no gradient, and what to do.
 
     asked
         Whether gradients are to pass straight through already.

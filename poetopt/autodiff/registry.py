@@ -93,16 +93,16 @@ class Primal:
         return tensor
 
     def has(self, index: int) -> bool:
-        """Whether optional input `index` is given."""
+        """Says whether optional input `index` is given."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def need(self, index: int) -> bool:
-        """Whether the gradient of input `index` is wanted."""
+        """Says whether the gradient of input `index` is wanted."""
         return index < len(self.needs) and self.needs[index]
 
     @property
     def where(self) -> str:
-        """How messages name this operator."""
+        """Says how messages name this operator."""
         return f"node {self.operator.name!r} ({self.node.op_type}, opset {self.opset})"
 
     def value(self, index: int) -> Array | None:
@@ -155,7 +155,7 @@ class Primal:
         return dy
 
     def reads_output(self, k: OperatorBuilder, *, default: bool = True) -> bool:
-        """Whether backward operator `k`, which can do with either of x and y, takes y: what is there anyway is free.
+        """Says whether backward operator `k`, which can do with x or with y, takes y: what is there anyway is free.
 
         default
             The answer where both are there, or neither is.
@@ -232,7 +232,7 @@ def declare_nondifferentiable(
 
 @contextmanager
 def trial_rules() -> Iterator[None]:
-    """What is registered inside is forgotten at the end; it may take the place of rules that were there before."""
+    """Forgets at the end what is registered inside, which may take the place of rules that were there before."""
     load_rules()
     before = _snapshot()
     _OUTSIDE.append(frozenset(rule for versions in before[0].values() for rule in versions.values()))
@@ -377,5 +377,5 @@ def downstream(tensors: Mapping[str, Tensor], operators: Iterable[Operator], roo
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Whether gradients flow along `tensor`."""
+    """Says whether gradients flow along `tensor`."""
     return tensor.dtype in {"float16", "bfloat16", "float32", "float64"}

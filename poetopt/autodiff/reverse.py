@@ -239,7 +239,7 @@ class _Sweep:
     def parts(
         self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int
     ) -> list[tuple[str, Tensor]]:
-        """What the rule of an operator gives for each of its inputs `names` that needs it, in that input's shape.
+        """Gives what the rule of an operator gives for each of its inputs `names` that needs it, in that input's shape.
 
         Raises ModelError where shapes that nothing compared before don't fit.
         """
@@ -301,7 +301,7 @@ class _Sweep:
 
 
 def _outputs(operator: Operator) -> tuple[str, ...]:
-    """What the rule sees as outputs: by position for one node, else what the operator writes."""
+    """Gives what the rule sees as outputs: by position for one node, else what the operator writes."""
     if operator.meaning is not None or len(operator.nodes) == 1:
         return principal(operator).outputs
     return operator.outputs

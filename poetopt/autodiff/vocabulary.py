@@ -25,7 +25,7 @@ def normalized(axes: Iterable[int], rank: int) -> tuple[int, ...]:
 
 
 class Vocabulary(ABC):
-    """What a rule may write into an operator: each method takes tensors and gives the one that it has written."""
+    """Words that a rule may write into an operator: each method takes tensors and gives the one that it has written."""
 
     graph: GraphBuilder
     name: str
@@ -174,7 +174,7 @@ class Vocabulary(ABC):
         return self.scatter(data, indices, updates, axis, "add")
 
     def scatter(self, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str) -> Tensor:
-        """As `scatter_add`, with `add` or `mul`. onnxruntime has neither for half precision: by way of float32."""
+        """Scatters with `add` or `mul`. onnxruntime has neither for half precision: by way of float32."""
         dtype = "float32" if data.dtype in {"float16", "bfloat16"} else data.dtype
         operands = [self.cast(data, dtype), indices, self.cast(updates, dtype)]
         return self.cast(

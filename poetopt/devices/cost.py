@@ -69,7 +69,7 @@ class Homes:
 
 
 def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0]) -> Homes:
-    """Where everything is.
+    """Says where everything is.
 
     parameters
         `resident` or `paged`.
@@ -254,7 +254,7 @@ def cost(
 
 
 def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
-    """What moving a tensor with its home on storage takes: the rows of a table one by one."""
+    """Gives what moving a tensor with its home on storage takes: the rows of a table one by one."""
     tensor = graph.tensors[name]
     if name in zero_first(graph):
         whole, read = device.transfers(tensor.nbytes), 1 - 1 / graph.parts
@@ -266,7 +266,7 @@ def _moved(graph: TrainingGraph, name: str, device: Device) -> Transfers:
 
 
 def zero_first(graph: TrainingGraph) -> Collection[str]:
-    """What is zero as the first part of a batch begins: in one of several parts, on the average, it is not read."""
+    """Finds what is zero as the first part of a batch begins: in one of several, on the average, it is not read."""
     return graph.sums.values()
 
 
@@ -318,7 +318,7 @@ def _overtaken(graph: TrainingGraph, operators: Sequence[ProblemOperator], where
 
 
 def storage_notes(device: Device, tensors: Sequence[ProblemTensor]) -> tuple[str, ...]:
-    """What a schedule on this device must do without, in words."""
+    """Gives what a schedule on this device must do without, in words."""
     storage = device.storage
     if storage is None:
         return (f"{device.name} has no storage: schedules can only recompute",)

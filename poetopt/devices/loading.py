@@ -147,13 +147,13 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
 
 
 def device_table(name_or_path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """What the device's file says, bases included, as it stands there. Raises `DeviceError` as `device`."""
+    """Gives what the device's file says, bases included, as it stands there. Raises `DeviceError` as `device`."""
     device(name_or_path)
     return _whole(_place_of(name_or_path))
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether `device` takes it for a file's path."""
+    """Says whether `device` takes it for a file's path."""
     text = os.fspath(name_or_path)
     return isinstance(name_or_path, Path) or os.sep in text or bool(Path(text).suffix)
 

@@ -16,7 +16,7 @@ from poetopt.util.printable import shown
 
 
 class Kind(StrEnum):
-    """How a figure is known."""
+    """Says how a figure is known."""
 
     MEASURED = "measured"
     """Somebody ran it on the hardware, and the source says who."""

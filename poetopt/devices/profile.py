@@ -137,7 +137,7 @@ class StorageProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What was measured of a machine.
+    """Holds what was measured of a machine.
 
     about
         How and on what: `machine`, `energy`, `threads`, ... in words.
@@ -305,7 +305,7 @@ def _waited(profile: Profile) -> int:
 
 
 def _merged_words(older: Profile, newer: Profile) -> Mapping[str, str]:
-    """What both profiles say about themselves; words of a figure come from where the figure comes from."""
+    """Gives what both profiles say about themselves; words of a figure come from where the figure comes from."""
     about = {**older.about, **newer.about}
     if older.power_w is not None or newer.power_w is not None:
         words = (older if newer.power_w is None else newer).about.get("energy")
@@ -364,7 +364,7 @@ def _share(found: int, count: int) -> str:
 
 
 def costed_on(problem: Problem, machine: str, *, storage: bool) -> bool:
-    """Whether all operators of a problem (and its storage, if asked for) have the costs that `machine` measured.
+    """Says whether all operators of a problem (and its storage, if asked for) have the costs that `machine` measured.
 
     Told from its notes, which are in plan files too.
     """

@@ -1,4 +1,4 @@
-"""Whether a device's figures can all be true at once, with the reason where they can't.
+"""Checks that a device's figures can all be true at once, with the reason where they can't.
 
 The authors' constants are kept as they were released, contradictions included: between two figures of kind `paper`
 a contradiction is a note on the device, elsewhere it is an error.
@@ -58,7 +58,7 @@ WHOLE = ("ram_bytes", "flash_bytes", "flash_reserve_bytes", "stack_bytes", "stor
 
 
 def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]:
-    """What can't be true together: as errors, and (where the paper says it) as notes."""
+    """Gives what can't be true together: as errors, and (where the paper says it) as notes."""
     errors: list[str] = []
     notes: list[str] = []
     for involved, reason in _found(figures):
@@ -68,7 +68,7 @@ def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]
 
 
 def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
-    """What is wrong with a figure that no device has, in words; None where nothing is.
+    """Gives what is wrong with a figure that no device has, in words; None where nothing is.
 
     value
         In base units, exact: it may be more than a float holds.
@@ -88,7 +88,7 @@ def check_usable(device: Device) -> None:
 
 
 def unusable(device: Device) -> str | None:
-    """Why nothing can be costed on a device that was made in Python; None where it can. Files are checked as read."""
+    """Says why nothing can be costed on a device made in Python; None where it can. Files are checked as read."""
     if device.active_power_w is None and device.flop_per_j is None:
         return f"device '{device.name}': the energy of computing is missing: give active_power_w or flop_per_j"
     wrong = unknown(device.runtime)

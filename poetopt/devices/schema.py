@@ -1,4 +1,4 @@
-"""What a device's TOML file may say, checked by pydantic. Imported only when a file is read."""
+"""The form of a device's TOML file, checked by pydantic. Imported only when a file is read."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
 
 
 def _registered(ending: str) -> EntryPoint | None:
-    """What another package reads files of this ending with. Raises ModelError where that isn't theirs alone."""
+    """Gives what another package reads files of this ending with. Raises ModelError where that isn't theirs alone."""
     found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == ending]
     if not found:
         return None
@@ -141,7 +141,7 @@ def _piped(path: Path) -> bytes | None:
 
 
 def _begins_as_object(path: Path, content: bytes | None) -> bool:
-    """Whether a file is a JSON object, if it is anything that can be read: what ONNX writes begins otherwise."""
+    """Says whether a file is a JSON object, if it is anything that can be read: what ONNX writes begins otherwise."""
     if content is None:
         with suppress(OSError), path.open("rb") as file:
             content = file.read(512)
@@ -178,7 +178,7 @@ def _closest_files(path: Path) -> str:
 
 
 def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
-    """What another package's frontend reads. Raises ModelError, naming the package, where it fails."""
+    """Gives what another package's frontend reads. Raises ModelError, naming the package, where it fails."""
     from poetopt.frontends.structural import gap
     from poetopt.graph import Graph
 

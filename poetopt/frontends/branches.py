@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ahead:
-    """What is known for one batch: types of all tensors that were asked for, and constants."""
+    """Holds what is known for one batch: types of all tensors that were asked for, and constants."""
 
     types: dict[str, Type]
     constants: dict[str, Array] = field(default_factory=dict)

@@ -114,7 +114,7 @@ def _problems(
     constants: Mapping[str, Array],
     opset: int,
 ) -> Iterator[str]:
-    """What is wrong with `node`, worst first."""
+    """Gives what is wrong with `node`, worst first."""
     op = node.op_type
     for name, values in settings.items():
         low = _AT_LEAST.get(op, {}).get(name)

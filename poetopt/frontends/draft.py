@@ -95,14 +95,14 @@ def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
 
 @dataclass
 class FoldingBudget:
-    """What is left of it. `stored_bytes` is what the file stores."""
+    """Holds what is left of it. `stored_bytes` is what the file stores."""
 
     stored_bytes: int = 0
     held_bytes: int = 0
     spent: int = 0
 
     def excess(self, nbytes: int, read_bytes: int, steps: int | None) -> str:
-        """Why a node can't be folded, in a few words; empty where it can."""
+        """Says why a node can't be folded, in a few words; empty where it can."""
         if steps is None:
             return "its work can't be told"
         one, all_ = NODE_BYTES + PER_BYTE_READ * read_bytes, TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes
@@ -137,7 +137,7 @@ def released(left: dict[str, int], node: NodeProto, kept: Collection[str]) -> li
 
 
 def readers(nodes: Sequence[NodeProto]) -> dict[str, int]:
-    """How often each tensor is read."""
+    """Says how often each tensor is read."""
     found: dict[str, int] = {}
     for node in nodes:
         for name in filter(None, node.input):
@@ -194,7 +194,7 @@ class Draft:
     unread: dict[str, str] = field(default_factory=dict)
 
     def at(self, node: NodeProto) -> str:
-        """Where `node` is, as messages say it."""
+        """Says where `node` is, as messages say it."""
         return describe(self.where, node, self.opset)
 
     def put(self, name: str, array: Array) -> None:

@@ -54,7 +54,7 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
 
 
 def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:
-    """Whether the open file, found at `path`, is in `folder` by its real path."""
+    """Says whether the open file, found at `path`, is in `folder` by its real path."""
     real = _path_of(descriptor)
     if real is not None:
         return Path(real).is_relative_to(folder)
@@ -68,7 +68,7 @@ def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:
 
 
 def real_folder(folder: Path) -> Path:
-    """Where a folder really is, as `_path_of` writes it, which may be in other letters than the path was given in."""
+    """Finds where a folder really is, as `_path_of` writes it: perhaps in other letters than the path was given in."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -155,7 +155,7 @@ def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: boo
 
 
 def _deciding(draft: Draft, node: NodeProto) -> str:
-    """What to say where inputs decide the integers that `node` reads."""
+    """Says what holds where inputs decide the integers that `node` reads."""
     known = draft.constants.keys() | {name for one in draft.nodes for name in one.output}
     inputs = {name: is_setting(*kind) for name, kind in draft.types.items() if name not in known}
     open_ = [name for name in node.input if name and name not in draft.constants]
@@ -165,7 +165,7 @@ def _deciding(draft: Draft, node: NodeProto) -> str:
 
 
 def _why(draft: Draft, node: NodeProto) -> str:
-    """Which constant operand, or result, of a node isn't computed ahead."""
+    """Says which constant operand, or result, of a node isn't computed ahead."""
     name = next((name for name in (*node.input, *node.output) if name in draft.unfolded), None)
     return "" if name is None else f", as {name!r} is not computed ahead: {draft.unfolded[name]}"
 
@@ -260,7 +260,7 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
 
 
 def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
-    """What to say of the outputs of a node that reads only constants, some of which weren't folded."""
+    """Gives the notes on the outputs of a node that reads only constants, some of which weren't folded."""
     names = [name for name in node.input if name]
     if node.op_type in RANDOM or not all(name in draft.constants or name in draft.unfolded for name in names):
         return {}

@@ -60,7 +60,7 @@ _ENDINGS = {
 
 
 def foreign(path: Path, content: bytes | None = None) -> str | None:
-    """What to say of a file that is a model in another format; None for what may be ONNX.
+    """Gives the notes on a file that is a model in another format; None for what may be ONNX.
 
     content
         What is at `path`, where that has been read.
@@ -132,7 +132,7 @@ def _of_bytes(path: Path, content: bytes | None) -> str | None:
 
 
 def _pickled(head: bytes, tail: bytes) -> bool:
-    """Whether it ends as a pickle does, or begins as torch's files before 1.6 do; a protobuf begins otherwise."""
+    """Says whether it ends as a pickle does, or begins as torch's files before 1.6 do; a protobuf begins otherwise."""
     return tail.endswith(b".") or head[2:4] == b"\x8a\x0a"
 
 
@@ -148,7 +148,7 @@ def _of_archive(part: bytes) -> str:
 
 
 def _of_ending(path: Path, content: bytes | None) -> str | None:
-    """What the ending says of a file that isn't empty and no ONNX model after all."""
+    """Gives what the ending says of a file that isn't empty and no ONNX model after all."""
     kind = "saved_model" if path.name == "saved_model.pb" else _ENDINGS.get(path.suffix.lower().lstrip("."))
     if kind is None:
         return None

@@ -94,7 +94,7 @@ def _key(function: FunctionProto) -> _Key:
 
 
 def _callers(functions: Iterable[FunctionProto]) -> set[_Key]:
-    """What can be inlined at once: all of them, but where there are defaults only those that no other function calls.
+    """Functions to inline at once: all of them, but where there are defaults those alone that no other one calls.
 
     A default of the outer function may reach the inner call, or leave it to the inner one's default.
     """

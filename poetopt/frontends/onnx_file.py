@@ -177,7 +177,7 @@ def _name(own: str, where: str) -> str:
 
 
 def _misfit(error: ModelError, options: ReadOptions, fixed: FixedInputs) -> ModelError:
-    """What to say where shapes don't fit each other: sizes that the user gave are the first to doubt."""
+    """Says what holds where shapes don't fit each other: sizes that the user gave are the first to doubt."""
     given = size_options(options)
     text, unfit, _ = str(error).partition(next((told for told in _UNFIT if told in str(error)), "\n"))
     if not given or not unfit:
@@ -187,7 +187,7 @@ def _misfit(error: ModelError, options: ReadOptions, fixed: FixedInputs) -> Mode
 
 
 def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
-    """What to say of outputs that can't be imported: name -> the whole reason."""
+    """Notes on outputs that can't be imported: name -> the whole reason."""
     short = {name: reason.removeprefix(f"{where}: ").partition(";")[0] for name, reason in unread.items()}
     return [
         Note(f"output {name!r} can't be imported and is left out: {reason}", short=f"output {name!r} is left out")
@@ -196,7 +196,7 @@ def _left_out(where: str, unread: Mapping[str, str]) -> list[str]:
 
 
 def _simplified(draft: Draft) -> list[str]:
-    """What to say of nodes that are gone."""
+    """Notes on nodes that are gone."""
     notes = [f"{draft.folded} constant nodes folded"] if draft.folded else []
     written = [name for node in draft.nodes for name in node.output]
     left = [name for name in written if name in draft.unfolded]
@@ -215,7 +215,7 @@ def _simplified(draft: Draft) -> list[str]:
 
 
 def _declared(document: Document, fixed: FixedInputs) -> dict[str, Type]:
-    """What the file says of tensors that are not inputs, where it is static (with the sizes put in)."""
+    """Gives what the file says of tensors that are not inputs, where it is static (with the sizes put in)."""
     found: dict[str, Type] = {}
     if fixed.restated:
         return found

@@ -1,4 +1,4 @@
-"""Where the weights of a file come from, as far as PyTorch's newer exporter says it.
+"""Origins of a file's weights, as far as PyTorch's newer exporter says them.
 
 It folds what is constant: a transposed weight is stored as `val_13`, a causal mask or the tables of a rotary embedding
 as `val_136` and `cos`. The graph's metadata lists the module's parameters and buffers, and the metadata of a folded
@@ -53,7 +53,7 @@ def signature(graph: onnx.GraphProto) -> str:
 
 @dataclass(frozen=True)
 class Origins:
-    """What the exporter said.
+    """Holds what the exporter said.
 
     constants
         Weights of the file that are no parameter and hold none: buffers, and what was folded of constants alone.
@@ -98,7 +98,7 @@ class Origins:
         return self.parameters.union(self.mixed, *self.copies.values())
 
     def notes(self, trained: Collection[str], tied: Collection[str]) -> tuple[str, ...]:
-        """What people should know, one line each; `tied` are the weights that turned out to be copies."""
+        """Gives what people should know, one line each; `tied` are the weights that turned out to be copies."""
         found: list[str] = []
         renamed = [f"{name} as {weight}" for name, weight in self.names.items() if name not in self.functions]
         if renamed:
@@ -144,7 +144,7 @@ class Origins:
 
 
 def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:
-    """What the metadata says; nothing where there is none, or where it can't be read."""
+    """Gives what the metadata says; nothing where there is none, or where it can't be read."""
     graph = document.proto.graph
     own = next((entry.value for entry in document.proto.metadata_props if entry.key == PARAMETERS), "")
     if stated := frozenset(own.splitlines()) & document.weights.keys():
@@ -225,7 +225,7 @@ def merged_layers(document: Document) -> tuple[str, ...]:
 
 
 def merged_note(weights: Sequence[str], gone: Sequence[str]) -> list[str]:
-    """What to say of those: one line, or nothing. `gone` are parameters that nothing in the file is called after."""
+    """Notes on those: one line, or nothing. `gone` are parameters that nothing in the file is called after."""
     if not weights:
         return []
     shown = ", ".join(weights[:6]) + (", ..." if len(weights) > 6 else "")
@@ -245,7 +245,7 @@ def merged_by_name(names: Iterable[str]) -> list[str]:
 
 
 def named_note(document: Document) -> list[str]:
-    """What to say of convolutions whose weight and bias have such names: one line, or nothing."""
+    """Gives the notes on convolutions whose weight and bias have such names: one line, or nothing."""
     found = [
         node.input[1]
         for node in document.proto.graph.node

@@ -146,7 +146,7 @@ class _Comparison:
         self.means.update(operator.outputs)
 
     def _is_mean(self, node: Node, followed: Mapping[str, int], name: str) -> bool:
-        """Whether an output without samples is a mean in which each sample counts alike."""
+        """Says whether an output without samples is a mean in which each sample counts alike."""
         if node.op_type not in _MEANS or node.domain:
             return False
         if node.op_type == "ReduceMean":
@@ -156,7 +156,7 @@ class _Comparison:
         return not weighted and "ignore_index" not in node.attributes and reduction in ("mean", b"mean")
 
     def _kept_beside(self, node: Node, name: str) -> bool:
-        """Whether it is a statistic that is updated beside, or a shape, of which nothing else is made."""
+        """Says whether it is a statistic that is updated beside, or a shape, of which nothing else is made."""
         statistic = node.op_type == "BatchNormalization" and name in node.outputs[1:]
         return statistic or (name not in self.whole.readers and name not in self.whole.outputs)
 
@@ -186,7 +186,7 @@ class _Comparison:
 
 
 def looks_along(node: Node, axis: int, rank: int) -> bool:
-    """Whether an op that keeps the samples' axis makes each sample's result of others' too."""
+    """Says whether an op that keeps the samples' axis makes each sample's result of others' too."""
     if node.domain:
         return True
     if node.op_type in _SCANS:

@@ -1,4 +1,4 @@
-"""Where layers have their parameters: a tensor is told by the operators that read it.
+"""Places of layers' parameters: a tensor is told by the operators that read it.
 
 In a layer's place stand weight and bias of a convolution or a product, the bias that an Add puts behind one along its
 channels, scale and shift of a normalization (as one operator or written out), the weights of recurrent layers, PRelu's
@@ -113,7 +113,7 @@ class LayerPlaces:
 
 
 def places(document: Document, in_nodes: Set[str]) -> LayerPlaces:
-    """What stands in layers' places in `document`.
+    """Gives what stands in layers' places in `document`.
 
     in_nodes
         Names of the values of Constant nodes. Where some layer's weight is an initializer, a layer whose weight is none
@@ -189,7 +189,7 @@ def _biases(document: Document, made: Mapping[str, tuple[str, ...]]) -> dict[str
 
 
 def _several(document: Document, name: str, layers: Iterable[str]) -> bool:
-    """Whether a bias has several numbers, or its layer one channel alone."""
+    """Says whether a bias has several numbers, or its layer one channel alone."""
     if math.prod(document.weights[name].dims) > 1:
         return True
     return any(1 in document.weights[layer].dims[:1] or 1 in document.weights[layer].dims[-1:] for layer in layers)

@@ -142,7 +142,7 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
 
 
 def _of_plan(source: str, model: object) -> str:
-    """What can be done with a plan file, and which model it is of."""
+    """Gives what can be done with a plan file, and which model it is of."""
     reference = model.get("reference") if isinstance(model, dict) else None
     again = f", or solve its model {reference} again" if isinstance(reference, str) and reference else ""
     return f"execute it with `poetopt run {source}`, look at it with `poetopt show {source}`{again}"

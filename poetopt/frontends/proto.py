@@ -217,7 +217,7 @@ def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
 
 
 def default_outputs(graph: Graph) -> tuple[str, ...]:
-    """What `model_proto` makes the outputs of a model: the graph's own.
+    """Gives what `model_proto` makes the outputs of a model: the graph's own.
 
     For a `TrainingGraph`: the loss, the model's own outputs, each parameter's gradient, and what is carried, updated
     (parameters and the optimizer's states, BatchNormalization statistics), without repetition.

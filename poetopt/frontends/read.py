@@ -246,7 +246,7 @@ def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> No
 
 
 def _may_be(shape: onnx.TensorShapeProto, dims: Sequence[int]) -> bool:
-    """Whether a tensor of those dims has the declared shape."""
+    """Says whether a tensor of those dims has the declared shape."""
     pairs = zip(shape.dim, dims, strict=False)
     return len(shape.dim) == len(dims) and all(not dim.dim_value or dim.dim_value == size for dim, size in pairs)
 

@@ -1,4 +1,4 @@
-"""How a model file is read: what the user says of it, above all where the file leaves something open.
+"""Options of reading a model file: what the user says of it, above all where it leaves something open.
 
     --batch 4                        the batch dimension
     --dim height=160                 a dimension that the file names, wherever it stands
@@ -33,7 +33,7 @@ Sizes = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What `read_options` has checked.
+    """Holds what `read_options` has checked.
 
     batch
         Size of the batch dimension, where it is open or is to be changed.
@@ -63,7 +63,7 @@ class ReadOptions:
     micro_batch_statistics: bool = False
 
     def to_recipe(self) -> dict[str, object]:
-        """As plain JSON values; what isn't asked for is left out, but for `batch` and `train`."""
+        """Writes plain JSON values; what isn't asked for is left out, but for `batch` and `train`."""
         train = list(self.train) if isinstance(self.train, tuple) else self.train
         found: dict[str, object] = {"batch": self.batch, "train": train}
         if self.dims:
@@ -130,7 +130,7 @@ def read_options(
 
 
 def from_recipe(recipe: Mapping[str, object], *, allow_symlinks: bool = False) -> ReadOptions:
-    """What a plan file says. Raises as `read_options`."""
+    """Gives what a plan file says. Raises as `read_options`."""
     batch, train = recipe.get("batch"), recipe.get("train")
     dims, shapes, values = (_table(recipe, key) for key in ("dims", "shapes", "values"))
     return read_options(
@@ -146,7 +146,7 @@ def from_recipe(recipe: Mapping[str, object], *, allow_symlinks: bool = False) -
 
 
 def shape_text(sizes: Sequence[int | str | None]) -> str:
-    """As `--shape` takes it."""
+    """Writes a shape as `--shape` takes it."""
     return "x".join("?" if size is None else str(size) for size in sizes) or "scalar"
 
 

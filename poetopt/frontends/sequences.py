@@ -167,7 +167,7 @@ class _Lengths:
         return np.asarray(first, np.int64)
 
     def length(self, name: str, axis: int) -> int | None:
-        """How long `name` is along `axis`."""
+        """Says how long `name` is along `axis`."""
         stated = _length(self.document, name, axis)
         if stated is not None or not self._reach(name):
             return stated
@@ -246,7 +246,7 @@ def _ints(document: Document, name: str) -> Ints | None:
 
 
 def _length(document: Document, name: str, axis: int) -> int | None:
-    """How long the file says that `name` is along `axis`."""
+    """Says how long the file says that `name` is along `axis`."""
     graph = document.proto.graph
     for info in (*graph.value_info, *graph.input):
         if info.name == name and info.type.tensor_type.HasField("shape"):

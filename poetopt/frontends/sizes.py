@@ -29,7 +29,7 @@ Dims = list[int | str]
 
 
 class InputSizes:
-    """What is known of the sizes of inputs.
+    """Sizes of inputs, as far as they are known.
 
     batch
         The one that is asked for, with --batch, --dim or --shape.
@@ -88,7 +88,7 @@ class InputSizes:
         return tuple(found)
 
     def notes(self) -> Iterator[str]:
-        """What was fixed, once all shapes were asked for."""
+        """Gives what was fixed, once all shapes were asked for."""
         if self.symbol:
             yield f"batch {self.symbol!r} fixed at {self.batch}"
         others = [f"{name!r} at {size}" for name, size in self.named.items() if name not in self.batches]
@@ -149,7 +149,7 @@ class InputSizes:
             self.batch, self._batch_option = size, option
 
     def _open(self, name: str, axis: int, dim: str) -> str:
-        """What to say where the size of a dimension is not known: all that are open, in options."""
+        """Says what holds where the size of a dimension is not known: all that are open, in options."""
         told = f"{self.where}: dimension {axis} of input {name!r} {_unfixed(dim)}"
         places = [(n, a, d) for n, shape in self.dims.items() for a, d in enumerate(shape) if self._is_open(n, a, d)]
         others = [(n, a, d) for n, a, d in places if not self._is_batch(d, a)]
@@ -183,7 +183,7 @@ class InputSizes:
 
 
 def no_such_input(name: str, inputs: Iterable[str]) -> str:
-    """What to say of an input that an option names and the file lacks."""
+    """Gives the notes on an input that an option names and the file lacks."""
     known = list(inputs)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:4]
     return f"no input is called {name!r}; there is {', '.join(map(repr, close))}" if known else "the model has no input"
@@ -296,7 +296,7 @@ def rebatched(fixed: FixedInputs) -> Mapping[str, tuple[int, Shape]]:
 
 
 def follows_batch(before: Shape, after: Shape, old: int, new: int) -> bool:
-    """Whether `after` is `before` with at most one dimension scaled from the old batch to the new."""
+    """Says whether `after` is `before` with at most one dimension scaled from the old batch to the new."""
     if len(before) != len(after):
         return False
     differing = [(b, a) for b, a in zip(before, after, strict=True) if b != a]

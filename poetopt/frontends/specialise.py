@@ -39,7 +39,7 @@ Floats = NDArray[np.float32]
 
 
 def lengths(before: Sequence[int], scales: Floats) -> list[int]:
-    """What onnxruntime makes of axes of these lengths."""
+    """Gives what onnxruntime makes of axes of these lengths."""
     return [int(np.float32(length) * scale) for length, scale in zip(before, scales, strict=True)]
 
 

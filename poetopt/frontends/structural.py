@@ -16,7 +16,7 @@ from poetopt.graph import Graph, Node
 
 
 def gap(graph: Graph) -> str | None:
-    """What is missing, in words; None where nothing is."""
+    """Gives what is missing, in words; None where nothing is."""
     declared = set(graph.tensors)
     for what, names in (("input", graph.inputs), ("initializer", graph.values)):
         for name in names:

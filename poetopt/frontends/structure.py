@@ -30,7 +30,7 @@ RUNTIME_OWN = frozenset({"SimplifiedLayerNormalization"})
 
 
 def describe(where: str, node: NodeProto, opset: int) -> str:
-    """How messages refer to a node: file, name, op, opset."""
+    """Says how messages refer to a node: file, name, op, opset."""
     name = node.name or next((output for output in node.output if output), "?")
     op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     # a damaged file has line breaks in names, and a message is one line

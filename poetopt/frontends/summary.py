@@ -1,4 +1,4 @@
-"""What a graph consists of, as plain data for `poetopt inspect` and its JSON."""
+"""A summary of a graph, as plain data for `poetopt inspect` and its JSON."""
 
 from __future__ import annotations
 

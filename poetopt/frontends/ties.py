@@ -50,7 +50,7 @@ _NAMES = {1: "weight", 2: "bias"}
 
 
 class ParameterPlace(NamedTuple):
-    """Where a node reads, or lacks, what may be a parameter of its own.
+    """Says where a node reads, or lacks, what may be a parameter of its own.
 
     node, at
         The node, and which of its inputs.
@@ -184,7 +184,7 @@ _MOST_AXES = 4
 
 @dataclass(frozen=True)
 class Ties:
-    """What was tied.
+    """Holds what was tied.
 
     names
         The copies' names -> the weight that stands for them.
@@ -245,7 +245,7 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
 
 
 def _same_numbers(root: Array, copy: Array) -> bool:
-    """Whether `copy` is a Reshape of `root` to another number of axes, by so many numbers that it is no chance."""
+    """Says whether `copy` is a Reshape of `root` to another number of axes, by so many numbers that it is no chance."""
     if root.dtype != copy.dtype or root.size != copy.size or root.ndim == copy.ndim:
         return False
     flat = root.reshape(-1)
@@ -264,7 +264,7 @@ def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
 
 
 def _telling(value: Array) -> bool:
-    """Whether another matrix that is the transpose of `value` must be a copy of it."""
+    """Says whether another matrix that is the transpose of `value` must be a copy of it."""
     return not np.array_equal(value, value.T) and np.unique(value).size >= _LEAST_VALUES
 
 

@@ -1,4 +1,4 @@
-"""Which stored tensors are trained: what the file calls a parameter, else what stands in a layer's place.
+"""The choice of what is trained: what the file calls a parameter, else what stands in a layer's place.
 
 Everything else is data, and a note names the floats that were left. Of a network of which nothing stands in a layer's
 place all stored floats are trained, and where a file has LoRA's pairs these alone. `--train` says otherwise.
@@ -41,7 +41,7 @@ class ChosenTensors:
 
 @dataclass
 class _Reads:
-    """Who reads the stored floats, by name.
+    """Says who reads the stored floats, by name.
 
     readers
         How many operators read its values.
@@ -183,7 +183,7 @@ def _why_not(
     origin: Origins,
     pattern: str,
 ) -> str:
-    """Why a pattern names nothing, and what to do."""
+    """Says why a pattern names nothing, and what to do."""
     settings = found.settings
     for name, root in (*((name, name) for name in settings), *aliases.items()):
         if root in settings and fnmatch.fnmatchcase(name, pattern):
@@ -211,7 +211,7 @@ def _why_not(
 
 
 def _renamed(names: Sequence[str]) -> list[str]:
-    """What torch's older exporter did to names, and how they are kept."""
+    """Gives what torch's older exporter did to names, and how they are kept."""
     merged = merged_by_name(names)
     found = []
     if merged:
@@ -240,7 +240,7 @@ _LEAST_INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def finite_note(arrays: Mapping[str, Array]) -> list[str]:
-    """What to say of parameters with NaN or infinities: one line, or nothing."""
+    """Gives the notes on parameters with NaN or infinities: one line, or nothing."""
     found = [name for name, array in arrays.items() if not _finite(array)]
     if not found:
         return []
@@ -250,7 +250,7 @@ def finite_note(arrays: Mapping[str, Array]) -> list[str]:
 
 
 def _finite(array: Array) -> bool:
-    """Whether all values are numbers, at a few percent of what reading them takes."""
+    """Says whether all values are numbers, at a few percent of what reading them takes."""
     flat = np.ascontiguousarray(array).reshape(-1)
     least = _LEAST_INFINITE.get(array.dtype.name)
     if least is not None:

@@ -40,7 +40,7 @@ Lookup = Callable[[str], NDArray[np.generic] | None]
 
 
 def is_setting(elem: int, dims: Sequence[int]) -> bool:
-    """Whether an input of this type and shape (a size below 1 is not known) can be a setting rather than data."""
+    """Says whether an input of this type and shape (a size below 1 is not known) can be a setting rather than data."""
     return elem in _WHOLE and len(dims) < 2 and all(size <= FEW for size in dims)
 
 

@@ -37,7 +37,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class Role(StrEnum):
-    """What a tensor is for; it decides whether the tensor lies in the resident region."""
+    """Holds what a tensor is for; it decides whether the tensor lies in the resident region."""
 
     INPUT = "input"
     """Data, labels or target: in RAM at the start, pageable, never recomputed."""
@@ -65,7 +65,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Where a tensor of a role begins and ends, in the words of `poetopt.graph.problem.ProblemTensor`."""
+    """Says where a tensor of a role begins and ends, in the words of `poetopt.graph.problem.ProblemTensor`."""
 
     home: Home
     carried: bool = False
@@ -73,7 +73,7 @@ class Residence:
 
     @property
     def outlives(self) -> bool:
-        """Whether the step may not end without it. Then it lies in the resident region."""
+        """Says whether the step may not end without it. Then it lies in the resident region."""
         return self.carried or self.result
 
 
@@ -93,7 +93,7 @@ _RESIDENCES: Mapping[Role, Residence] = {
 
 
 def residence(role: Role) -> Residence:
-    """Where tensors of `role` begin and end."""
+    """Says where tensors of `role` begin and end."""
     return _RESIDENCES[role]
 
 
@@ -121,7 +121,7 @@ class Tensor:
 
     @property
     def resident(self) -> bool:
-        """Whether the tensor lies in the resident region, which no schedule touches."""
+        """Says whether the tensor lies in the resident region, which no schedule touches."""
         return residence(self.role).outlives
 
 
@@ -398,19 +398,19 @@ class TrainingGraph(Graph):
 
     @cached_property
     def shown_results(self) -> Mapping[str, str]:
-        """What an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
+        """Gives what an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
         shown = {self.loss: self.loss} | {f"{name}.grad": made for name, made in self.gradients.items()}
         new = (made for old, made in self.carried.items() if old not in self.sums.values())
         return shown | ({name: name for name in new} if self.updaters else {})
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """What the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
+        """Gives what the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
         return tuple(dict.fromkeys((self.loss, *self.gradients.values(), *self.carried.values())))
 
 
 def inner_storage(operator: Operator) -> Mapping[str, str]:
-    """Who shares whose bytes inside an operator of several nodes.
+    """Says who shares whose bytes inside an operator of several nodes.
 
     View nodes (`VIEW_OPS`) inside an operator move no bytes either: what they write shares the storage
     of what they read. The result maps a tensor to the one that names its storage: an output of the

@@ -154,7 +154,7 @@ def _check_near(name: str, what: str, found: Array, wanted: Array, near: Sequenc
 
 
 def _advice(name: str) -> str:
-    """Why that may be, and what to do about it."""
+    """Says why that may be, and what to do about it."""
     if name.endswith(EVALUATED):
         return (
             "a file is evaluated as it trains, but for Dropout and the statistics of BatchNormalization; export after "
@@ -234,7 +234,7 @@ def _precise(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Ran]:
 
 
 def _weights(index: int, shape: tuple[int, ...]) -> Array:
-    """What weighs an output's elements in the sum that gradients are of: each something else."""
+    """Gives what weighs an output's elements in the sum that gradients are of: each something else."""
     return np.random.default_rng(index).uniform(0.5, 1.5, shape).astype(np.float32)
 
 

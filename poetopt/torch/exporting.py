@@ -131,7 +131,7 @@ def _traced(
     input_names: Sequence[str] | None,
     output_names: Sequence[str] | None,
 ) -> onnx.ModelProto:
-    """What torch's exporter makes of the module. Raises ModelError."""
+    """Gives what torch's exporter makes of the module. Raises ModelError."""
     shapes: tuple[Any, ...] | None = None
     if batch is not None:
         axis = torch.export.Dim("batch")

@@ -1,4 +1,4 @@
-"""What a plan trained goes back into the torch module, by name and bit for bit."""
+"""Loading of what a plan trained into the torch module, by name and bit for bit."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _strange(module: Any, stored: Iterable[Stored], arrays: Mapping[str, Array],
 
 @dataclass(frozen=True)
 class _Given:
-    """What `load` was given.
+    """Holds what `load` was given.
 
     arrays
         By name.

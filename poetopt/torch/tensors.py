@@ -55,7 +55,7 @@ class Stored:
 
     @property
     def trained(self) -> bool:
-        """Whether it wants a gradient."""
+        """Says whether it wants a gradient."""
         return self.parameter and bool(self.tensor.requires_grad)
 
     def among(self, given: Mapping[str, object]) -> list[str]:
@@ -64,7 +64,7 @@ class Stored:
 
 
 def stored_in(module: Any) -> tuple[Stored, ...]:
-    """What `module.state_dict()` holds, each tensor once, counters of batches left out."""
+    """Gives what `module.state_dict()` holds, each tensor once, counters of batches left out."""
     parameters = {id(tensor) for tensor in module.parameters()}
     names: dict[int, list[str]] = {}
     tensors: dict[int, Any] = {}

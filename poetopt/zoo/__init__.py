@@ -77,7 +77,7 @@ def names() -> tuple[str, ...]:
 
 
 def tokens_of(name: str, shapes: Mapping[str, object]) -> int | None:
-    """How long `shapes` of inputs say that a sequence is; None where they don't, or the network reads no tokens."""
+    """The length of sequences that `shapes` of inputs state; None where they don't, or the network reads no tokens."""
     sizes = shapes.get(TOKENS)
     if name not in ZOO or not ZOO[name].positions or not isinstance(sizes, Sequence) or len(sizes) != 2:
         return None

@@ -49,7 +49,7 @@ def squares_of(builder: GraphBuilder, name: str, gradient: Tensor) -> Operator:
 def scale_of(
     builder: GraphBuilder, squares: Sequence[Tensor], clip_norm: Tensor, types: Iterable[str]
 ) -> tuple[dict[str, Tensor], Operator]:
-    """What all gradients are multiplied with, in each of `types`, and the operator that writes it."""
+    """Gives what all gradients are multiplied with, in each of `types`, and the operator that writes it."""
     draft = builder.operator(SCALE, SCALE, recomputable=False, role=Role.HYPERPARAMETER)
     dtype = "float64" if any(found.dtype == "float64" for found in squares) else "float32"
     added = [draft.cast(found, dtype) for found in squares]
@@ -95,7 +95,7 @@ def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
 
 
 class _Fusion:
-    """Which operators go together, by their places."""
+    """Says which operators go together, by their places."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.graph = graph
@@ -119,7 +119,7 @@ class _Fusion:
         return self.group
 
     def _chain(self, name: str, reader: int) -> Iterator[int]:
-        """What leads to the gradient `name` and to nothing else, from the operator that writes it upwards."""
+        """Gives what leads to the gradient `name` and to nothing else, from the operator that writes it upwards."""
         while name in self.writer and self.readers[name] == [reader]:
             reader = self.writer[name]
             operator = self.operators[reader]
@@ -134,7 +134,7 @@ class _Fusion:
                 return
 
     def _waits_for_itself(self, together: Sequence[int]) -> bool:
-        """Whether something must run after `together`, and before it too."""
+        """Says whether something must run after `together`, and before it too."""
         ahead = list(together)
         seen: set[int] = set()
         while ahead:
@@ -150,7 +150,7 @@ class _Fusion:
         return False
 
     def _followers(self, k: int) -> Iterator[int]:
-        """What may run only after operator k: what reads what it writes, and what updates what it reads."""
+        """Gives what may run only after operator k: what reads what it writes, and what updates what it reads."""
         operator = self.operators[k]
         for name in operator.outputs:
             yield from self.readers.get(name, ())
@@ -219,7 +219,7 @@ class Attachment:
 
     @property
     def rule(self) -> Optimizer:
-        """What the optimizer computes."""
+        """Gives what the optimizer computes."""
         return OPTIMIZERS[self.optimizer]
 
     def graph(self, *, fuse: bool) -> TrainingGraph:
@@ -296,7 +296,7 @@ class Attachment:
         return found
 
     def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
-        """What updates read of the hyperparameters, for each type that they compute in, and the operator for it."""
+        """Scalars that updates read of the hyperparameters, for each type that they compute in, and their operator."""
         builder = self.builder
         kind = f"{self.optimizer}.scalars"
         draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)

@@ -74,7 +74,7 @@ def _adamw(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], b
 
 
 def _keep(k: OperatorBuilder, given: Scalars) -> Tensor:
-    """What decoupled weight decay leaves of a parameter: 1 - lr weight_decay."""
+    """Gives what decoupled weight decay leaves of a parameter: 1 - lr weight_decay."""
     return k.sub(_one(k), k.mul(given["lr"], given["weight_decay"]))
 
 
@@ -178,7 +178,7 @@ def _with(operator: Operator, nodes: tuple[Node, ...], outputs: tuple[str, ...])
 
 
 def _runs(operator: Operator, nodes: Sequence[Node]) -> Iterator[Whole]:
-    """What runs of `nodes`, which are some of the operator's, amount to: the same ops with fewer operands."""
+    """Gives what runs of `nodes`, which are some of the operator's, amount to: the same ops with fewer operands."""
     for whole in operator.whole:
         run = [k for k, node in enumerate(nodes) if node in operator.nodes[whole.first : whole.first + whole.count]]
         read = {name for k in run for name in nodes[k].inputs}

@@ -112,7 +112,7 @@ def function_of(around: Surroundings, end: Operator) -> CompositeRegion | None:
 
 
 def _leaves(around: Surroundings, members: list[Operator]) -> list[str]:
-    """What the members read from outside but for scalar constants."""
+    """Gives what the members read from outside but for scalar constants."""
     written = {member.outputs[0] for member in members}
     read = dict.fromkeys(name for member in members for name in member.inputs if name not in written)
     return [name for name in read if around.scalar(name) is None]

@@ -1,4 +1,4 @@
-"""What recognising a region needs to know of the graph around it, and a region found."""
+"""Surroundings of a region in a graph, asked about as it is recognised, and a region found."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Surroundings:
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """Where each operator stands, by name."""
+        """Says where each operator stands, by name."""
         return {operator.name: place for place, operator in enumerate(self.graph.operators)}
 
     def tensor(self, name: str) -> Tensor:

@@ -35,7 +35,7 @@ def normalization(around: Surroundings, end: Operator) -> CompositeRegion | None
 
 
 def _weighed(around: Surroundings, members: list[Operator], name: str, kind: str) -> tuple[str, str] | None:
-    """What is weighed, and with which vector, where `name` is the sum or product of the two."""
+    """Gives what is weighed, and with which vector, where `name` is the sum or product of the two."""
     operator = around.writer(name, kind)
     if operator is None:
         return None

@@ -1,4 +1,4 @@
-"""What a problem may hold that not everybody can plan for yet, and who says so.
+"""Features of problems that not everybody can plan for yet, and who says so.
 
 Whoever takes a problem names the features that it supports; what goes beyond them is refused in one sentence, instead
 of being answered wrongly.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Feature(StrEnum):
-    """What the tensors and operators of a problem may have, beside being computed or given in RAM."""
+    """Holds what the tensors and operators of a problem may have, beside being computed or given in RAM."""
 
     STORED = "lies on storage when the step begins"
     MAPPED = "lies in mapped flash"

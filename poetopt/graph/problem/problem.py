@@ -153,7 +153,7 @@ class Problem:
         )
 
     def outlives(self, tensor: int) -> bool:
-        """Whether the step may not end without `tensor`, wherever it lies then."""
+        """Says whether the step may not end without `tensor`, wherever it lies then."""
         return self.tensors[tensor].carried or self.tensors[tensor].result
 
     def keeping(self, tensors: Iterable[int]) -> Problem:
@@ -215,17 +215,17 @@ class Problem:
     # What may bring a tensor back.
 
     def may_recompute(self, tensor: int) -> bool:
-        """Whether the operator that writes `tensor` may run again; never where it is there from the start."""
+        """Says whether the operator that writes `tensor` may run again; never where it is there from the start."""
         producer = self.tensors[tensor].producer
         return producer >= 0 and self.operators[producer].recomputable
 
     def may_page_out(self, tensor: int) -> bool:
-        """Whether `tensor` may be written to storage: not what lies in flash, nor what storage holds unchanged."""
+        """Says whether `tensor` may be written to storage: not what lies in flash, nor what storage holds unchanged."""
         held = self.tensors[tensor]
         return self.paging and held.home is not Home.FLASH and (not held.stored or held.updated)
 
     def written_first(self, tensor: int) -> bool:
-        """Whether `tensor` has to be written to storage before it can be read from there."""
+        """Says whether `tensor` has to be written to storage before it can be read from there."""
         held = self.tensors[tensor]
         return not held.stored and held.home is not Home.FLASH
 
@@ -271,14 +271,14 @@ class Problem:
 
     @cached_property
     def features(self) -> Mapping[Feature, str]:
-        """What the problem holds beside plain tensors, computed or in RAM: each feature, and what first has it."""
+        """Features that it has beside plain tensors, computed or in RAM, and what first has each."""
         found: dict[Feature, str] = {}
         for feature, who in features(self):
             found.setdefault(feature, who)
         return found
 
     def beyond(self, supports: Set[Feature] = frozenset()) -> str | None:
-        """What goes beyond the features that somebody `supports`, in words; None where nothing does."""
+        """Gives what goes beyond the features that somebody `supports`, in words; None where nothing does."""
         return next((f"{who} {feature}" for feature, who in self.features.items() if feature not in supports), None)
 
     # Order, and sums.
@@ -305,7 +305,7 @@ class Problem:
         return sum(self.tensors[i].nbytes for i in tensors)
 
     def blocks(self, tensor: int) -> int:
-        """How many blocks `tensor` takes on storage."""
+        """Says how many blocks `tensor` takes on storage."""
         return -(-self.tensors[tensor].nbytes // self.storage_block_bytes)
 
     @cached_property
@@ -318,11 +318,11 @@ class Problem:
 
     @cached_property
     def storage_blocks(self) -> int | None:
-        """How many whole blocks the storage holds, or None where that is not known."""
+        """Says how many whole blocks the storage holds, or None where that is not known."""
         return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
 
     def working_set_bytes(self, operator: int, variant: int = 0) -> int:
-        """What must be in RAM while `operator` runs: inputs, outputs and workspace, less what the variant streams."""
+        """Bytes in RAM while `operator` runs: inputs, outputs and workspace, less what the variant streams."""
         return self._working_sets[operator][variant]
 
     @cached_property
@@ -334,7 +334,7 @@ class Problem:
         ]
 
     def fits_plain(self, operator: int, ram_bytes: int) -> bool:
-        """Whether a budget has room for `operator` alone, with nothing streamed."""
+        """Says whether a budget has room for `operator` alone, with nothing streamed."""
         return self.working_set_bytes(operator) <= ram_bytes - self.reserve_bytes
 
     def ways(self, operator: int, *, paging: bool = True) -> tuple[int, ...]:
@@ -343,7 +343,7 @@ class Problem:
         return (0, *(v for v, way in variants if (paging and self.paging) or not way.streams))
 
     def least_working_set_bytes(self, operator: int, *, paging: bool = True) -> int:
-        """What must be in RAM while `operator` runs in the way that takes the least."""
+        """Gives what must be in RAM while `operator` runs in the way that takes the least."""
         return min(self.working_set_bytes(operator, variant) for variant in self.ways(operator, paging=paging))
 
     @cached_property
@@ -367,25 +367,25 @@ def check_problem(given: object) -> None:
 
 
 def slots(problem: Problem, nbytes: int) -> int:
-    """What a buffer of so many bytes takes of the arena."""
+    """Gives what a buffer of so many bytes takes of the arena."""
     return -(-nbytes // problem.alignment) * problem.alignment
 
 
 def extra_slots(problem: Problem, operator: int) -> int:
-    """What a plain run takes of the arena beside operands and outputs: its workspace, less an input it takes over."""
+    """Bytes of the arena beside operands and outputs of a plain run: its workspace, less an input it takes over."""
     op = problem.operators[operator]
     return slots(problem, op.workspace_bytes) - sum(slots(problem, problem.tensors[i].nbytes) for i in op.takes[:1])
 
 
 def run_bytes(problem: Problem, operator: int, variant: int = 0) -> int:
-    """What operands, outputs and workspace of a run take of the arena, without what it streams."""
+    """Gives what operands, outputs and workspace of a run take of the arena, without what it streams."""
     op = problem.operators[operator]
     sizes = [*(problem.tensors[i].nbytes for i in op.held(variant)), op.variant(variant).workspace_bytes]
     return sum(slots(problem, nbytes) for nbytes in sizes)
 
 
 def closing_with(problem: Problem, kept: Iterable[int]) -> tuple[Problem, int]:
-    """What follows the parts of `problem` that keep these tensors in RAM; and bytes kept that nothing of it reads."""
+    """The problem behind the parts that keep these tensors in RAM; and bytes kept that nothing of it reads."""
     closing = problem.closing
     assert closing is not None
     names = {problem.tensors[i].name: slots(problem, problem.tensors[i].nbytes) for i in kept}

@@ -1,4 +1,4 @@
-"""What may happen to a tensor: where it begins, who writes it anew, what moving it costs."""
+"""Tensors and operators of a problem: where they begin, who writes them anew, what moving and running them costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Home(StrEnum):
-    """Where a tensor is when the step begins, before the first operator."""
+    """Says where a tensor is when the step begins, before the first operator."""
 
     NOWHERE = "nowhere"
     """An operator computes it."""
@@ -74,22 +74,22 @@ class ProblemTensor:
 
     @property
     def computed(self) -> bool:
-        """Whether an operator writes it first; otherwise it has a home."""
+        """Says whether an operator writes it first; otherwise it has a home."""
         return self.producer >= 0
 
     @property
     def stored(self) -> bool:
-        """Whether storage holds a copy when the step begins."""
+        """Says whether storage holds a copy when the step begins."""
         return self.home is Home.STORAGE or self.backed
 
     @property
     def may_stay(self) -> bool:
-        """Whether it may stay in RAM from one step to the next, though its home is storage."""
+        """Says whether it may stay in RAM from one step to the next, though its home is storage."""
         return self.home is Home.STORAGE and self.carried and not self.of_batch
 
     @property
     def updated(self) -> bool:
-        """Whether an operator writes it anew over itself."""
+        """Says whether an operator writes it anew over itself."""
         return self.updated_by >= 0
 
     @property
@@ -150,7 +150,7 @@ class Variant:
 
     @property
     def streams(self) -> bool:
-        """Whether anything goes to storage or comes from there while it runs."""
+        """Says whether anything goes to storage or comes from there while it runs."""
         return bool(self.streamed_in or self.streamed_out)
 
 
