@@ -184,59 +184,26 @@ def _all(cycles: float) -> Cycles:
     return cycles, cycles, cycles
 
 
+def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> Core:
+    return Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
+
+
 CORES: Mapping[str, Core] = {
-    "cortex-m4": Core(
+    "cortex-m4": _core(
         64e6,
-        {
-            "arithmetic": (1, 1, 1),
-            "multiply": (1, 1, 1),
-            "divide": (2, 7, 12),
-            "load": (1, 1.5, 2),
-            "store": (1, 1, 2),
-            "branch": (1, 1, 1),
-            "float": (1, 1.25, 2),
-            "float divide": (14, 14, 15),
-            "float move": (1, 1, 1),
-        },
-        _all(1),
-        (1, 2, 3),
-        (3, 3, 4),
+        ((1, 1, 1), (1, 1, 1), (2, 7, 12), (1, 1.5, 2), (1, 1, 2), (1, 1, 1), (1, 1.25, 2), (14, 14, 15), (1, 1, 1)),
+        _all(1), (1, 2, 3), (3, 3, 4),
     ),
-    "cortex-m0plus": Core(
-        48e6,
-        {
-            "arithmetic": _all(1),
-            "multiply": _all(1),
-            "divide": _all(1),
-            "load": _all(2),
-            "store": _all(2),
-            "branch": _all(1),
-            "float": _all(1),
-            "float divide": _all(1),
-            "float move": _all(1),
-        },
-        _all(1),
-        (1, 1.5, 3),
-        _all(1),
+    "cortex-m0plus": _core(
+        48e6, (*map(_all, (1, 1, 1, 2, 2, 1, 1, 1, 1)),), _all(1), (1, 1.5, 3), _all(1)
     ),
-    "cortex-m7": Core(
+    "cortex-m7": _core(
         216e6,
-        {
-            "arithmetic": (0.5, 0.75, 1),
-            "multiply": (0.5, 1, 2),
-            "divide": (2, 7, 12),
-            "load": (0.5, 0.75, 2),
-            "store": (0.5, 1, 1),
-            "branch": (0.5, 1, 1),
-            "float": (0.5, 1, 3),
-            "float divide": (3, 16, 18),
-            "float move": (0.5, 1, 3),
-        },
-        (0.5, 1, 1),
-        (0, 1, 4),
-        (0.5, 1, 3),
+        ((0.5, 0.75, 1), (0.5, 1, 2), (2, 7, 12), (0.5, 0.75, 2), (0.5, 1, 1), (0.5, 1, 1), (0.5, 1, 3), (3, 16, 18),
+         (0.5, 1, 3)),
+        (0.5, 1, 1), (0, 1, 4), (0.5, 1, 3),
     ),
-}
+}  # fmt: skip
 """By target."""
 
 

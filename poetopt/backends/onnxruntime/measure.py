@@ -21,7 +21,7 @@ from functools import cache
 from itertools import count
 from statistics import median
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import Self, TypeVar
 
 from poetopt.util.garbage import paused
 
@@ -165,55 +165,30 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
     with _keeping_malloc() as trim, paused(), _Resident() as resident:
         if trim is None or resident.bytes() is None:
             return None
-        found: _HighMark | None = None
+        found: list[int] = []
         for _ in range(LEAST):
             prepare()
             trim()
-            if found is not None and _held_at(found, acts, resident) >= found.held:
-                continue  # it is no less than before, whatever the rest of this pass holds
-            if found is not None:
-                prepare()
-                trim()
-            mark = _highest(acts, gives_back, resident)
-            found = mark if found is None else min(found, mark)
-    return None if found is None else found.held
+            found.append(_highest(acts, gives_back, resident))
+    return min(found)
 
 
-class _HighMark(NamedTuple):
-    """The most that a pass held: so many bytes, before an act, above so much more than there was at its start."""
-
-    held: int
-    act: int
-    base: int
-
-
-def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> _HighMark:
-    """The mark of a pass that begins now."""
+def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> int:
+    """The most that a pass that begins now holds above the least that was there before."""
     faulted = _fault_counter()
-    start = low = held = resident.bytes() or 0
-    most, faults = _HighMark(0, 0, 0), faulted()
-    for k, act in enumerate(acts):
+    low = held = resident.bytes() or 0
+    most, faults = 0, faulted()
+    for act in acts:
         if act is not gives_back:
             act()
             continue
-        if held + faulted() - faults - low > most.held:
-            most = max(most, _HighMark((resident.bytes() or 0) - low, k, low - start))
+        if held + faulted() - faults - low > most:  # counting takes longer than most acts
+            most = max(most, (resident.bytes() or 0) - low)
         act()
         # What was there before the step may be given back in it.
         held = resident.bytes() or 0
         low, faults = min(low, held), faulted()
-    return max(most, _HighMark((resident.bytes() or 0) - low, len(acts), low - start))
-
-
-def _held_at(mark: _HighMark, acts: Sequence[Act], resident: _Resident) -> int:
-    """Gives what another pass, which begins now, holds at that place."""
-    base = (resident.bytes() or 0) + mark.base
-    for act in acts[: mark.act]:
-        act()
-    held = (resident.bytes() or 0) - base
-    for act in acts[mark.act :]:
-        act()
-    return held
+    return max(most, (resident.bytes() or 0) - low)
 
 
 def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> int | None:
