@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.output import put
 from poetopt.ops.runtimes.c.kernel import Kernel
-from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.testing.kernel import KernelCheck, check_kernel
 from poetopt.util.errors import PoetError
 from tests.draws import cases_of

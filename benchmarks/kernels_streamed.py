@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.output import put
 from poetopt.graph import TOGETHER, Operator
 from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
-from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.variants import StreamWays
 from poetopt.testing.contract import ContractError
 from poetopt.testing.kernel import Case

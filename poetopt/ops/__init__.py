@@ -12,7 +12,6 @@ VJPS = (
     "picking.vjp",
     "pooling.vjp",
     "product.vjp",
-    "quantization.vjp",
     "recurrent.vjp",
     "reduction.vjp",
     "regions",

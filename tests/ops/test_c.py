@@ -17,7 +17,7 @@ from poetopt.autodiff.passes.in_place import in_place
 from poetopt.frontends import load
 from poetopt.graph import OWN_DOMAIN, Graph, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import registry
+from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import as_run, layout, steps
 from poetopt.report.inspection import needs

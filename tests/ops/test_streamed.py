@@ -17,7 +17,7 @@ from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c import choice, windows
 from poetopt.ops.runtimes.c.choice import outline
-from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.registry import kernels
+from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.testing import ContractError, check_kernel
 from poetopt.testing.kernel import check_kernels, node_case
 from poetopt.testing.kernel_program import host_compiler

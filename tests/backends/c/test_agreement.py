@@ -14,7 +14,7 @@ from onnx import TensorProto
 import poetopt as po
 from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.graph import OWN_DOMAIN
-from poetopt.ops.runtimes.c import registry
+from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out

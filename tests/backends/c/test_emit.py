@@ -20,7 +20,7 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.targets import compiler
 from poetopt.cli.app import invoke
 from poetopt.frontends.proto import model_proto
-from poetopt.ops.runtimes.c import registry
+from poetopt.ops.runtimes.c import steps as registry
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all

@@ -13,8 +13,7 @@ from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.choice import names_of, outline, worth
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
-from poetopt.ops.runtimes.c.registry import kernel_for, reason, version
-from poetopt.ops.runtimes.c.steps import as_run, call_of, layout
+from poetopt.ops.runtimes.c.steps import as_run, call_of, kernel_for, layout, reason, version
 from poetopt.ops.runtimes.c.variants import StreamCandidate, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 

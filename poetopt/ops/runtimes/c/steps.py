@@ -1,26 +1,93 @@
-"""Describes what the `c` runtime runs of an operator, in order, and where everything lies in its workspace.
+"""The kernels that there are, and the steps that the `c` runtime takes of an operator with them, each with its place.
 
-A run of nodes that amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node
-goes by its own. A gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no
-whole gradient exists. The planner and the code generator see the same steps.
+Kernels are our own (`poetopt.ops`), and those that other packages register (`poetopt.kernels`). A run of nodes that
+amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node goes by its own. A
+gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no whole gradient
+exists. The planner and the code generator see the same steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, TrainingGraph, Whole
+from poetopt.ops import KERNELS
 from poetopt.ops.nodes import constants_of, find, is_inner_view
-from poetopt.ops.runtimes.c.kernel import ALIGNMENT, UPDATE, WORD_BYTES, Call, Kernel
-from poetopt.ops.runtimes.c.registry import kernel_for, reason
+from poetopt.ops.runtimes.c.kernel import ALIGNMENT, MOST_BYTES, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.ops.runtimes.contract import InnerLayout, Operands
 from poetopt.ops.runtimes.workspace import node_by_node
-from poetopt.util.errors import UnsupportedOpError
+from poetopt.util import plugins
+from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+
+GROUP = "poetopt.kernels"
+
+Op = tuple[str, str]
+"""Domain and type."""
+
+
+def kernel_for(node: Node) -> Kernel | None:
+    """The kernel for an op, whatever its operands; None where there is none."""
+    return kernels().get((node.domain, node.op_type))
+
+
+def reason(call: Call) -> str | None:
+    """Why nothing runs a call, by shapes and attributes alone; None where its kernel does."""
+    kernel = kernel_for(call.node)
+    name = f"{call.node.domain}.{call.node.op_type}".lstrip(".")
+    if kernel is None:
+        return f"there is no kernel for {name}"
+    for tensor in (*call.inputs, *call.outputs):
+        if tensor is not None and tensor.nbytes >= MOST_BYTES:
+            return (
+                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, and loops in C take less than {MOST_BYTES:,}; give a "
+                "smaller --batch"
+            )
+    return kernel.refuses(call)
+
+
+@cache
+def kernels() -> Mapping[Op, Kernel]:
+    """All kernels. Raises DeviceError where an entry point can't be loaded, or holds something else."""
+    found: dict[Op, Kernel] = {}
+    for module in KERNELS:
+        for kernel in importlib.import_module(f"poetopt.ops.{module}").KERNELS:
+            op = kernel.domain, kernel.op_type
+            if op in found:
+                raise ValueError(f"two kernels for {op}")
+            found[op] = kernel
+    for point in _points():
+        found.update(((kernel.domain, kernel.op_type), kernel) for kernel in _registered(point))
+    return found
+
+
+@cache
+def version(own: str) -> str:
+    """`own`, and the packages that other kernels come from with their versions."""
+    others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _points()})
+    return "+".join((own, *others))
+
+
+def _points() -> list[EntryPoint]:
+    return sorted(entry_points(group=GROUP), key=lambda point: point.name)
+
+
+def _registered(point: EntryPoint) -> Iterator[Kernel]:
+    held = plugins.load(point, "kernel", DeviceError)
+    for kernel in held if isinstance(held, (list, tuple)) else (held,):
+        if not isinstance(kernel, Kernel):
+            kind = type(kernel).__name__
+            origin = plugins.origin(point)
+            raise DeviceError(f"kernel '{point.name}' ({origin}) is a {kind}, no Kernel; tell its authors")
+        yield kernel
 
 
 @dataclass(frozen=True, slots=True)
