@@ -17,7 +17,17 @@ from poetopt.ops.convolution.c_rows import (
     written_to,
 )
 from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
-from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, refuse_types, written
+from poetopt.ops.runtimes.c.kernel import (
+    UPDATE,
+    Arguments,
+    Call,
+    Kernel,
+    block,
+    called,
+    operands,
+    refuse_types,
+    written,
+)
 from poetopt.ops.runtimes.c.tiling import INNER, PART, Chunk, LetterWays, Tiling
 
 # Axes: images b, groups g, output channels o and input channels c of a group, taps t, pixels of y p and of x q.
@@ -43,56 +53,67 @@ def _pairs(found: Geometry, *pairs: tuple[str, str]) -> tuple[tuple[str, str], .
 
 def forward_tilings(call: Call) -> tuple[Tiling, ...]:
     """x, w and bias to y."""
-    x, w, y = call.input(0), call.input(1), call.output()
-    found = geometry(call, x, w, y)
-    multiple = PART if found.pointwise else _part(prod(found.kernel))
+    found = geometry(call, call.input(0), call.input(1), call.output())
+    return (*_image_tilings(call, found, forward=True), *forward_rows(call, found))
+
+
+def input_tilings(call: Call) -> tuple[Tiling, ...]:
+    """dY and w to dX, as a convolution's gradient or transposed."""
+    found = geometry(call, call.output(), call.input(1), call.input(0))
+    return (*_image_tilings(call, found, forward=False), *input_rows(call, found))
+
+
+def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tiling, ...]:
+    """Chunks of the channels, groups and pixels of images: from x to y, or from dY to dX."""
+    given, made, summed, kept = (X, Y, "c", "o") if forward else (Y, X, "o", "c")
+    all_given, all_made = (found.ins, found.outs) if forward else (found.outs, found.ins)
+    parts = (PART,) if found.pointwise else (_part(prod(found.kernel)),) if forward else _phases(found)
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
-    ways = LetterWays(_sizes(found), (X, W, *rest), (Y,), "c", {"c": multiple})
-    pairs = _pairs(found, ("o", ""), ("o", "c"), ("", "c"))
+    ways = LetterWays(_sizes(found), (given, W, *rest), (made,), summed, {summed: lcm(*parts)})
+    both = (("o", ""), ("o", "c"), ("", "c")) if forward else (("", "o"), ("c", "o"), ("c", ""))
+    pairs = _pairs(found, *both)
 
     def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        at_x, x_apart = ways.operand(X, chunk.inputs[0], loops, chunk)
+        at_x, x_apart = ways.operand(given, chunk.inputs[0], loops, chunk)
         at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
-        at_y, y_apart = ways.operand(Y, chunk.outputs[0], loops, chunk)
-        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
-        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "c" else "0"
-        bias = _bias(ways, loops, call, chunk, "go")
-        taps = prod(found.kernel)
-        y_at, x_at = f"y + n * {y_apart['b']} + g * {y_apart['g']}", f"x + n * {x_apart['b']} + g * {x_apart['g']}"
-        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.outs)
-        sums = y_at if ways.alone else chunk.scratch
-        if ways.fine and not found.pointwise:
-            rows, columns = found.out
-            line = called(
-                "po_conv_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins, rows,
-                columns, rows * columns, columns, 1, *found.size, *found.kernel, w_apart["o"], taps,
-                found.kernel[1], 1, -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1],
-                found.taps[1],
-            )  # fmt: skip
-        elif ways.fine:
-            line = called(
-                "po_pointwise_piece", y_at, sums, x_at, w_at, b_at, outs, found.ins, chunk.begin[INNER], ins,
-                prod(found.out), w_apart["o"], 1,
-            )  # fmt: skip
+        at_y, y_apart = ways.operand(made, chunk.outputs[0], loops, chunk)
+        mine, theirs, groups = (ways.count(letter, loops, chunk) for letter in (kept, summed, "g"))
+        begin = chunk.begin[INNER]
+        began = f"{begin} > 0" if loops[INNER] == summed else "0"
+        bias = _bias(ways, loops, call, chunk, f"g{kept}")
+        y, x = (f"{name} + n * {apart['b']} + g * {apart['g']}" for name, apart in (("y", y_apart), ("x", x_apart)))
+        lying = x, f"w + g * {w_apart['g']}", bias if bias == "NULL" else f"c + g * {all_made}"
+        to = (y, y if ways.alone else chunk.scratch) if ways.fine else (y,)
+        (rows, columns), apart = found.out, w_apart["o"]
+        taps = (
+            apart, prod(found.kernel), found.kernel[1], 1, -found.before[0], found.steps[0], found.taps[0],
+            -found.before[1], found.steps[1], found.taps[1],
+        )  # fmt: skip
+        image = *found.out, *found.size, *found.kernel, *found.steps, *found.taps, *found.before
+        steps = (apart, 1) if forward else (1, apart)
+        size = prod(found.out)
+        planes: tuple[int, ...]
+        if found.pointwise and ways.fine:
+            line = called("po_pointwise_piece", *to, *lying, mine, all_given, begin, theirs, size, *steps)
         elif found.pointwise:
-            size = prod(found.out)
-            line = called(
-                "po_pointwise_image", y_at, x_at, w_at, b_at, outs, ins, size, size, size, w_apart["o"], 1, began
-            )
+            line = called("po_pointwise_image", *to, *lying, mine, theirs, size, size, size, *steps, began)
+        elif forward and ways.fine:
+            planes = rows, columns, size, columns, 1, *found.size, *found.kernel
+            line = called("po_conv_piece", *to, *lying, mine, all_given, begin, theirs, *planes, *taps)
+        elif forward:
+            planes = rows, columns, size, columns, 1, prod(found.size), *found.size, *found.kernel
+            line = called("po_conv", *to, *lying, mine, theirs, *planes, *taps, began, 0)
+        elif ways.fine:
+            line = called("po_image_by_input_piece", *to, *lying, all_given, mine, begin, theirs, *image, apart)
         else:
-            rows, columns = found.out
-            line = called(
-                "po_conv", y_at, x_at, w_at, b_at, outs, ins, rows, columns, rows * columns, columns, 1,
-                prod(found.size), *found.size, *found.kernel, w_apart["o"], taps, found.kernel[1], 1,
-                -found.before[0], found.steps[0], found.taps[0], -found.before[1], found.steps[1], found.taps[1],
-                began, 0,
-            )  # fmt: skip
+            planes = *image, prod(found.size), size
+            line = called("po_image_by_input", *to, *lying, theirs, mine, *planes, apart, began)
         return _for_images(found, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
 
-    alone = found.ins <= multiple and not (found.pointwise and call.has(2))
-    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "c"], code)
-    pixels = _by_pixels(call, found, (X, W, *rest), Y, forward=True)
-    return (*ways.tilings(pairs, code), *fine, *pixels, *forward_rows(call, found))
+    alone = all_given <= min(parts) and not (found.pointwise and call.has(2))
+    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == summed], code)
+    pixels = _by_pixels(call, found, (given, W, *rest), made, forward=forward)
+    return (*ways.tilings(pairs, code), *fine, *pixels)
 
 
 def _by_pixels(
@@ -121,56 +142,6 @@ def _by_pixels(
         return _for_images(found, "1", (("x", at_x), ("w", at_w)), at_y, bias, line)
 
     return ways.tilings((("p", ""),), code)
-
-
-def input_tilings(call: Call) -> tuple[Tiling, ...]:
-    """dY and w to dX, as a convolution's gradient or transposed."""
-    dy, w, dx = call.input(0), call.input(1), call.output()
-    found = geometry(call, dx, w, dy)
-    multiple = PART if found.pointwise else lcm(*_phases(found))
-    rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
-    ways = LetterWays(_sizes(found), (Y, W, *rest), (X,), "o", {"o": multiple})
-    pairs = _pairs(found, ("", "o"), ("c", "o"), ("c", ""))
-
-    def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        at_dy, dy_apart = ways.operand(Y, chunk.inputs[0], loops, chunk)
-        at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
-        at_dx, dx_apart = ways.operand(X, chunk.outputs[0], loops, chunk)
-        outs, ins, groups = (ways.count(letter, loops, chunk) for letter in "ocg")
-        began = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "o" else "0"
-        bias = _bias(ways, loops, call, chunk, "gc")
-        dx_at = f"y + n * {dx_apart['b']} + g * {dx_apart['g']}"
-        dy_at = f"x + n * {dy_apart['b']} + g * {dy_apart['g']}"
-        w_at, b_at = f"w + g * {w_apart['g']}", _of_group(bias, found.ins)
-        sums = dx_at if ways.alone else chunk.scratch
-        if ways.fine and not found.pointwise:
-            line = called(
-                "po_image_by_input_piece", dx_at, sums, dy_at, w_at, b_at, found.outs, ins,
-                chunk.begin[INNER], outs, *found.out, *found.size, *found.kernel, *found.steps, *found.taps,
-                *found.before, w_apart["o"],
-            )  # fmt: skip
-        elif ways.fine:
-            line = called(
-                "po_pointwise_piece", dx_at, sums, dy_at, w_at, b_at, ins, found.outs, chunk.begin[INNER],
-                outs, prod(found.out), 1, w_apart["o"],
-            )  # fmt: skip
-        elif found.pointwise:
-            size = prod(found.out)
-            line = called(
-                "po_pointwise_image", dx_at, dy_at, w_at, b_at, ins, outs, size, size, size, 1, w_apart["o"], began
-            )
-        else:
-            line = called(
-                "po_image_by_input", dx_at, dy_at, w_at, b_at, outs, ins, *found.out, *found.size, *found.kernel,
-                *found.steps, *found.taps, *found.before, prod(found.size), prod(found.out), w_apart["o"], began,
-            )  # fmt: skip
-        return _for_images(found, groups, (("x", at_dy), ("w", at_w)), at_dx, bias, line)
-
-    parts = [PART] if found.pointwise else _phases(found)
-    alone = found.outs <= min(parts) and not (found.pointwise and call.has(2))
-    fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == "o"], code)
-    pixels = _by_pixels(call, found, (Y, W, *rest), X, forward=False)
-    return (*ways.tilings(pairs, code), *fine, *pixels, *input_rows(call, found))
 
 
 def _fine(ways: LetterWays, found: Geometry, alone: bool) -> LetterWays:
@@ -236,10 +207,6 @@ def _bias(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, le
     return at
 
 
-def _of_group(bias: str, channels: int) -> str:
-    return bias if bias == "NULL" else f"c + g * {channels}"
-
-
 def _for_images(
     found: Geometry, groups: str, inputs: tuple[tuple[str, str], ...], output: str, bias: str, line: str
 ) -> str:
@@ -270,36 +237,26 @@ def _refuses_transposed(call: Call) -> str | None:
     return _refuses(call)
 
 
-def _whole_bias(call: Call, arguments: Arguments) -> tuple[list[str], str]:
-    if not call.has(2):
-        return [], "NULL"
-    return [read("c", call.input(2), arguments.inputs[2])], "c"
-
-
 def _conv(call: Call, arguments: Arguments) -> str:
-    x, w, y = call.input(0), call.input(1), call.output()
-    found = geometry(call, x, w, y)
-    declared, bias = _whole_bias(call, arguments)
-    operands = [*declared, read("a", x, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
-    if found.pointwise:
-        size = prod(found.out)
-        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.outs, found.ins, size, found.ins, 1)
-    else:
-        line = called("po_convolution", "y", "a", "b", bias, *found.numbers())
-    return block(*operands, written("y", y, arguments.outputs[0]), line)
+    found = geometry(call, call.input(0), call.input(1), call.output())
+    return _all_images(call, arguments, found, "po_convolution", (found.outs, found.ins), (found.ins, 1))
 
 
 def _by_input(call: Call, arguments: Arguments) -> str:
-    dy, w, dx = call.input(0), call.input(1), call.output()
-    found = geometry(call, dx, w, dy)
-    declared, bias = _whole_bias(call, arguments)
-    operands = [*declared, read("a", dy, arguments.inputs[0]), read("b", w, arguments.inputs[1])]
+    found = geometry(call, call.output(), call.input(1), call.input(0))
+    return _all_images(call, arguments, found, "po_convolution_by_input", (found.ins, found.outs), (1, found.ins))
+
+
+def _all_images(
+    call: Call, arguments: Arguments, found: Geometry, function: str, planes: tuple[int, int], steps: tuple[int, int]
+) -> str:
+    """Whole operands; `planes` are those of an image that is made and of one that is read, `steps` the weights'."""
+    images = "y", "a", "b", "c" if call.has(2) else "NULL"
     if found.pointwise:
-        size = prod(found.out)
-        line = called("po_pointwise", "y", "a", "b", bias, found.images, found.ins, found.outs, size, 1, found.ins)
+        line = called("po_pointwise", *images, found.images, *planes, prod(found.out), *steps)
     else:
-        line = called("po_convolution_by_input", "y", "a", "b", bias, *found.numbers())
-    return block(*operands, written("y", dx, arguments.outputs[0]), line)
+        line = called(function, *images, *found.numbers())
+    return block(*operands(call, arguments), line)
 
 
 def _by_weight(call: Call, arguments: Arguments) -> str:
