@@ -154,6 +154,23 @@ def test_names_of_images_may_be_any_bytes(tmp_path: Path) -> None:
     assert open_data(tmp_path, GRAPH).check()
 
 
+def test_what_pillow_warns_of_is_not_said(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        image.new("L", (28, 28)).save(tmp_path / name / "0.tiff")
+    path = tmp_path / "dog" / "0.tiff"
+    held = bytearray(path.read_bytes())
+    first = int.from_bytes(held[4:8], "little") + 2  # of its tags, 12 bytes each
+    for at in range(first, len(held) - 12, 12):
+        held[at + 2 : at + 8] = b"\x02\x00\xff\xff\x00\x00"  # texts that are longer than the file
+    path.write_bytes(held)
+    opened = open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"0\.tiff: no image that can be read"):
+        opened.take(np.arange(2))
+    assert not recwarn.list
+
+
 def test_without_pillow_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"")

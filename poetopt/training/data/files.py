@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import warnings
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -160,6 +161,9 @@ def pillow() -> Any:
     """Pillow's module of images. Raises BackendUnavailableError."""
     try:
         from PIL import Image
+
+        # What Pillow warns of in a damaged file is in the refusal, or did no harm.
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
     except ImportError as error:
         raise BackendUnavailableError(
             "images are read by Pillow, which is not installed; install it with: pip install pillow"
