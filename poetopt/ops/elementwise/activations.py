@@ -290,42 +290,10 @@ def cast_like(op: Primal, cotangents: Cotangents) -> Gradients:
     return op.emit("grad_input").cast(op.only(cotangents), op.x.dtype), None
 
 
-for _op, _inputs in {
-    "CastLike": (1,),
-    "Col2Im": (1, 2),
-    "CumSum": (1,),
-    "DFT": (1, 2),
-    "GRU": (4,),
-    "GatherElements": (1,),
-    "GatherND": (1,),
-    "LSTM": (4,),
-    "RNN": (4,),
-    "ReduceL1": (1,),
-    "ReduceL2": (1,),
-    "ReduceLogSum": (1,),
-    "ReduceLogSumExp": (1,),
-    "ReduceProd": (1,),
-    "ReduceSumSquare": (1,),
-    "ScatterElements": (1,),
-    "ScatterND": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Trilu": (1,),
-}.items():
-    declare_nondifferentiable(_op, inputs=_inputs)
-
 for _op in (
-    "Bernoulli", "BitCast", "Hardmax", "Multinomial", "NonMaxSuppression",
+    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul",
+    "QuantizeLinear",
 ):  # fmt: skip
-    declare_nondifferentiable(_op)
-
-declare_nondifferentiable("Resize", inputs=(1, 2, 3), missing=(1,))
-declare_nondifferentiable("RotaryEmbedding", inputs=(1, 2, 3), missing=(1, 2))
-
-
-for _op in ("DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear"):
-    declare_nondifferentiable(_op)
-for _op in ("ConvInteger", "MatMulInteger"):
     declare_nondifferentiable(_op)
 
 declare_nondifferentiable("QuantizeLinear", inputs=(1, 2), domain=STRAIGHT)

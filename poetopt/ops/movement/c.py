@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, VIEW_OPS, Tensor
-from poetopt.ops.movement.chunks import apart, cut_out, padded, together, transposed
+from poetopt.ops.movement.chunks import cut_out, one_by_one, padded, transposed
 from poetopt.ops.runtimes.c.axes import Code, aligned, along, leading
 from poetopt.ops.runtimes.c.kernel import (
     Arguments,
@@ -211,12 +211,12 @@ def _split(call: Call, arguments: Arguments) -> str:
 
 def _concat_tilings(call: Call) -> tuple[Tiling, ...]:
     axis = call.integer("axis", 0) % len(call.output().shape)
-    return (*_along_first(_concat, call, call.output(), axis), *together(call, axis))
+    return (*_along_first(_concat, call, call.output(), axis), *one_by_one(call, axis, together=True))
 
 
 def _split_tilings(call: Call) -> tuple[Tiling, ...]:
     axis = call.integer("axis", 0) % len(call.input(0).shape)
-    return (*_along_first(_split, call, call.input(0), axis), *apart(call, axis))
+    return (*_along_first(_split, call, call.input(0), axis), *one_by_one(call, axis, together=False))
 
 
 def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tiling, ...]:

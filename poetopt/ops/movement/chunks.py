@@ -11,46 +11,31 @@ from poetopt.ops.runtimes.c.kernel import C_TYPES, Call, block, strides_of
 from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Part, Rows, Tiling
 
 
-def together(call: Call, axis: int) -> tuple[Tiling, ...]:
-    """y is the inputs one after the other along its first axis: chunks of y, with what each input has of them."""
-    y = call.output()
-    if leading(y.shape, axis) is not None or any(x is None or not x.size for x in call.inputs):
+def one_by_one(call: Call, axis: int, *, together: bool) -> tuple[Tiling, ...]:
+    """Chunks of a tensor that is others one after the other along its first axis, with what each of those has of them.
+
+    together
+        Whether the output is all inputs; else the outputs are the first input.
+    """
+    whole, others = (call.output(), call.inputs) if together else (call.input(0), call.outputs)
+    if leading(whole.shape, axis) is not None or any(t is None or not t.size for t in others):
         return ()
 
     def tiling(inner: int) -> Tiling:
-        parts, unit = _parts(call.inputs, axis, inner), _unit(y, axis) // inner
+        parts, unit = _parts(others, axis, inner), _unit(whole, axis) // inner
 
         def code(call: Call, chunk: Chunk) -> str:
-            whole = f"(unsigned char *){chunk.outputs[0].at}"
-            return block(
-                *(_run(chunk, rows, f"{whole} + %s", x.at, unit) for rows, x in zip(parts, chunk.inputs, strict=True))
-            )
+            (one,), rest = (chunk.outputs, chunk.inputs) if together else (chunk.inputs[:1], chunk.outputs)
+            at = f"({'' if together else 'const '}unsigned char *){one.at} + %s"
+            ends = ((at, part.at) if together else (part.at, at) for part in rest)
+            return block(*(_run(chunk, rows, *pair, unit) for rows, pair in zip(parts, ends, strict=True)))
 
-        inputs = tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
-        return Tiling(Loop(y.shape[axis] * inner), None, inputs, (ChunkSlice(OUTER, unit),), code)
+        one, each = (ChunkSlice(OUTER, unit),), tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
+        inputs, outputs = (each, one) if together else ((*one, *(None for _ in call.inputs[1:])), each)
+        return Tiling(Loop(whole.shape[axis] * inner), None, inputs, outputs, code)
 
-    return tuple(map(tiling, _fine(y, axis)))
-
-
-def apart(call: Call, axis: int) -> tuple[Tiling, ...]:
-    """x is the outputs one after the other along its first axis: chunks of x."""
-    x = call.input(0)
-    if leading(x.shape, axis) is not None or any(y is None or not y.size for y in call.outputs):
-        return ()
-
-    def tiling(inner: int) -> Tiling:
-        parts, unit = _parts(call.outputs, axis, inner), _unit(x, axis) // inner
-
-        def code(call: Call, chunk: Chunk) -> str:
-            whole = f"(const unsigned char *){chunk.inputs[0].at}"
-            return block(
-                *(_run(chunk, rows, y.at, f"{whole} + %s", unit) for rows, y in zip(parts, chunk.outputs, strict=True))
-            )
-
-        inputs, outputs = (None for _ in call.inputs[1:]), tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
-        return Tiling(Loop(x.shape[axis] * inner), None, (ChunkSlice(OUTER, unit), *inputs), outputs, code)
-
-    return tuple(map(tiling, _fine(x, axis)))
+    # a row as one step, and as many as it has elements
+    return tuple(map(tiling, dict.fromkeys((1, prod(whole.shape[axis + 1 :])))))
 
 
 def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Tiling, ...]:
@@ -81,11 +66,6 @@ def _unit(tensor: Tensor, axis: int) -> int:
     return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
 
 
-def _fine(whole: Tensor, axis: int) -> tuple[int, ...]:
-    """Says how many steps a row is taken as: one, and as many as it has elements."""
-    return tuple(dict.fromkeys((1, prod(whole.shape[axis + 1 :]))))
-
-
 def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
     """Says which steps of each of tensors that follow one another a chunk of all of them takes."""
     found: list[Rows] = []
@@ -109,9 +89,13 @@ def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
 
 
 def _copied(
-    chunk: Chunk, y: Tensor, lengths: Sequence[str], x_at: tuple[str, Sequence[int]], y_at: tuple[str, Sequence[int]]
+    chunk: Chunk,
+    y: Tensor,
+    lengths: Sequence[str],
+    x_at: tuple[str, Sequence[object]],
+    y_at: tuple[str, Sequence[object]],
 ) -> str:
-    """Copies elements by strides, from what is added to the begin of each chunk."""
+    """Copies elements by strides."""
     axes = [axis for axis, length in enumerate(lengths) if length != "1"]
     to, at = (" + ".join(f"i{axis} * {steps[axis]}" for axis in axes) or "0" for _, steps in (y_at, x_at))
     body = f"y[{to}] = x[{at}];"
@@ -169,42 +153,25 @@ def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, val
 
 
 def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
-    """y's axis k is x's axis perm[k]."""
+    """y's axis k is x's axis perm[k]: chunks of each."""
     x, y = call.input(0), call.output()
     axes = [axis for axis, extent in enumerate(y.shape) if extent > 1]
-    if len(axes) < 2:
-        return ()
-    return tuple(
-        Tiling(Loop(y.shape[axis]), None, (_slice(x, perm[axis]),), (_slice(y, axis),), _Chunks(axis, tuple(perm)))
-        for axis in axes
-    )
+
+    def tiling(axis: int) -> Tiling:
+        def code(call: Call, chunk: Chunk) -> str:
+            own, steps = _steps(x, perm[axis], chunk.inputs[0]), _steps(y, axis, chunk.outputs[0])
+            lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
+            return _copied(chunk, y, lengths, ("", [own[k] for k in perm]), ("", steps))
+
+        return Tiling(Loop(y.shape[axis]), None, (_slice(x, perm[axis]),), (_slice(y, axis),), code)
+
+    return tuple(map(tiling, axes)) if len(axes) > 1 else ()
 
 
 def _slice(tensor: Tensor, axis: int) -> ChunkSlice:
     """Chunks of an axis; what lies in pieces goes through windows."""
-    unit, pieces = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype], prod(tensor.shape[:axis])
-    return ChunkSlice(OUTER, unit, pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
-
-
-class _Chunks:
-    """The code of a chunk of one axis."""
-
-    def __init__(self, axis: int, perm: tuple[int, ...]) -> None:
-        self.axis, self.perm = axis, perm
-
-    def __call__(self, call: Call, chunk: Chunk) -> str:
-        x, y = call.input(0), call.output()
-        own = _steps(x, self.perm[self.axis], chunk.inputs[0])
-        steps = _steps(y, self.axis, chunk.outputs[0])
-        axes = [axis for axis, extent in enumerate(y.shape) if extent > 1]
-        to = " + ".join(f"i{axis} * {steps[axis]}" for axis in axes)
-        at = " + ".join(f"i{axis} * {own[self.perm[axis]]}" for axis in axes)
-        body = f"y[{to}] = x[{at}];"
-        for axis in reversed(axes):
-            count = chunk.count[OUTER] if axis == self.axis else str(y.shape[axis])
-            body = f"for (int32_t i{axis} = 0; i{axis} < {count}; ++i{axis}) {{\n    {body}\n}}"
-        kind = C_TYPES[y.dtype]
-        return block(f"const {kind} *x = {chunk.inputs[0].at};", f"{kind} *y = {chunk.outputs[0].at};", body)
+    pieces = prod(tensor.shape[:axis])
+    return ChunkSlice(OUTER, _unit(tensor, axis), pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
 
 
 def _steps(tensor: Tensor, axis: int, part: Part) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -255,29 +256,36 @@ def space_to_depth(op: Primal, cotangents: Cotangents) -> Gradients:
     return (k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape),)
 
 
-for _op in (
-    "And", "ArgMax", "ArgMin", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Ceil", "Constant",
-    "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
-    "LessOrEqual", "NonZero", "Not", "Or", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike", "Round", "Shape", "Sign", "Size", "Xor",
-):  # fmt: skip
-    declare_nondifferentiable(_op)
+NONE = (
+    "And", "ArgMax", "ArgMin", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
+    "BitwiseXor", "Ceil", "Constant", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual",
+    "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "Multinomial", "NonMaxSuppression", "NonZero", "Not", "Or",
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Round", "Shape", "Sign", "Size", "Xor",
+)  # fmt: skip
+"""Ops through which no gradient flows."""
+CHOOSING: Mapping[tuple[int, ...], tuple[str, ...]] = {
+    (0,): ("Where",),
+    (1,): (
+        "CastLike", "CumSum", "Expand", "Gather", "GatherElements", "GatherND", "ReduceL1", "ReduceL2", "ReduceLogSum",
+        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+        "Reshape", "ScatterElements", "ScatterND", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze",
+    ),
+    (1, 2): ("Col2Im", "DFT", "Dropout"),
+    (1, 2, 3, 4): ("Slice",),
+    (4,): ("GRU", "LSTM", "RNN"),
+}  # fmt: skip
+"""Inputs that say where or how, and have no gradient, and the ops that have them."""
+LACKING: Mapping[str, tuple[tuple[int, ...] | None, tuple[int, ...]]] = {
+    "NegativeLogLikelihoodLoss": ((1, 2), (2,)), "OneHot": (None, (2,)), "Pad": ((1, 2, 3), (2,)),
+    "Range": (None, (0, 1, 2)), "Resize": ((1, 2, 3), (1,)), "RotaryEmbedding": ((1, 2, 3), (1, 2)),
+    "SoftmaxCrossEntropyLoss": ((1, 2), (2,)),
+}  # fmt: skip
+"""The same of ops with inputs that have a gradient, of which there is no rule: `declare_nondifferentiable`."""
 
-declare_nondifferentiable("Reshape", inputs=(1,))
-declare_nondifferentiable("Squeeze", inputs=(1,))
-declare_nondifferentiable("Unsqueeze", inputs=(1,))
-declare_nondifferentiable("Split", inputs=(1,))
-declare_nondifferentiable("ReduceSum", inputs=(1,))
-declare_nondifferentiable("ReduceMean", inputs=(1,))
-declare_nondifferentiable("Dropout", inputs=(1, 2))
-declare_nondifferentiable("SoftmaxCrossEntropyLoss", inputs=(1, 2), missing=(2,))
-declare_nondifferentiable("Expand", inputs=(1,))
-declare_nondifferentiable("Gather", inputs=(1,))
-declare_nondifferentiable("NegativeLogLikelihoodLoss", inputs=(1, 2), missing=(2,))
-declare_nondifferentiable("OneHot", missing=(2,))
-declare_nondifferentiable("Pad", inputs=(1, 2, 3), missing=(2,))
-declare_nondifferentiable("Range", missing=(0, 1, 2))
-declare_nondifferentiable("ReduceMax", inputs=(1,))
-declare_nondifferentiable("ReduceMin", inputs=(1,))
-declare_nondifferentiable("Slice", inputs=(1, 2, 3, 4))
-declare_nondifferentiable("Where", inputs=(0,))
+for _op in NONE:
+    declare_nondifferentiable(_op)
+for _inputs, _ops in CHOOSING.items():
+    for _op in _ops:
+        declare_nondifferentiable(_op, inputs=_inputs)
+for _op, (_of, _missing) in LACKING.items():
+    declare_nondifferentiable(_op, inputs=_of, missing=_missing)
