@@ -218,7 +218,7 @@ def choose(y: Tensor, graph: Graph, behind: Behind) -> LossChoice:
     source = source_of(y.name, behind)
     if source is ValueSource.PROBABLE:
         return LossChoice("", PROBABLE)
-    if source is not ValueSource.LAYER:
+    if source is ValueSource.OTHER:
         return LossChoice("", "which loss is meant can't be read off the model: its output is no layer's")
     if len(y.shape) < 2 or y.shape[class_axis(y, behind)] < 2:
         return LossChoice("", "which loss is meant can't be read off the model: it has no two classes")

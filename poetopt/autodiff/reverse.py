@@ -15,12 +15,11 @@ import numpy as np
 
 from poetopt.autodiff import quantization
 from poetopt.autodiff.alternatives import Choice, floor_bytes
-from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.behind import Behind, has_pole
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import one_value_note, prepare
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.passes.blocks import low_memory_order
-from poetopt.autodiff.poles import has_pole
 from poetopt.autodiff.regions import compose
 from poetopt.autodiff.registry import (
     Cotangents,

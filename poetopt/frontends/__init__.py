@@ -179,7 +179,7 @@ def _closest_files(path: Path) -> str:
 
 def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     """Gives what another package's frontend reads. Raises ModelError, naming the package, where it fails."""
-    from poetopt.frontends.structural import gap
+    from poetopt.frontends.summary import gap
     from poetopt.graph import Graph
 
     read = plugins.load(point, "frontend", ModelError)
@@ -200,7 +200,7 @@ def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     missing = gap(found)
     if missing is not None:
         raise ModelError(f"{where} returned a graph that isn't whole: {missing}; tell its authors")
-    from poetopt.frontends.structural import structure_hash
+    from poetopt.frontends.summary import structure_hash
 
     content_hash = found.content_hash or _content_hash(path)
     structure = found.structure_hash or structure_hash(found)

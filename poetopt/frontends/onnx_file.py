@@ -35,8 +35,8 @@ from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.sequences import list_sequences, split_sequences
 from poetopt.frontends.sizes import FixedInputs, fix_inputs, follows_batch, rebatched
 from poetopt.frontends.specialise import specialise
-from poetopt.frontends.structural import structure_hash
 from poetopt.frontends.structure import needed, tidy
+from poetopt.frontends.summary import structure_hash
 from poetopt.frontends.ties import take_apart, tie_copies
 from poetopt.frontends.trained import choose_trained, finite_note
 from poetopt.frontends.values import fix_values

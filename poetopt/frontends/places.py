@@ -157,7 +157,7 @@ def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
             continue
         numbers = [] if node.op_type in ("Shape", "Size") else inputs[:1] if node.op_type == "Gather" else inputs
         names = dict.fromkeys(name for held in numbers for name in found[held])
-        if not (moves or node.op_type in ("Concat", "Gather")):  # a single number is the formula's
+        if not (moves or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # a number is the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
         found.update((name, tuple(names)[:_MOST]) for name in node.output if name)
     return found

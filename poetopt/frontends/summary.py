@@ -1,12 +1,97 @@
-"""A summary of a graph, as plain data for `poetopt inspect` and its JSON."""
+"""Summary, hash and checks of a finished graph.
+
+The summary is plain data for `poetopt inspect` and its JSON. The structure hash is of what a network is, whatever its
+weights are: operators, shapes and types. A plan is of that: a network that was trained further still runs by it.
+Integers that a graph reads (axes, shapes, pads) and single numbers that nobody trains decide what operators do, so they
+count; all other stored values are data.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from poetopt.graph import Graph, Role, Tensor
+import numpy as np
+
+from poetopt.graph import Graph, Node, Role, Tensor
 from poetopt.util.notes import document
+
+
+def gap(graph: Graph) -> str | None:
+    """Gives what is missing, in words; None where nothing is."""
+    declared = set(graph.tensors)
+    for what, names in (("input", graph.inputs), ("initializer", graph.values)):
+        for name in names:
+            if name not in declared:
+                return f"its {what} '{name}' is none of its tensors"
+    there = {*graph.inputs, *graph.values}
+    seen: set[str] = set()
+    for operator in graph.operators:
+        if operator.name in seen:
+            return f"two operators are called '{operator.name}'"
+        seen.add(operator.name)
+        for name in filter(None, operator.inputs):
+            if name not in there:
+                return f"operator '{operator.name}' reads '{name}': no input, no initializer, and not written before"
+        for name in filter(None, operator.outputs):
+            if name not in declared:
+                return f"operator '{operator.name}' writes '{name}', which is none of its tensors"
+            if name in there:
+                return f"operator '{operator.name}' writes '{name}', which is there already"
+            there.add(name)
+    for name in graph.outputs:
+        if name not in there:
+            return f"its output '{name}' is written by no operator"
+    for name in graph.trained:
+        if name not in graph.values:
+            return f"it trains '{name}', which is no initializer"
+    return None
+
+
+LARGEST = 64
+"""Elements of an integer constant that counts with its values."""
+
+
+def structure_hash(graph: Graph) -> str:
+    """SHA-256 of the structure of a network, names included."""
+    digest = hashlib.sha256()
+    for part in _parts(graph):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _parts(graph: Graph) -> Iterator[bytes]:
+    yield repr((graph.opset, graph.inputs, graph.outputs, graph.trained)).encode()
+    for name in sorted(graph.tensors):
+        tensor = graph.tensors[name]
+        yield repr((name, tensor.shape, tensor.dtype, str(tensor.role))).encode()
+    for operator in graph.operators:
+        for node in operator.nodes:
+            yield repr((operator.name, node.op_type, node.domain, node.inputs, node.outputs)).encode()
+            yield from _attributes(node)
+    for name in sorted(graph.values.keys() - set(graph.trained)):
+        array = graph.values[name]
+        if array.size <= LARGEST if array.dtype.kind in "iub" else array.ndim == 0:
+            yield name.encode()
+            yield array.tobytes()
+
+
+def _attributes(node: Node) -> Iterator[bytes]:
+    attributes: Mapping[str, object] = node.attributes
+    for name in sorted(attributes):
+        yield name.encode()
+        yield _bytes(attributes[name])
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, np.ndarray):
+        return repr((value.shape, str(value.dtype))).encode() + value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return b"".join(_bytes(item) for item in value)
+    serialize = getattr(value, "SerializeToString", None)  # a graph inside, as a protobuf
+    return bytes(serialize(deterministic=True)) if serialize is not None else repr(value).encode()
 
 
 def summary(graph: Graph) -> dict[str, object]:

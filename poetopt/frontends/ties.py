@@ -24,7 +24,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
@@ -273,95 +273,71 @@ def _digest(value: Array) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(np.add(value, 0, dtype=value.dtype)).tobytes(), digest_size=16).digest()
 
 
-def _transposed_pairs(document: Document, names: Iterable[str], folded: Set[str] | None) -> Iterator[tuple[str, str]]:
-    """Matrices that are each other's transposes: a weight and its copy.
+def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | None) -> Iterator[tuple[str, str]]:
+    """Matrices and the first one that each is the transpose of: a weight and its copy.
 
     folded
         The tensors that are known to be copies; None where the file doesn't say. Then which is the copy is a guess:
         names of folded tensors are made up (`onnx::MatMul_17`).
 
-    Of many that are alike only the pairs that say something new: their number is that of the matrices at most.
-    """
-    for group in _alike(document, names):
-        ranked = sorted(group, key=lambda name: "::" in name)
-        value = array_of(document, ranked[0])
-        straight = _digest(value)
-        same = {name for name in ranked if _digest(array_of(document, name)) == straight}
-        one, other = [n for n in ranked if n in same], [n for n in ranked if n not in same]
-        if not other or not _telling(value) or not np.array_equal(value.T, array_of(document, other[0])):
-            continue
-        if folded is None:
-            yield from ((one[0], copy) for copy in other)
-            yield from ((other[0], copy) for copy in ranked[ranked.index(other[0]) :] if copy in same)
-            continue
-        for weights, copies in ((one, other), (other, one)):
-            weight = next((name for name in weights if name not in folded), None)
-            if weight is not None:
-                yield from ((weight, copy) for copy in copies if copy in folded)
-
-
-def _alike(document: Document, names: Iterable[str]) -> Iterator[list[str]]:
-    """Matrices of two or more with the same values, some of them perhaps transposed.
-
     By their corner elements first, which stay in place: few weights are read whole.
     """
-    wanted = set(names)
     shapes = {
         name: tuple(proto.dims)
         for name, proto in document.weights.items()
-        if name in wanted and name not in document.fills and proto.data_type in FLOATS and len(proto.dims) == 2
+        if name in names and name not in document.fills and proto.data_type in FLOATS and len(proto.dims) == 2
     }
     counts = Counter(shapes.values())
     corners: dict[tuple[object, ...], list[str]] = {}
     for name, shape in shapes.items():
         lone = counts[shape] == 1 if shape[0] == shape[1] else shape[::-1] not in counts
-        if lone or math.prod(shape) < _LEAST_VALUES:
-            continue
-        value = array_of(document, name)
-        key = (min(shape), max(shape), value.dtype.name, value[0, 0].tobytes(), value[-1, -1].tobytes())
-        corners.setdefault(key, []).append(name)
-    for group in corners.values():
-        if len(group) == 1:
-            continue
-        same: dict[frozenset[bytes], list[str]] = {}
-        for name in group:
+        if not lone and math.prod(shape) >= _LEAST_VALUES:
             value = array_of(document, name)
-            same.setdefault(frozenset({_digest(value), _digest(value.T)}), []).append(name)
-        yield from (names for names in same.values() if len(names) > 1)
+            key = (min(shape), max(shape), value.dtype.name, value[0, 0].tobytes(), value[-1, -1].tobytes())
+            corners.setdefault(key, []).append(name)
+    for group in corners.values():
+        ranked = sorted(group, key=lambda name: "::" in name) if len(group) > 1 else []
+        roots = [] if folded is None else [name for name in ranked if name not in folded]
+        first: dict[bytes, str] = {}
+        for name in reversed(roots):
+            first[_digest(array_of(document, name))] = name
+        for name in ranked:
+            value = array_of(document, name)
+            root = first.get(_digest(value.T)) if folded is None or name in folded else None
+            if root is not None and root != name and _telling(value):
+                yield root, name
+            if folded is None:
+                first.setdefault(_digest(value), name)
 
 
-def _replace(document: Document, roots: dict[str, str], perms: dict[str, tuple[int, ...]]) -> None:
+def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, tuple[int, ...]]) -> None:
     """Let readers of each copy read the weight itself, or its Transpose or Reshape, which stands before the first."""
     graph = document.proto.graph
     taken = {*document.weights, *(name for node in graph.node for name in node.output)}
-    made: dict[tuple[str, tuple[int, ...]], str] = {}
-    turned: dict[tuple[str, tuple[int, ...]], str] = {}
+    made: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
+
+    def stand_in(name: str) -> str:
+        root, perm, dims = roots[name], perms.get(name), tuple(map(int, document.weights[name].dims))
+        if perm == tuple(range(len(dims))):
+            return root
+        if (root, perm, dims) not in made:
+            found = made[root, perm, dims] = unique(f"{root}.{'reshaped' if perm is None else 'transposed'}", taken)
+            taken.add(found)
+            if perm is None:
+                shape = unique(f"{found}.shape", taken)
+                document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
+                taken.add(shape)
+                kept.append(helper.make_node("Reshape", [root, shape], [found]))
+            else:
+                kept.append(helper.make_node("Transpose", [root], [found], perm=perm))
+        return made[root, perm, dims]
+
     for original in graph.node:
         node = copied(original)
         for index, name in enumerate(node.input):
-            if name not in roots:
-                continue
-            root = roots[name]
-            if name not in perms:
-                dims = tuple(int(dim) for dim in document.weights[name].dims)
-                if (root, dims) not in turned:
-                    turned[root, dims] = unique(f"{root}.reshaped", taken)
-                    shape = unique(f"{turned[root, dims]}.shape", taken)
-                    document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
-                    taken |= {turned[root, dims], shape}
-                    kept.append(helper.make_node("Reshape", [root, shape], [turned[root, dims]]))
-                node.input[index] = turned[root, dims]
-                continue
-            perm = perms[name]
-            if perm == tuple(range(len(perm))):
-                node.input[index] = root
-                continue
-            if (root, perm) not in made:
-                made[root, perm] = unique(f"{root}.transposed", taken)
-                taken.add(made[root, perm])
-                kept.append(helper.make_node("Transpose", [root], [made[root, perm]], perm=perm))
-            node.input[index] = made[root, perm]
+            if name in roots:
+                node.input[index] = stand_in(name)
         kept.append(node)
     del graph.node[:]
     graph.node.extend(kept)

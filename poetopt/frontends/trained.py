@@ -89,7 +89,9 @@ def choose_trained(
         notes = [f"{len(names)} of {len(found.readable)} float tensors are trained (--train)"]
         notes += _unmatched([name for name in candidates if document.weights[name].dims and name not in names])
     else:
-        wanted = origin.parameters if origin.stated else in_place.names | origin.held
+        # a file that lists its parameters has none in nodes
+        beside = in_nodes if origin.parameters else frozenset[str]()
+        wanted = origin.parameters if origin.stated else (in_place.names - beside) | origin.held
         names = tuple(name for name in candidates if name in wanted and name not in data)
         names = names or tuple(n for n in candidates if n not in {*data, *in_nodes} and _size(document, n) > 1)
         names = names or tuple(n for n in candidates if n not in origin.constants and document.weights[n].dims)

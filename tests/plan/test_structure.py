@@ -16,7 +16,7 @@ import poetopt as po
 from poetopt.api.verification import verify
 from poetopt.backends.onnxruntime import ScheduledStep, random_batch
 from poetopt.frontends import load
-from poetopt.frontends.structural import structure_hash
+from poetopt.frontends.summary import structure_hash
 from poetopt.graph import Graph
 from poetopt.plan.codec import decode_compact, encode_compact
 from poetopt.plan.layout import lay_out

@@ -13,10 +13,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from poetopt.autodiff.regions.functions import function_of
-from poetopt.autodiff.regions.guard import guarded_softmax
 from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
-from poetopt.autodiff.regions.norms import normalization
+from poetopt.autodiff.regions.matchers import function_of, guarded_softmax, normalization
 from poetopt.autodiff.registry import downstream
 from poetopt.graph import Graph, Operator
 

@@ -65,7 +65,7 @@ class Problem:
         The training graph behind it, or None (a problem file): then the plan can't be executed.
     model_ref, model_hash, structure_hash
         How to find the model again, and the SHA-256 of its content, and of its operators, shapes and types alone
-        (`poetopt.frontends.structural`): the problem is of those. "" where there is none, as in older plans.
+        (`poetopt.frontends.summary`): the problem is of those. "" where there is none, as in older plans.
     recipe
         What was asked of the frontend and of autodiff (`batch`, `train`, `loss`, `output`; plain JSON values): with
         model_ref, how to make the graph again.
