@@ -1,10 +1,10 @@
-"""The form of a device's TOML file, checked by pydantic. Imported only when a file is read."""
+"""The forms of a device's and of a profile's TOML file, checked by pydantic. Imported only when a file is read."""
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,8 @@ from pydantic import (
 )
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
-from poetopt.devices.sanity import contradictions, out_of_range
+from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
+from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES, contradictions, out_of_range
 from poetopt.ops.runtimes import DEFAULT, unknown
 from poetopt.util.printable import unshown
 
@@ -86,11 +87,11 @@ def _shows(text: str) -> str:
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_shows)]
 
 
-class _DeviceTable(BaseModel):
+class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FigureTable(_DeviceTable):
+class FigureTable(_Form):
     """`[figures.<name>]`: a number, its unit, how it is known and where it is from."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -103,7 +104,7 @@ class FigureTable(_DeviceTable):
         return Fraction(repr(self.value)) * _factor(name, self.unit, base)
 
 
-class SwitchTable(_DeviceTable):
+class SwitchTable(_Form):
     """`[dma]`: whether transfers run beside the CPU."""
 
     value: StrictBool
@@ -111,7 +112,7 @@ class SwitchTable(_DeviceTable):
     source: Text
 
 
-class FiguresTable(_DeviceTable):
+class FiguresTable(_Form):
     """`[figures]`: everything that is counted."""
 
     ram_bytes: FigureTable
@@ -167,7 +168,7 @@ class FiguresTable(_DeviceTable):
         return tuple(found)
 
 
-class DeviceTable(_DeviceTable):
+class DeviceTable(_Form):
     """A whole file."""
 
     name: Text
@@ -236,3 +237,57 @@ def _factor(name: str, unit: str, base: str) -> Fraction:
     if match is None or match[1] not in PREFIXES:
         raise ValueError(f"{name}: the unit {unit!r} is not {base} (with a prefix of n u m k M G T Ki Mi Gi, or none)")
     return PREFIXES[match[1]]
+
+
+_TIME_S = MEASURED["time_s"][1]
+_RATE_LEAST, _RATE_MOST = RANGES["page_in_bytes_per_s"]
+
+Seconds = Annotated[float, Field(gt=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
+"""Of an operator: more than none."""
+Spread = Annotated[float, Field(ge=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
+Latency = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False, strict=True)]
+Joules = Annotated[float, Field(ge=0, le=MEASURED["energy_j"][1], allow_inf_nan=False, strict=True)]
+Watts = Annotated[float, Field(ge=0, le=RANGES["active_power_w"][1], allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=_RATE_LEAST, le=_RATE_MOST, allow_inf_nan=False, strict=True)]
+Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), strict=True)]
+Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+
+
+class OperatorTable(_Form):
+    """`[operators."<signature>"]`."""
+
+    time_s: Seconds
+    spread_s: Spread = 0.0
+    runs: Count = 1
+    workspace_bytes: Bytes | None = None
+    energy_j: Joules | None = None
+
+
+class StorageTable(_Form):
+    """`[storage]`."""
+
+    page_in_latency_s: Latency
+    page_in_bytes_per_s: Rate
+    page_out_latency_s: Latency
+    page_out_bytes_per_s: Rate
+    power_w: Watts | None = None
+    dma: StrictBool = False
+
+
+class ProfileTable(_Form):
+    """A whole file."""
+
+    version: Literal[1]
+    power_w: Watts | None = None
+    about: dict[str, str] = {}
+    storage: StorageTable | None = None
+    operators: dict[str, OperatorTable] = {}
+
+    def profile(self) -> Profile:
+        """The profile."""
+        return Profile(
+            about=self.about,
+            power_w=self.power_w,
+            operators={key: OperatorProfile(**entry.model_dump()) for key, entry in self.operators.items()},
+            storage=None if self.storage is None else StorageProfile(**self.storage.model_dump()),
+        )
