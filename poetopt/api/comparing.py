@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
-from poetopt.api.problems import TrainingOptions, checked_scope, problem_of
+from poetopt.api.problems import CompareOptions, checked_scope, taken
 from poetopt.comparison.baselines import Baseline, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison
@@ -115,37 +115,28 @@ POINT_S = 20.0
 def compare(
     problem: Solvable,
     *,
-    device: Device | str | os.PathLike[str] | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    runtime: str | None = None,
     ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9",
     methods: str | Baseline | Sequence[str | Baseline] = "all",
-    deadline: str | float | Factor | None = None,
     time_limit: str | float = 12.0,
-    gap: str | float = 1e-3,
-    threads: int = 0,
-    backend: str = "highs",
-    scope: str = "auto",
     told: ToldMethod | None = None,
     progress: bool = False,
-    **model: Unpack[TrainingOptions],
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Methods side by side on the same budgets.
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with the options of `load` and `Model.differentiate`.
-    device, profile, runtime
-        As for `Training.cost`.
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
         Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also beside
         others.
-    deadline
-        Seconds, a time, or a multiple of one pass, that all plans keep.
-    time_limit, gap, threads, backend, scope
+    time_limit
         Of one solve, for the methods that solve an integer program.
+    options
+        `device`, `profile` and `runtime`, as for `Training.cost`; `deadline`, that all plans keep: seconds, a time, or
+        a multiple of one pass; `gap`, `threads`, `backend` and `scope` of one solve, as in `solve`.
     told
         Called with the method and the budget that are next.
     progress
@@ -153,7 +144,7 @@ def compare(
 
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
-    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
+    found, rest = taken(problem, options)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
@@ -165,7 +156,7 @@ def compare(
         asked = [methods] if isinstance(methods, Baseline) else list(methods)
     if "all" in asked:
         asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
-    settings = _settings(found, deadline, parse_time(time_limit, option="--time-limit"), gap, threads, backend, scope)
+    settings = _settings(found, parse_time(time_limit, option="--time-limit"), 1e-3, rest)
     in_ram = in_bytes(budgets, store_all_bytes(found))
     say = telling(progress)
 
@@ -177,20 +168,12 @@ def compare(
     return run(found, in_ram, asked, settings, next_up)
 
 
-class FrontOptions(TrainingOptions, total=False):
+class FrontOptions(CompareOptions, total=False):
     """What `pareto` takes beside `against`."""
 
-    device: Device | str | os.PathLike[str] | None
-    profile: Profile | str | os.PathLike[str] | None
-    runtime: str | None
     ram: str | int | Share | None
     points: int
-    deadline: str | float | Factor | None
     time_limit: str | float
-    gap: str | float
-    threads: int
-    backend: str
-    scope: str
     told: ToldPoint | None
     progress: bool
 
@@ -206,38 +189,26 @@ def pareto(problem: Solvable, *, against: Literal["deadline"], **options: Unpack
 def pareto(
     problem: Solvable,
     *,
-    device: Device | str | os.PathLike[str] | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    runtime: str | None = None,
     against: str = "ram",
     ram: str | int | Share | None = None,
     points: int = 14,
-    deadline: str | float | Factor | None = None,
     time_limit: str | float = 230.0,
-    gap: str | float = 0.02,
-    threads: int = 0,
-    backend: str = "highs",
-    scope: str = "auto",
     told: ToldPoint | None = None,
     progress: bool = False,
-    **model: Unpack[TrainingOptions],
+    **options: Unpack[CompareOptions],
 ) -> Front | DeadlineFront:
     """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
 
-    problem, device, profile, runtime, model
-        As in `compare`.
+    problem, options
+        As in `compare`; a front against the deadline has no `deadline`, and the gap is 2 % by default.
     against
         `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
     ram
         The budget that a front against the deadline is at.
     points
         At most this many of them.
-    deadline
-        Of a front against RAM, as in `compare`.
     time_limit
         No new point is taken up after this many seconds.
-    gap, threads, backend, scope
-        Of one solve.
     told, progress
         As in `compare`, with a limit and why it is next.
 
@@ -256,13 +227,13 @@ def pareto(
     limit = parse_time(time_limit, option="--time-limit")
     if against not in ("ram", "deadline"):
         raise OptionError(f"--against {against}: must be ram or deadline")
-    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
-    settings = _settings(found, deadline, min(POINT_S, limit), gap, threads, backend, scope)
+    found, rest = taken(problem, options)
+    settings = _settings(found, min(POINT_S, limit), 0.02, rest)
     if against == "ram":
         if ram is not None:
             raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
         return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
-    if deadline is not None:
+    if settings.deadline_s is not None:
         raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
     if ram is None:
         raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
@@ -277,21 +248,11 @@ def point_words(limit: float, why: str, against: str) -> str:
     return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
 
 
-def _settings(
-    problem: Problem,
-    deadline: str | float | Factor | None,
-    time_limit_s: float,
-    gap: str | float,
-    threads: int,
-    backend: str,
-    scope: str,
-) -> Settings:
+def _settings(problem: Problem, time_limit_s: float, gap: float, options: Mapping[str, Any]) -> Settings:
+    """What each solve is asked. Raises TypeError for an option that there isn't."""
+    given = dict(options)
+    deadline, scope = given.pop("deadline", None), checked_scope(given.pop("scope", "auto"))
     limit = None if deadline is None else parse_deadline(deadline)
-    return Settings(
-        deadline_s=limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit,
-        time_limit_s=time_limit_s,
-        gap=parse_fraction(gap, option="--gap"),
-        threads=threads,
-        backend=backend,
-        scope=checked_scope(scope),
-    )
+    limit_s = limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit
+    gap = parse_fraction(given.pop("gap", gap), option="--gap")
+    return Settings(deadline_s=limit_s, time_limit_s=time_limit_s, gap=gap, scope=scope, **given)

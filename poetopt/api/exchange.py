@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Unpack
 
-from poetopt.api.problems import asked, problem_of
-from poetopt.util.units import Factor, Share
+from poetopt.api.problems import asked, taken
 
 if TYPE_CHECKING:
-    from poetopt.api.problems import Solvable, TrainingOptions
+    from poetopt.api.problems import AskOptions, Solvable
     from poetopt.backends.solvers.solver import Backend
-    from poetopt.devices import Device
-    from poetopt.devices.profile import Profile
-    from poetopt.formulations.block import Block
-    from poetopt.formulations.language import Formulation
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.search.exchange.model_files import Exported
@@ -26,26 +20,14 @@ def export(
     problem: Solvable,
     path: str | os.PathLike[str],
     *,
-    device: Device | str | os.PathLike[str] | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    runtime: str | None = None,
     also: Sequence[str | os.PathLike[str]] = (),
-    ram: str | float | Share | None = None,
-    deadline: str | float | Factor | None = None,
-    steps: int = 1,
-    deadline_model: str = "makespan",
-    formulation: str | Formulation | ModuleType = "retention",
-    blocks: Sequence[str | Block] = (),
     backend: str | Backend = "highs",
-    scope: str = "auto",
-    paging: bool = True,
-    remat: bool = True,
     time_limit: str | float = 20.0,
-    **model: Unpack[TrainingOptions],
+    **options: Unpack[AskOptions],
 ) -> Exported:
     """Write the model as `.mps`, `.lp` or `.nl` (with `.col` and `.row` beside), for a solver of your own.
 
-    problem, device, profile, runtime, model
+    problem
         As in `compare`.
     path
         Its suffix says the format.
@@ -53,51 +35,20 @@ def export(
         Solutions that `import_solution` refused for rows that are only written where a solution breaks them.
     backend, time_limit
         What finds cuts on the relaxation, and for how long; they are written with the model.
-    scope
-        As in `solve`, but that `auto` is `depth:8`.
+    options
+        Those of `solve` that say what is asked, but that the scope `auto` is `depth:8`.
 
-    The other options are those of `solve`. Raises OptionError for an option that can't be understood, InfeasibleError
+    Raises OptionError for an option that can't be understood, InfeasibleError
     where even the relaxation has no solution, PlanError for an `also` that doesn't fit the model,
     BackendUnavailableError where the backend isn't installed.
     """
     from poetopt.search.exchange.model_files import export as write
 
-    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
-    options = asked(
-        found,
-        ram=ram,
-        deadline=deadline,
-        steps=steps,
-        deadline_model=deadline_model,
-        formulation=formulation,
-        blocks=blocks,
-        backend=backend,
-        scope=scope,
-        paging=paging,
-        remat=remat,
-        time_limit=time_limit,
-    )
-    return write(found, options, path, also=also)
+    found, rest = taken(problem, options)
+    return write(found, asked(found, backend=backend, time_limit=time_limit, **rest), path, also=also)
 
 
-def import_solution(
-    problem: Solvable,
-    path: str | os.PathLike[str],
-    *,
-    device: Device | str | os.PathLike[str] | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    runtime: str | None = None,
-    ram: str | float | Share | None = None,
-    deadline: str | float | Factor | None = None,
-    steps: int = 1,
-    deadline_model: str = "makespan",
-    formulation: str | Formulation | ModuleType = "retention",
-    blocks: Sequence[str | Block] = (),
-    scope: str = "auto",
-    paging: bool = True,
-    remat: bool = True,
-    **model: Unpack[TrainingOptions],
-) -> Report:
+def import_solution(problem: Solvable, path: str | os.PathLike[str], **options: Unpack[AskOptions]) -> Report:
     """The report on a solution file's schedule, simulated and laid out. Nothing is proven about it.
 
     path
@@ -110,21 +61,8 @@ def import_solution(
     from poetopt.search.exchange.model_files import import_solution as read
     from poetopt.search.solution import IMPORTED
 
-    found = problem_of(problem, device=device, profile=profile, runtime=runtime, **model)
-    options = asked(
-        found,
-        ram=ram,
-        deadline=deadline,
-        steps=steps,
-        deadline_model=deadline_model,
-        formulation=formulation,
-        blocks=blocks,
-        backend=IMPORTED,
-        scope=scope,
-        paging=paging,
-        remat=remat,
-    )
-    return Report(problem=found, solution=read(found, options, path))
+    found, rest = taken(problem, options)
+    return Report(problem=found, solution=read(found, asked(found, backend=IMPORTED, **rest), path))
 
 
 def add_late_rows(model: Any) -> int:

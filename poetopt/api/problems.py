@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from poetopt.api.models import Model, load
 from poetopt.api.training import Training, TrainingFile
@@ -272,6 +272,38 @@ class SolveOptions(_Read, _Derived, total=False):
     micro_batch: int | str | None
 
 
+class CostOptions(TrainingOptions, total=False):
+    """What a model takes to become a problem: the options of `TrainingOptions` and of `Training.cost`."""
+
+    device: Device | str | os.PathLike[str] | None
+    profile: Profile | str | os.PathLike[str] | None
+    runtime: str | None
+
+
+class AskOptions(CostOptions, total=False):
+    """The same, and what is asked of a schedule, as in `solve`."""
+
+    ram: str | float | Share | None
+    deadline: str | float | Factor | None
+    steps: int
+    deadline_model: str
+    formulation: str | Formulation | ModuleType
+    blocks: Sequence[str | Block]
+    scope: str
+    paging: bool
+    remat: bool
+
+
+class CompareOptions(CostOptions, total=False):
+    """The same, and what is asked of each solve of a comparison or a front, as in `solve`."""
+
+    deadline: str | float | Factor | None
+    gap: str | float
+    threads: int
+    backend: str
+    scope: str
+
+
 READ = tuple(LoadOptions.__annotations__)
 DERIVED = tuple(_Derived.__annotations__)
 
@@ -300,6 +332,12 @@ def problem_of(
             )
         return found
     return found.cost(checked_device(device), profile=profile, runtime=runtime)
+
+
+def taken(given: Solvable, options: Mapping[str, Any]) -> tuple[Problem, dict[str, Any]]:
+    """The problem that `given` becomes by its options, and the other ones. Raises as `problem_of`."""
+    others = {name: value for name, value in options.items() if name not in CostOptions.__annotations__}
+    return problem_of(given, **{name: options[name] for name in options if name not in others}), others
 
 
 def step_of(given: Solvable, **options: object) -> Problem | Training | TrainingFile:

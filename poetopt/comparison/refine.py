@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from poetopt.comparison.baselines.acceptance import Settings
@@ -74,12 +74,7 @@ class FrontPoint:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        keys = (
-            "ram_budget_bytes", "deadline_s", "status", "scope", "energy_j", "overhead_j", "overhead_bound_j",
-            "overhead_gap", "scope_bound_j", "scope_gap", "peak_bytes", "makespan_s", "recomputes",
-            "page_ins", "page_outs", "solve_s", "beyond_scope",
-        )  # fmt: skip
-        return {key: getattr(self, key) for key in keys}
+        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "plan"}
 
 
 Told = Callable[[float, str], None]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import Protocol, TypedDict
+from typing import Any, Protocol
 
 from poetopt.formulations.retention.enumeration import recomputable_stages
 from poetopt.formulations.scope import kind_words, scope_option
@@ -209,6 +209,10 @@ class ComparisonRow:
         return {name: getattr(self, name) for name in COLUMNS}
 
 
+SIMULATED = (
+    "energy_j", "overhead_j", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
+)  # fmt: skip
+"""What a simulation gives of a row."""
 COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 
 
@@ -218,7 +222,7 @@ def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Comp
     # Nothing costs less than no overhead: that needs no other proof.
     status = Status.OPTIMAL if found.overhead_j <= 0 else Status.FEASIBLE
     return ComparisonRow(
-        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **_figures(found)
+        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **figures(found)
     )
 
 
@@ -248,7 +252,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
         scope_gap=solution.scope_gap,
         solve_s=solution.total_s,
         beyond_scope=solution.outdone,
-        **_figures(simulate(solution.plan, ram_bytes=ram_bytes)),
+        **figures(simulate(solution.plan, ram_bytes=ram_bytes)),
     )
 
 
@@ -288,25 +292,6 @@ def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float
     return str(graded(open_, gap)), open_
 
 
-class _Figures(TypedDict):
-    energy_j: float
-    overhead_j: float
-    peak_bytes: int
-    makespan_s: float
-    recomputes: int
-    page_ins: int
-    page_outs: int
-    bytes_paged: int
-
-
-def _figures(found: Simulation) -> _Figures:
-    return _Figures(
-        energy_j=found.energy_j,
-        overhead_j=found.overhead_j,
-        peak_bytes=found.peak_bytes,
-        makespan_s=found.makespan_s,
-        recomputes=found.recomputes,
-        page_ins=found.page_ins,
-        page_outs=found.page_outs,
-        bytes_paged=found.bytes_paged,
-    )
+def figures(found: Simulation) -> dict[str, Any]:
+    """The figures of a simulation that rows and points have, by their keys."""
+    return {name: getattr(found, name) for name in SIMULATED}

@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.normalize import normalize
-from poetopt.plan.queueing import Queueing
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.plan.stays import START, Moves
+from poetopt.plan.stays import START, Moves, Queueing
 
 TOLERANCE = 1e-12
 """Makespans that differ by less than this fraction are the same: sums of floats depend on their order."""
