@@ -5,6 +5,7 @@ Notebooks are executed by `make docs`; here it is held that they have nothing el
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -197,6 +198,17 @@ def test_the_way_from_pytorch_and_back_works(tmp_path: Path, monkeypatch: pytest
     assert names["ended"].bit_identical
     weight, step = names["net"][0].weight, names["step"]
     assert step["0.weight.grad"] == pytest.approx(weight.grad.numpy(), abs=1e-6)
+
+
+def test_documented_names_are_there() -> None:
+    missing = []
+    for page in sorted((ROOT / "docs" / "api").glob("*.md")):
+        for kind, name, rest in re.findall(r"^\.\. auto(\w+):: (\S+)\n((?:   .*\n)*)", text(page), re.MULTILINE):
+            module, attribute = (name, "") if kind == "module" else name.rsplit(".", 1)
+            held = importlib.import_module(module)
+            members = [attribute] if attribute else re.findall(r"\w+", (re.findall(r":members: (.+)", rest) or [""])[0])
+            missing += [f"{page.name}: {name} {member}" for member in members if not hasattr(held, member)]
+    assert missing == []
 
 
 def test_equations_are_mathml() -> None:
