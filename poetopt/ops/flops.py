@@ -41,6 +41,11 @@ them. With n = elements of the first output, x = elements of the first input, k 
 | DFT | 5 a complex number of y and doubling of the longest axis |
 | moving data (`MOVES`) | 0 |
 | anything else | n: one an element |
+
+What an operator does: floating-point operations, and bytes moved, node by node.
+
+Bytes moved are all that a node reads and writes once: a cache's view of perfect reuse. An op that picks some of
+its input (`PICKS`) reads as much as it writes. Views move nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Facts of nodes and tensors: constants, views, what may be on storage and what is resident."""
+"""Facts of nodes and tensors: constants, views, what may be on storage and what is resident.
+
+The resident region of a training step: parameters, their gradients, constants, statistics, the loss.
+
+A tensor of the region is never paged or recomputed. A storage is resident as soon as one of the tensors that share it
+is: the gradient of a weight that is reshaped last is written straight into the region.
+"""
 
 from __future__ import annotations
 

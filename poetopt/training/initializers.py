@@ -1,4 +1,11 @@
-"""Values in place of a model's own, in its structure."""
+"""Values in place of a model's own, in its structure.
+
+Where the bytes of tensors lie in an ONNX file, without reading them: a network's weights may be larger than the RAM.
+
+Protobuf's fields that matter, by their numbers in `onnx.proto`: a model's graph (7); a graph's nodes (1) and
+initializers (5); of a node its outputs (2), its op (4) and attributes (5), of an attribute its tensor (5); of a tensor
+its name (8) and its bytes: `raw_data` (9), packed `float_data` (4) and `double_data` (10).
+"""
 
 from __future__ import annotations
 

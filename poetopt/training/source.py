@@ -1,4 +1,11 @@
-"""Batches, epoch by epoch: of a data set in an order of ours, or of an iterable in its own."""
+"""Batches, epoch by epoch: of a data set in an order of ours, or of an iterable in its own.
+
+Learning rates by step: a function of the step's number alone.
+
+constant          lr
+cosine            lr (1 + cos(pi step / steps)) / 2
+step:EPOCHS:BY    lr BY^(epoch // EPOCHS), so `step:10:0.1` takes a tenth every ten epochs
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,27 @@
-"""The order of operators that takes the least memory, and a network of equal blocks ordered once for all of them."""
+"""The order of operators that takes the least memory, and a network of equal blocks ordered once for all of them.
+
+The order of operators: topological, deterministic, and low in memory.
+
+Forward operators keep the order of the file, which the model's author (or exporter) chose depth
+first. Backward operators are list-scheduled: of all that are ready, the one runs that leaves the fewest
+live bytes behind, so a weight gradient runs as soon as its activation can be let go, and contributions are
+summed as soon as they are there. Ties go to the order in which the reverse loop emitted them. What updates a tensor
+waits for all that read the old value: of a weight, the gradient by the input comes before the gradient by the weight,
+where that is one operator with the update.
+
+Coarser scheduling: chains of cheap operators become one operator each.
+
+A block is a set of operators that ends in one of them: whatever the others write is read within the block alone,
+directly or through views, but for what is resident and for small side outputs (a batch's statistics). Its nodes run
+one after another in the order that they had, so results don't change by a bit; what the members passed to one another
+is the block's workspace, packed like any operator's temporaries (`Runtime.workspace`). The schedule can no longer keep,
+page or free such a tensor on its own, and recomputes all of a block or nothing: that is what a shorter problem costs.
+
+Cheap is what takes about as long as reading and writing its tensors: element-wise ops, views, copies, sums over axes,
+normalizations. Not joined: what may run only once, what works in place, forward with backward, and what would make
+the block's working set larger than the largest of any operator on its own, so that the least RAM stays as it is.
+Forward operators are joined with the next only, which keeps their order; backward ones are put in order again.
+"""
 
 from __future__ import annotations
 

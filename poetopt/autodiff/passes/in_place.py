@@ -13,6 +13,16 @@ largest working set of the graph, so that the least RAM stays. Backward operator
 their operands are often recomputed right before they run.
 
 Not joined: what may run only once, what works in place in the resident region, what a graph's user wants to see.
+
+Backward operators that write their output over what they read, where that lowers the RAM that the step needs.
+
+A gradient dX that is as large as dY can be written over dY, where nobody else reads dY. It stays another tensor, which
+is kept, paged and freed by itself; the two share a place while the operator runs. The runtime says whether and how its
+kernels can do it (`TakesOver.taking`): what they pass to one another is in the way, unless they go slice by slice,
+which takes time. So only those operators do it whose working sets would be above all others'.
+
+An operator that takes over an input runs once: the input is gone, and to run again it would need that made anew. No
+forward operator does, as these are what is computed again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Operators as C functions: their names, the resident region that they read, and which of them are one function."""
+"""Operators as C functions: their names, the resident region that they read, and which of them are one function.
+
+Operators that differ in addresses and sizes alone have one C function, which takes these as parameters.
+
+A network repeats its layers, and code is dear on a microcontroller. Small numbers (a kernel's taps, steps, flags) stay
+constants: loops over them are unrolled, and what they decide is decided by the compiler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""The storage of a step in C: where each tensor begins on it, and tables whose rows go there one by one."""
+"""The storage of a step in C: where each tensor begins on it, and tables whose rows go there one by one.
+
+Tables whose rows go between RAM and storage one by one: which rows a batch uses, and where each is.
+
+The user's program feeds the numbers of rows. A step begins with a list of those that the batch uses, each once, and
+puts their places in the list into the input, as the operators read it. The list is in the resident region, behind the
+words of kernels. On the storage a row begins with a block.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,20 @@
-"""Describes what an emulated program executes, operator by operator, and the cycles that instructions take."""
+"""Describes what an emulated program executes, operator by operator, and the cycles that instructions take.
+
+Modelled cycles of what an emulated core executes, by instruction: low, middle and high.
+
+Figures are those of ARM's technical reference manuals, for memory that never makes the core wait: Cortex-M4 (DDI
+0439, 3.3 and 7.2) and Cortex-M0+ (DDI 0484, 3.3, with the fast multiplier). What depends on the instructions around is
+a range: a load of the M4 takes one cycle behind another one and two elsewhere, a branch refills one to three stages, a
+result of the FPU isn't there for the next instruction. On a Cortex-M0+ refills alone are a range, for flash that is
+slower than the core. Nothing here was calibrated on silicon.
+
+Of a Cortex-M7 ARM publishes no timings. What there is are the widths and latencies that its compiler's scheduler has
+(LLVM's ARMScheduleM7.td): two instructions a cycle, in order; two ALUs, two loads, one store, one multiplier, one FPU.
+*Low* has each instruction share its cycle with another one, *high* has each wait for the one before it (float results
+after 3 cycles, a load's after 2, 4 for a branch that was predicted wrongly), and *middle* is one a cycle where a unit
+is there once, three quarters where it is there twice. By ARM's own CoreMark figures it does 1.5 times an M4's work a
+cycle.
+"""
 
 from __future__ import annotations
 

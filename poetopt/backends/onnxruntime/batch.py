@@ -119,7 +119,7 @@ def check_batch(graph: Graph, data: Mapping[str, object]) -> Batch:
     check_names(graph, data)
     batch: dict[str, Array] = {}
     for name in graph.inputs:
-        tensor, array = graph.tensors[name], _array(name, data[name])
+        tensor, array = graph.tensors[name], as_array(name, data[name])
         if array.shape != tensor.shape:
             raise misfit(tensor, array.shape)
         dtype = numpy_dtype(tensor.dtype)
@@ -142,10 +142,11 @@ def _truths(graph: Graph) -> tuple[str, ...]:
     return graph.added_inputs if isinstance(graph, TrainingGraph) and graph.loss_kind == "bce" else ()
 
 
-def _array(name: str, value: object) -> Array:
+def as_array(name: str, value: object) -> Array:
+    """Data of an input as an array. Raises `ModelError` for what is none."""
     try:
         found: Array = np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise ModelError(f"the data's {name!r} is no array: {error}") from error
     return found
 

@@ -6,6 +6,13 @@ whole steps take beyond the sum of those samples' medians is spread over them. W
 is in no figure.
 Energy is RAPL's counter over the steps less idling, where the system lets it be read; it is too coarse for single
 operators, which get their time x that power.
+
+How fast tensors come and go between the arena and a file, as the executor moves them: checksums included.
+
+Nothing is synced, so what is measured is the system's page cache wherever memory is free for it. There a transfer is a
+copy, and how long a copy takes depends on what the processor's caches hold: one right after the other, transfers took
+half of what they take in a step of resnet18-cifar, and two thirds in one of bert-tiny. So other work can be done
+between any two that are timed; but what is written out was just made.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 Two ways, and neither knows of plans, arenas or offsets: node by node in the graph's order, each node's outputs in
 memory that onnxruntime allocates and that goes when nobody holds it; and the whole graph as one session.
+
+Ordinary training of the same graph by the same updates, node by node, which scheduled steps are compared with.
+
+It knows of plans no more than `NodeByNode`. What a scheduled step left is known by digests, so that both needn't be in
+memory at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""The resident region of a step, in the memory of this machine."""
+"""The resident region of a step, in the memory of this machine.
+
+What random nodes draw in a step, so that a training that is resumed goes on with the same numbers.
+
+A runtime's generator can't be read or set, only seeded when its node is made ready. So it is seeded anew every `WINDOW`
+steps: to go on behind any number of steps takes at most as many draws.
+
+What is carried from step to step and scheduled: parameters, optimizer states and constants, in one file on storage.
+
+Before the first step, what has its home on storage is written to its slot there, and what stays in RAM is put where the
+plan begins with it. A step leaves all of it where the next one begins.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Convolutions and their gradients in C, whole and in chunks of channels, groups and pixels."""
+"""Convolutions and their gradients in C, whole and in chunks of channels, groups and pixels.
+
+Convolutions of one or two axes, and their gradients, direct: no unfolding, so no workspace.
+
+One axis is two with a height of one. A ConvTranspose is the gradient of a convolution by its input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,17 @@
-"""Gradients of convolutions in one to three dimensions, with any stride, dilation, groups and pads."""
+"""Gradients of convolutions in one to three dimensions, with any stride, dilation, groups and pads.
+
+dX of a convolution: ConvTranspose, a Conv with the flipped kernel, or one Gemm and Col2Im; by parts of x's channels.
+
+| construction | how | workspace |
+|---|---|---|
+| transposed | ConvTranspose(dY, W) | its kernel's columns of one image: C/group taps L elements |
+| flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
+| folded | one Gemm for all images, Col2Im; two axes, no groups, opset 18 on | twice the columns of all images |
+
+Parts divide that by their number, and cost one dX for putting them together. The first two read all of W once an image,
+`folded` once: it is the fastest where an image has few positions for the size of W. Estimates are fitted to
+onnxruntime's kernels (1.31, one thread).
+"""
 
 from __future__ import annotations
 

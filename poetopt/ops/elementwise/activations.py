@@ -1,4 +1,19 @@
-"""Gradients of activations, of what amounts to one, and of quantizers."""
+"""Gradients of activations, of what amounts to one, and of quantizers.
+
+Element-wise functions of one input, and softmax.
+
+Where input and output will both do, a rule reads the one that the backward pass of this graph reads anyway (see
+`Primal.reads_output`), else the output. Formulas keep at most one temporary of the input's size alive where they can.
+
+Where nobody but a MaxPool reads the output, only its maxima have a gradient other than 0, and the derivative there can
+be had from the maxima: the product is taken with these before it is put in its places (see `Spread`), and the output
+itself isn't kept.
+
+Gelu and Erf.
+
+Gelu's gradient reads X alone: of its forward formula nothing can be had from Y without dividing by X. At most
+three temporaries of X's size are alive at once.
+"""
 
 from __future__ import annotations
 

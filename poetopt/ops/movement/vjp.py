@@ -1,4 +1,12 @@
-"""Gradients of what moves data: shapes, pads, blocks; and what has none."""
+"""Gradients of what moves data: shapes, pads, blocks; and what has none.
+
+Pad: dX is the middle of dY; what other modes than `constant` repeated is added to where it came from.
+
+Axis by axis, in time and memory that grow with dY alone. Outside of a line, padding runs through it forwards (`wrap`),
+backwards (`reflect`), or stands at its ends (`edge`). What a run gives to a stretch of the line is a slice of dY,
+reversed where the run goes backwards; stretches are added up each by itself and joined, so that only edges are added.
+Where a short line is repeated many times, its repetitions are summed at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""Gradients of normalizations."""
+"""Gradients of normalizations.
+
+LayerNormalization and RMSNormalization: one operator gives all gradients, for they share their sums.
+
+With rows of H elements, x' the normalized row and g = scale dY:
+
+    dX = inv (g - mean(g) - x' mean(g x')),   dScale = sum over rows of dY x',   dBias = sum over rows of dY
+
+(RMSNormalization: without mean(g).) Both factors of a row are affine maps of it, which BatchNormalization's
+kernel evaluates in one pass. They read X, dY and one or two numbers a row that the forward operator writes; two
+temporaries of X's size are alive at once.
+
+GroupNormalization and InstanceNormalization: one operator gives all gradients, for they share their sums.
+
+With rows of H elements (a group of channels of one image; for InstanceNormalization a channel), x' the
+normalized row and g = scale dY: dX = inv (g - mean(g) - x' mean(g x')). Sums over a channel's positions are taken once
+and give dScale, dBias and both means. Reads X and dY; two temporaries of X's size are alive at once.
+"""
 
 from __future__ import annotations
 

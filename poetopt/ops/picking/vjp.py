@@ -1,4 +1,31 @@
-"""Gradients of what picks and puts by indices."""
+"""Gradients of what picks and puts by indices.
+
+Gather and its kin: rows of the gradient are added up where they came from, without races.
+
+With V rows to choose from, N chosen and rows of `inner` elements:
+
+| case | construction | temporaries |
+|---|---|---|
+| indices known, each the last plus one | Pad | 0 |
+| V <= N | product with a one-hot matrix | 5 V N |
+| V > N | alike rows are added up in that way, then every row of dX is gathered from these or from zeros | 5 N N |
+
+The second and third turn to ScatterElements(add) where the one-hot matrix has more than 256 rows, and where rows of dY
+are short and it would be the larger (V or N rows of zeros, and 4 bytes an index). A table of 30,522 words thus costs
+one pass over its gradient, and no zeros of its size. Like elements are always added in the same order.
+
+ScatterElements and ScatterND: what was written gets the gradient of its place, what was overwritten none.
+
+| reduction | dX | dUpdates |
+|---|---|---|
+| none | dY, zero where it was replaced | dY at the indices |
+| add | dY | dY at the indices |
+| max, min | where X is the result, its share of dY | where it is the result, its share of dY at the indices |
+| mul | dY times the product of all others | the same |
+
+All that equal the result share dY evenly, as for ReduceMax and in torch's `scatter_reduce(amax)`. A product's gradient
+is exact where there are zeros: see ReduceProd.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,19 @@
-"""Gradients of pooling, and of what resizes planes."""
+"""Gradients of pooling, and of what resizes planes.
+
+Resize: a linear map along each axis, whose weights onnxruntime tells; the gradient is that of its transpose.
+
+An element of y reads a few neighbours along an axis, so an element of x is read by a few: their gradients are gathered,
+weighed and added, one after another (`along`). Where the map only repeats each element s times (nearest neighbours,
+whole scale), the gradient is a sum over blocks of s: a view and one ReduceSum. Reads nothing but dY; up to three
+temporaries of dY's size.
+
+Sums of weighed elements along an axis, few in each: gathers, in place of a product with a matrix of zeros.
+
+With r the most elements that go into one sum: r times a gather, a product and an addition, each of the result's size;
+for large r one gather, a product and a sum over all. The last axis, whose elements lie apart, is transposed first.
+
+Where an axis is short, a product with a dense matrix is faster, with at most 64 elements for each of the longer line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,23 @@
-"""Gradients of products: matrices, Einsum, attention, Fourier transforms."""
+"""Gradients of products: matrices, Einsum, attention, Fourier transforms.
+
+Einsum: each operand's gradient is a product of dY with the other operands, as transposes and MatMuls.
+
+Never an Einsum: its kernel permutes copies of all it reads. Reads dY and the other operands; temporaries are
+their transposes (where axes move), and partial products where there are more than two operands.
+
+DFT: linear, so that the gradient is the transform of dY with the conjugate matrix.
+
+With n the length of the transform, F its matrix, and x cut or filled up with zeros to n:
+
+| setting | y | dX |
+|---|---|---|
+| | F x | n F^-1 dY |
+| inverse | F^-1 x | F dY / n |
+| onesided | the first half of F x | n F^-1 of dY and zeros |
+| onesided, inverse | F^-1 of x and its conjugate, mirrored | the first half of F dY times 2 / n, at its ends 1 / n |
+
+A real x gets the real part, what was filled up or cut nothing. Nothing but dY is read; a temporary or two of its size.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,12 @@ one direction after the other; what the list doesn't reach has its default.
 | Affine | alpha s + beta | alpha | 0 | 0 |
 
 The defaults of the last two, and of ThresholdedRelu, are onnxruntime's; ONNX has none.
+
+The steps of recurrent layers backwards: one direction of an LSTM, a GRU or an RNN.
+
+Only what truly depends on the next step is unrolled, a few small nodes a step; products and derivatives are
+taken for all steps at once, before and after. What many steps leave is joined in runs (`Pile`), so that
+few small buffers are alive at any time, and laying them out takes time in proportion to the steps.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from poetopt.backends.onnxruntime.batch import check_names, check_values, misfit
+from poetopt.backends.onnxruntime.batch import as_array, check_names, check_values, misfit
 from poetopt.graph import TrainingGraph
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import write_all
@@ -240,20 +240,12 @@ def of_arrays(graph: TrainingGraph, data: Mapping[str, object]) -> DataColumns:
     arrays: dict[str, Array] = {}
     for name in graph.inputs:
         if name in data:
-            arrays[name] = _array(name, data[name])
+            arrays[name] = as_array(name, data[name])
     shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
     rows, fixed = which_are_rows(graph, "the data", {**data, **arrays}, shapes)
     return DataColumns(
         graph, "the data", {name: InMemory(arrays[name]) for name in rows}, {n: arrays[n] for n in fixed}
     )
-
-
-def _array(name: str, value: object) -> Array:
-    try:
-        found: Array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise ModelError(f"the data's {name!r} is no array: {error}") from error
-    return found
 
 
 def which_are_rows(

@@ -1,4 +1,18 @@
-"""Data sets in files: arrays, pictures, shards, tables."""
+"""Data sets in files: arrays, pictures, shards, tables.
+
+A folder of folders of images: each folder is a class, numbered from 0 in the order of their names.
+
+An image (BMP, GIF, JPEG, PNG, TIFF, WebP) becomes the model's one input: scaled to its height and width, with as many
+channels as that has (1: grey, 3: colours, 4: with transparency), channels first or last as in its shape, and numbers
+from 0 to 1, or from 0 to 255 where the input is uint8. Other scalings belong into the model, or into an iterable of
+one's own.
+
+A table in a CSV file: a line of names, then a row a line, all of them numbers.
+
+Columns called as an input (`labels`), or as an input with a number (`target.0`, `target.1`, ...), are that input's. The
+other columns, in their order, are the one input that is left, whatever its shape: as many as it has numbers in a row.
+The table is read once, into a file of numbers without a name, so that no more than a batch of it is in memory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +45,6 @@ from poetopt.training.data.arrays import (
     which_are_rows,
 )
 from poetopt.util.errors import BackendUnavailableError, ModelError
-from poetopt.util.files import write_all
 from poetopt.util.inputs import open_regular
 from poetopt.util.progress import Told, silent
 
@@ -327,7 +340,7 @@ def _read(
                 k = next(k for k in range(len(taken)) if fault(graph, name, array[k : k + 1]))
                 raise ModelError(f"{path}, line {first + k}: {fault(graph, name, array[k : k + 1])}")
             digest.add(name, array)
-            _append(files[name], array.tobytes(), path)
+            unpacked([array.tobytes()], str(path), workdir, files[name])
         rows += len(taken)
         first += len(taken)
     if not rows:
@@ -368,17 +381,6 @@ def _numbers(
             f"{path}, line {first + k}: {lines[k][columns[c]]!r} in the column {names[columns[c]]!r} is no whole number"
         )
     return made
-
-
-def _append(file: IO[bytes], data: bytes, path: Path) -> None:
-    from poetopt.util.errors import OutputError
-
-    try:
-        write_all(file, data)
-    except OSError as error:
-        raise OutputError(
-            f"can't unpack {path}: {error.strerror or error}; make room, or name another folder with --workdir"
-        ) from error
 
 
 class _TextTable(DataColumns):

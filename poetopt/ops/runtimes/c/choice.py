@@ -1,4 +1,10 @@
-"""The few ways to stream an operator that are kept, by RAM and transfers; the same where all but names is alike."""
+"""The few ways to stream an operator that are kept, by RAM and transfers; the same where all but names is alike.
+
+Which of many ways to stream an operator are kept: a short list, by RAM and by what their transfers take.
+
+A transfer counts as bytes: its own, and those that the storage could have moved while it began. The list is the same
+for every device, as a plan belongs to a network's structure, and a runtime's version.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The ways to stream an operator that are worth a choice: few, and none where everything is small."""
+"""The ways to stream an operator that are worth a choice: few, and none where everything is small.
+
+Operators whose output is written over an input: as they are, or slice by slice.
+
+Node by node, dX can't lie on dY as long as a later node reads dY, and masks or products need bytes of their own. Slice
+by slice, they are as large as a slice, and dY's slice is read before dX's is written.
+"""
 
 from __future__ import annotations
 
