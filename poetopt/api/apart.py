@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Compared:
-    """What a comparison with ordinary training showed.
+    """The outcome of a comparison with ordinary training.
 
     document, title, rows
         Of `run --json`, and for people.

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from poetopt.search.solution import Options
 
 MAX = "max"
-"""What `--batch` takes beside a number."""
+"""A word that `--batch` takes beside numbers."""
 BEGIN = (1, 16, 256, 4096)
-"""Where a batch that isn't refused is looked for: with a deadline for all of a training, larger ones may be quicker."""
+"""Batches at which one that isn't refused is looked for: with a deadline for all of a training, larger are quicker."""
 SECANTS = 8
 """So many guesses by the secant, then halves."""
 GROWTH = 16
-"""How much larger the next batch is, where two don't say."""
+"""Factor to the next batch, where two don't say."""
 EARLY_SHARE = 0.5
 """Of the time limit: nothing that isn't needed begins later."""
 SEARCH_SHARE = 0.2
@@ -50,7 +50,7 @@ Ask = Callable[["Problem"], "Options"]
 
 @dataclass(frozen=True)
 class Looked:
-    """What is known of a batch.
+    """Knowledge of a batch.
 
     room
         What the least need leaves, as a share of the RAM, or of the deadline where that is less; negative: refused.
@@ -124,11 +124,11 @@ class _Batches:
 
     @property
     def early(self) -> bool:
-        """Whether enough of the time limit is left for what isn't needed."""
+        """Tell whether enough of the time limit is left for what isn't needed."""
         return time.monotonic() < self.begin + EARLY_SHARE * self.limit_s
 
     def look(self, batch: int) -> Looked:
-        """What sums say of a batch. Raises ModelError for the first one that can't be read."""
+        """The verdict of sums on a batch. Raises ModelError for the first one that can't be read."""
         if batch not in self.known:
             self.told(batch)
             try:
@@ -172,7 +172,7 @@ class _Batches:
 
 
 def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
-    """What a search finds in a part of its time: a schedule, that there is none, or nothing."""
+    """The find of a search in a part of its time: a schedule, that there is none, or nothing."""
     from poetopt.plan.assemble import schedule_of
     from poetopt.search.search import search
     from poetopt.search.solution import Status
@@ -208,7 +208,7 @@ def _bracketed(batches: _Batches, low: Looked) -> Looked | None:
 
 
 def _guess(low: Looked, other: Looked | None, most: int) -> int:
-    """Where the room of two batches would end if it went on evenly, above `low` and up to `most`."""
+    """The batch at which the room of two would end if it went on evenly, above `low` and up to `most`."""
     if other is None:
         return min(most, GROWTH * low.batch)
     if not isfinite(other.room):
@@ -236,7 +236,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
-    """What the least need leaves of RAM or deadline, the smaller share, and why it doesn't do where it is negative."""
+    """The rest that the least need leaves of RAM or deadline, the smaller share, and the reason where it is negative."""
     from poetopt.formulations import formulation
     from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
 
@@ -259,7 +259,7 @@ def _room(problem: Problem, options: Options) -> tuple[float, str]:
 
 
 AUTO = "auto"
-"""What `--micro-batch` takes beside a number."""
+"""A word that `--micro-batch` takes beside numbers."""
 LEAST_S = 1.0
 """Each number is searched for so long at least."""
 

@@ -53,7 +53,7 @@ def sensitivity(
     told: Told | None = None,
     progress: bool = False,
 ) -> Sensitivity:
-    """What the plan of a report loses against the optimum where storage or CPU are off by up to four times.
+    """The loss of a report's plan against the optimum where storage or CPU are off by up to four times.
 
     device, profile
         As given to `Training.cost`: what part of a transfer's power is the storage's, and its latencies. By default the
@@ -169,7 +169,7 @@ def compare(
 
 
 class FrontOptions(CompareOptions, total=False):
-    """What `pareto` takes beside `against`."""
+    """The options of `pareto` beside `against`."""
 
     ram: str | int | Share | None
     points: int
@@ -249,7 +249,7 @@ def point_words(limit: float, why: str, against: str) -> str:
 
 
 def _settings(problem: Problem, time_limit_s: float, gap: float, options: Mapping[str, Any]) -> Settings:
-    """What each solve is asked. Raises TypeError for an option that there isn't."""
+    """The settings of each solve. Raises TypeError for an option that there isn't."""
     given = dict(options)
     deadline, scope = given.pop("deadline", None), checked_scope(given.pop("scope", "auto"))
     limit = None if deadline is None else parse_deadline(deadline)

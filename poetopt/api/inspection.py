@@ -95,6 +95,6 @@ def inspect(
 
 
 def _needs(problem: Problem) -> Needs:
-    """What `needs` finds; lists of a hundred thousand are no reason to look for garbage."""
+    """The find of `needs`; lists of a hundred thousand are no reason to look for garbage."""
     with building():
         return needs(problem)

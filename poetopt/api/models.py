@@ -216,7 +216,7 @@ def load(
 
 
 def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:
-    """What `load` does, with all that is said of the file in one."""
+    """Read a model as `load` does, with all that is said of the file in one."""
     from poetopt import frontends
     from poetopt.frontends.problem_file import ProblemFile
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 WEIGHTS = ("flash", "storage")
-"""Where the first values of parameters and constants are."""
+"""Homes of the first values of parameters and constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What was written.
+    """The files that were written.
 
     folder
         Where.

@@ -1,4 +1,4 @@
-"""What is done with a plan: simulate it, load it from its file, execute it, train with it."""
+"""Uses of a plan: simulate it, load it from its file, execute it, train with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleFile:
-    """What was written.
+    """The files that were written.
 
     nodes
         ONNX nodes, in the order in which they are to run.
@@ -148,7 +148,7 @@ def load_plan(
 
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
-    """Where a plan's model is: as given, as the plan says, or beside the plan; None where it isn't there."""
+    """The place of a plan's model: as given, as the plan says, or beside the plan; None where it isn't there."""
     from poetopt import zoo
 
     if given is not None:
@@ -158,7 +158,7 @@ def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | Non
 
 
 def beside(plan: str, reference: str, what: str = "model") -> str | None:
-    """Where a file is that a plan names: there, or beside the plan; None where it isn't.
+    """The place of a file that a plan names: there, or beside the plan; None where it isn't.
 
     what
         `model` or `device`, as errors and options call it.
@@ -308,7 +308,7 @@ def again(
 
 
 def made_for(problem: Problem, loaded: Model | TrainingFile) -> bool:
-    """Whether a problem is of this model, however far that was trained since; an older plan knows its content alone."""
+    """Tell whether a problem is of this model, however far that was trained; an older plan knows its content alone."""
     if isinstance(loaded, TrainingFile):
         return loaded.file.content_hash == problem.model_hash
     if loaded.graph.content_hash == problem.model_hash:

@@ -1,4 +1,4 @@
-"""What `solve`, `compare` and their like take as a problem: one, or a model (a path, a zoo name) and a device.
+"""Problems as `solve`, `compare` and their like take them: one, or a model (a path, a zoo name) and a device.
 
 What people ask for, read and checked: the engine's `Options` from texts such as `40%`, `1.5x` and `60s`.
 
@@ -160,7 +160,7 @@ RESIDENT, PAGED = PARAMETERS
 
 
 def total_bytes(total_ram: str | float | None, ram: object) -> int | None:
-    """What `--total-ram` asks for, in bytes; None where it isn't given.
+    """Bytes that `--total-ram` asks for; None where it isn't given.
 
     Raises OptionError for what is no size, and where `--ram` is given as well.
     """
@@ -244,7 +244,7 @@ class _Read(TypedDict, total=False):
 
 
 class LoadOptions(_Read, total=False):
-    """How a model's file is read: the options of `load`."""
+    """The options of `load`: a model's file as it is read."""
 
     batch: int | None
     micro_batch: int | None
@@ -262,7 +262,7 @@ class _Derived(TypedDict, total=False):
 
 
 class TrainingOptions(LoadOptions, _Derived, total=False):
-    """What the training step is: the options of `load` and of `Model.differentiate`."""
+    """The options of the training step: those of `load` and of `Model.differentiate`."""
 
 
 class SolveOptions(_Read, _Derived, total=False):
@@ -273,7 +273,7 @@ class SolveOptions(_Read, _Derived, total=False):
 
 
 class CostOptions(TrainingOptions, total=False):
-    """What a model takes to become a problem: the options of `TrainingOptions` and of `Training.cost`."""
+    """The options that make a problem of a model: the options of `TrainingOptions` and of `Training.cost`."""
 
     device: Device | str | os.PathLike[str] | None
     profile: Profile | str | os.PathLike[str] | None
@@ -375,5 +375,5 @@ def checked_device(device: Device | str | os.PathLike[str] | None) -> Device | s
 
 
 def _is_model(given: object) -> bool:
-    """Whether `load` takes it; an onnx.ModelProto is known by its graph, without importing onnx."""
+    """Tell whether `load` takes it; an onnx.ModelProto is known by its graph, without importing onnx."""
     return isinstance(given, str | os.PathLike) or (hasattr(given, "graph") and hasattr(given, "SerializeToString"))

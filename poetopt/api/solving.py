@@ -276,7 +276,7 @@ def solve(
 
 
 def _least_ram(minimize: str, model: SolveOptions) -> bool:
-    """Whether the least RAM is asked for. Raises OptionError for another word, and for what doesn't go with it."""
+    """Tell whether the least RAM is asked for. Raises OptionError for another word, and for what doesn't go with it."""
     if minimize not in ("energy", "ram"):
         raise OptionError(f"--with minimize={minimize}: must be energy or ram")
     if minimize == "ram" and (model.get("batch") == MAX or model.get("micro_batch") == AUTO):
@@ -329,7 +329,7 @@ def _of_largest(
 
 
 def _without(solution: Solution) -> bool:
-    """Whether more time would find no plan: another way of asking may."""
+    """Tell whether more time would find no plan: another way of asking may."""
     from poetopt.search.solution import Status
 
     return (solution.status is Status.INFEASIBLE or solution.exhausted) and not solution.interrupted

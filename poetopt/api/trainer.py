@@ -124,7 +124,7 @@ class Trainer(Closing):
 
     @property
     def taken(self) -> int:
-        """How many steps were taken."""
+        """Number of steps that were taken."""
         return self._learner.step.taken
 
     @property

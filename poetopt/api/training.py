@@ -110,7 +110,7 @@ class Training:
         parameters: str = "resident",
         stream: str = STREAM[0],
     ) -> Problem:
-        """What the step costs on `device`: a `Device`, its name, or the path of its TOML file.
+        """The costs of the step on `device`: a `Device`, its name, or the path of its TOML file.
 
         profile
             Measured costs, or their file (`poetopt profile`): they count wherever there are any.
@@ -276,12 +276,12 @@ def running(device: Device, runtime: str | None) -> Device:
 
 
 def parameters_of(recipe: Mapping[str, object]) -> str:
-    """Where the problem with that recipe has its parameters: `resident`, or `paged`."""
+    """The place of parameters in the problem with that recipe: `resident`, or `paged`."""
     return "paged" if recipe.get("parameters") == "paged" else "resident"
 
 
 def stream_of(recipe: Mapping[str, object]) -> str:
-    """Whether operators of the problem with that recipe may stream operands; older plans say nothing, and have none."""
+    """Tell whether operators of the problem with that recipe may stream operands; those of older plans don't."""
     return STREAM[0] if recipe.get(STREAMS) == STREAM[0] else STREAM[1]
 
 
@@ -303,14 +303,14 @@ def described(graph: Graph) -> str:
 
 
 def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
-    """What a recipe says of a device that has a file of its own."""
+    """A recipe's words on a device that has a file of its own."""
     from poetopt.devices.loading import is_path
 
     return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
 
 
 def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
-    """What becomes of --with lazy-tables."""
+    """Notes on --with lazy-tables."""
     tables = dict.fromkeys(rows.of for rows in graph.joint.rows.values() if rows.of)
     if tables:
         return (
@@ -325,7 +325,7 @@ def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
 
 
 def _pedigree(device: Device) -> str:
-    """How the figures behind every second and joule are known."""
+    """The pedigree of the figures behind every second and joule."""
     kinds = Counter(str(figure.kind) for figure in device.figures)
     known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     kinds_known = f" ({known})" if known else ""

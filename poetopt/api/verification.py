@@ -46,7 +46,7 @@ FIELDS = {
     **dict.fromkeys(("device_ram_bytes", "flash_bytes", "stack_bytes", "resident_bytes"), OF_DEVICE),
     "reserve_bytes": OF_KERNELS,
 }
-"""What the fields of a problem, its operators and its tensors belong to; all others are the model's."""
+"""Owners of the fields of a problem, its operators and its tensors; all others are the model's."""
 APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "structure_hash", "recipe", "notes")
 """Fields of a problem that are compared otherwise, or say where it comes from."""
 
@@ -145,7 +145,7 @@ def recomputed(
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:
-    """Where the model is, and why it isn't there."""
+    """The place of the model, and the reason where it isn't there."""
     if not problem.model_hash:
         return None, "the file records no hash of its model"
     missing = f"{shown(problem.model_ref or problem.name)} is not there: say where it is with --model"
@@ -187,7 +187,7 @@ def _differences(found: Problem, made: Problem) -> Iterator[tuple[str, str, obje
 
 
 def _named_by_file(problem: Problem) -> bool:
-    """Whether its name is its file's, as of networks that an exporter named: it changes where the file is moved."""
+    """Tell whether its name is its file's, as of networks that an exporter named: it moves with the file."""
     return problem.name == PurePath(problem.model_ref).stem
 
 
@@ -212,7 +212,7 @@ def _word(value: object) -> str:
 
 
 def _sources(key: str, problem: Problem, network: bool, measured: bool) -> str:
-    """What a field was computed from, as the subject of a sentence with its verb."""
+    """The sources of a field, as the subject of a sentence with its verb."""
     of = FIELDS.get(key, OF_MODEL)
     if not network:
         return "its problem file gives"

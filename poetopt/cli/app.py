@@ -39,13 +39,13 @@ MISSING = {
     "SOLUTION": "give the solution that a solver wrote of what `poetopt export` wrote",
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
-"""What to do where a parameter is missing."""
+"""Remedies where a parameter is missing."""
 KINDS = (
     (r"greater than or equal to (\S+)", r"must be at least \1"),
     (r"less than or equal to (\S+)", r"must be at most \1"),
     (r"valid (integer|number)", r"must be a \1"),
 )
-"""What the parser says of a value, and what people say."""
+"""The parser's words on a value, and people's."""
 
 
 def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the shell completes: names that there are, for arguments and options that take one of them."""
+"""Completions of the shell: names that there are, for arguments and options that take one of them."""
 
 from __future__ import annotations
 

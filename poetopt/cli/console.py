@@ -1,4 +1,4 @@
-"""What the command line has in common: messages, JSON, the live line, and one place where every error ends."""
+"""Common parts of the command line: messages, JSON, the live line, and one place where every error ends."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from poetopt.search.solution import Listener
 
 BROKEN_PIPE = 141
-"""What a shell shows for SIGPIPE: nobody reads the standard output any more. Files are written, nothing is told."""
+"""The exit code that a shell shows for SIGPIPE: nobody reads the standard output. Files are written, nothing is told."""
 ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
 _UNTOLD: list[OSError] = []
-"""Why what was to be said meanwhile could not be written."""
+"""Errors of writing that were met meanwhile."""
 LAYOUT = "\n\t"
-"""What text for people is laid out with."""
+"""Characters that text for people is laid out with."""
 
 
 def complain(message: str) -> None:
@@ -140,7 +140,7 @@ def live_progress() -> Iterator[Listener | None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[Told]:
-    """What is being done, on a terminal's stderr, while the body runs, which may tell what comes next.
+    """Show the work at hand on a terminal's stderr, while the body runs, which may tell what comes next.
 
     The line stands still in between: clocks are read meanwhile.
     """
@@ -249,7 +249,7 @@ def _stopped() -> int:
 
 
 def _silence_stdout() -> None:
-    """What is still buffered can't be written either: the interpreter must not try again at exit."""
+    """Drop the rest of the buffer, which can't be written either: the interpreter must not try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -113,7 +113,7 @@ READING = (
     Option("values", _LIST, None, "INPUT=16000", "Make an input a constant of that value.", flag="--value"),
     ALLOW_SYMLINKS,
 )
-"""How a model's file is read; beside the batch."""
+"""Options of reading a model's file; beside the batch."""
 LOSS = (
     Option("loss", str, AUTO, "auto|cross-entropy|bce|mse|none", "The loss to attach.", None),
     Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
@@ -286,7 +286,7 @@ def sharing(*options: Option, sensitivity: bool = False) -> Callable[[Callable[.
 def asked(
     given: Mapping[str, Any], behind: Mapping[str, Option], more: Sequence[str] | None, *, blocks: bool
 ) -> dict[str, Any]:
-    """What was given to a command, as the Python calls take it. Raises OptionError.
+    """Values given to a command, as the Python calls take it. Raises OptionError.
 
     behind, more
         What `--with` takes beside blocks, and what was given to it.

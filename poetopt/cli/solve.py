@@ -53,7 +53,7 @@ OPTIONS = (
 
 
 def _files(out: str) -> dict[str, str]:
-    """What an export to `out` writes: an NL file has the names of its columns and rows beside it."""
+    """The files of an export to `out`: an NL file has the names of its columns and rows beside it."""
     beside = (".col", ".row") if Path(out).suffix.lower() == ".nl" else ()
     return {"-o": out} | {f"-o (its {suffix})": str(Path(out).with_suffix(suffix)) for suffix in beside}
 
@@ -179,7 +179,7 @@ def _of_one_problem(model: str, picture: str, options: dict[str, Any]) -> object
 
 
 def _sensitivity(report: Report, document: dict[str, object], options: dict[str, Any], picture: str) -> str:
-    """What the plan loses where the device's figures are off by up to 4x: into `document`, a picture and a text."""
+    """The plan's loss where the device's figures are off by up to 4x: into `document`, a picture and a text."""
     import poetopt as po
     from poetopt.report.comparison import sensitivity_text
     from poetopt.report.plots import save_sensitivity

@@ -163,7 +163,7 @@ def train(
 
 
 def _kept(trainer: Trainer, ended: Trained) -> str:
-    """Where the trained parameters are, though they couldn't be written as ONNX."""
+    """The place of the trained parameters, though they couldn't be written as ONNX."""
     if ended.checkpoint:
         return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
     import tempfile

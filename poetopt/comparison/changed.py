@@ -23,7 +23,7 @@ class Bound:
     overhead_j: float | None
 
     def there(self, problem: Problem, deadline_s: float | None) -> float:
-        """What it proves of another device; 0 where a schedule may be in time there that isn't here.
+        """The bound that it proves of another device; 0 where a schedule may be in time there that isn't here.
 
         A schedule's overhead is a sum of its computes', transfers' and wakes' joules. Where each of them is at least
         c times what it is here, so is every schedule's overhead, and the least of all.
@@ -111,12 +111,12 @@ def changed(
 
 
 def labels(problem: Problem) -> dict[str, str]:
-    """What each of `PARAMETERS` is called where something else changes with it."""
+    """The name of each of `PARAMETERS` where something else changes with it."""
     return {"storage power": "storage power, with waking"} if problem.wake_j else {}
 
 
 def _transfers(problem: Problem, tensor: ProblemTensor) -> tuple[float, float]:
-    """How many transfers the seconds of a page-in are, and of a page-out: of each part, and of each row of a table."""
+    """Numbers of transfers in the seconds of a page-in, and of a page-out: of each part, and of each row of a table."""
     graph, count = problem.graph, float(problem.parts)
     if graph is None or tensor.name not in graph.tensors:
         return count, count

@@ -38,7 +38,7 @@ from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.version import __version__
 
 STARTS = 6
-"""How many of the best plans are offered to a solve."""
+"""Number of the best plans that a solve is offered."""
 BETTER = 1e-9
 """Relative: overheads are sums of floats."""
 
@@ -131,7 +131,7 @@ def compare(
 
 @dataclass
 class _Comparing:
-    """What has been found so far."""
+    """Plans and rows found so far."""
 
     problem: Problem = field(repr=False)
     settings: Settings
@@ -159,7 +159,7 @@ class _Comparing:
         self.rows.append(row)
 
     def _refusal(self, found: Baseline, ram_bytes: int) -> str | None:
-        """Why none of a method's plans can keep the budget, where that is plain from sums."""
+        """The reason that none of a method's plans can keep the budget, where that is plain from sums."""
         features = found.features
         asked = options(ram_bytes, self.settings, paging=features.paging, remat=features.remat)
         refusal = impossible(self.problem, asked)
@@ -267,7 +267,7 @@ class _Comparing:
         return row
 
     def _look_outside(self, plan: Plan, overhead_j: float, ram_bytes: int, solution: Solution) -> None:
-        """Whether POET's plan is one that was offered to it, and lies outside the space of its bound."""
+        """Tell whether POET's plan is one that was offered to it, and lies outside the space of its bound."""
         schedule = schedule_of(plan)
         owners = [name for _, name, known in self.known if schedule_of(known) == schedule]
         moves = moves_outside(plan, solution.scope) if owners else ()

@@ -257,7 +257,7 @@ def _none(asked: _Asked, solution: Solution, most: float | None) -> InfeasibleEr
 
 
 def _dominates(rival: GoalPoint, point: GoalPoint) -> bool:
-    """Whether the rival is no worse in both, and better in one by more than rounding."""
+    """Tell whether the rival is no worse in both, and better in one by more than rounding."""
     pairs = list(zip(rival.values, point.values, strict=True))
     slack = [ROUNDING * 10 * max(1.0, math.fabs(b)) for _, b in pairs]
     return all(a <= b + s for (a, b), s in zip(pairs, slack, strict=True)) and any(

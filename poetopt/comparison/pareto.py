@@ -56,7 +56,7 @@ class DeadlineFront:
 
     @property
     def least_is_proven(self) -> bool:
-        """Whether no schedule of `bound_scope` is quicker, but for the resolution of the search."""
+        """Tell whether no schedule of `bound_scope` is quicker, but for the resolution of the search."""
         return self.least_deadline_s - self.deadline_bound_s <= CLOSE * self.least_deadline_s
 
     def to_dict(self) -> dict[str, object]:
@@ -181,7 +181,7 @@ class _Deadlines(Refiner):
         self.bisect(self.low_s, high, self._try)
 
     def _try(self, deadline_s: float) -> bool:
-        """Whether a schedule is found; where none is proven to exist, note so."""
+        """Tell whether a schedule is found; where none is proven to exist, note so."""
         solution = self.solve(deadline_s, "the shortest deadline", self.first_s)
         if solution.status is Status.INFEASIBLE and deadline_s > self.low_s:
             self.low_s, self.low_scope = deadline_s, solution.scope
@@ -211,7 +211,7 @@ class Front:
 
     @property
     def least_is_proven(self) -> bool:
-        """Whether no schedule has less RAM than the first point."""
+        """Tell whether no schedule has less RAM than the first point."""
         return self.least_ram_bytes == self.ram_bound_bytes
 
     def to_dict(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What fronts have in common: points along one limit (RAM or time), refined where the front bends.
+"""Common parts of fronts: points along one limit (RAM or time), refined where the front bends.
 
 More of the limit never costs energy. So between two points the least overhead lies between the bound of the right one
 and the overhead of the left one; the front is refined where that rectangle is largest, in the middle of it. What is
@@ -96,7 +96,7 @@ class Refiner(ABC):
 
     @abstractmethod
     def options(self, limit: float, settings: Settings) -> Options:
-        """What is asked of the engine at a limit."""
+        """The engine's options at a limit."""
 
     @abstractmethod
     def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
@@ -272,7 +272,7 @@ class Refiner(ABC):
 
 
 def _wider(scope: str, other: str) -> bool:
-    """Whether what holds for all schedules of `scope` holds for those of `other`."""
+    """Tell whether what holds for all schedules of `scope` holds for those of `other`."""
     rank = {"full": math.inf, "forward": 1e9, "store-all": math.inf}
     if NEEDED in (scope, other):  # beside the depths, not between them
         return scope == other or scope in rank

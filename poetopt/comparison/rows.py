@@ -75,7 +75,7 @@ def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tup
 SAME = 1e-9
 """Relative: sums of the same joules in another order."""
 SHOWN = 3
-"""How many moves are named."""
+"""Number of moves that are named."""
 WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
 """The move of a plan that is better than the bound without another one."""
 
@@ -128,7 +128,7 @@ class Finding:
 
 
 def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
-    """What a plan does that the scope of `retention` hasn't, in words; empty where it lies inside.
+    """Moves of a plan that the scope of `retention` hasn't, in words; empty where it lies inside.
 
     Inside a stage, recomputes run once, in the order of the operators; and only those of the scope.
     """
@@ -212,7 +212,7 @@ class ComparisonRow:
 SIMULATED = (
     "energy_j", "overhead_j", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
 )  # fmt: skip
-"""What a simulation gives of a row."""
+"""Columns that a simulation gives."""
 COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 
 
@@ -257,7 +257,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
 
 
 class Proven(Protocol):
-    """What is proven of a row or of a point of a front."""
+    """The proof of a row or of a point of a front."""
 
     @property
     def status(self) -> str: ...

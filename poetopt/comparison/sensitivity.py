@@ -1,4 +1,4 @@
-"""How much a plan loses when the device's figures are off: its energy against the optimum of the changed device.
+"""The loss of a plan when the device's figures are off: its energy against the optimum of the changed device.
 
 Three figures are changed, each for itself, by the factors of `FACTORS`: the storage's throughput (its latency stays),
 its power (with what waking it takes), and the CPU's rate (with that of its memory) at the same power. A deadline that
@@ -38,7 +38,7 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 ALTERNATIVES = {"paging alone": (True, False), "recomputing alone": (False, True)}
 """Plain plans: whether they may page, and whether they may recompute."""
 GAP = 1e-2
-"""How close to the optimum of a changed device its bound is asked to come."""
+"""The gap that the bound of a changed device is asked to close."""
 
 Told = Callable[[str], None]
 
@@ -79,7 +79,7 @@ class Change:
 
     @property
     def most_loss(self) -> float | None:
-        """What the loss is at most: against the bound, where the best plan there may be better than the one found."""
+        """The most that the loss can be: against the bound, as the best plan there may be better than the one found."""
         return None if not self.bound_j else max(self.loss or 0.0, self.energy_j / self.bound_j - 1.0)
 
     @property
@@ -92,7 +92,7 @@ class Change:
 
     @property
     def overtaken(self) -> bool:
-        """Whether a plain plan costs no more than this one there, though it costs more here."""
+        """Tell whether a plain plan costs no more than this one there, though it costs more here."""
         other = self.least_alternative_j
         return other is not None and other <= self.energy_j * (1 + RELATIVE_TOLERANCE)
 
@@ -123,7 +123,7 @@ class Sensitivity:
 
     @property
     def sentence(self) -> str:
-        """What follows for people, in one sentence."""
+        """The conclusion for people, in one sentence."""
         late = self.late
         misses = f"misses its deadline with {', '.join(f'{change.parameter} x{change.factor:g}' for change in late)}"
         if self.advantage_j is not None and self.advantage_j > 0:
@@ -304,13 +304,13 @@ def _in_time(run: Simulation, options: Options, deadline_s: float | None) -> boo
 
 
 def _counts(plan: Plan, run: Simulation, options: Options, deadline_s: float | None) -> bool:
-    """Whether a plan is a candidate on its problem's device: in time, and within what blocks ask."""
+    """Tell whether a plan is a candidate on its problem's device: in time, and within what blocks ask."""
     chosen = formulation(options.formulation)
     return _in_time(run, options, deadline_s) and chosen.refusal(chosen.trial(plan, run)) is None
 
 
 def _rules_stay(chosen: Formulation) -> bool:
-    """Whether what blocks forbid is the same on all devices, so that a bound may hold on another: bytes are."""
+    """Tell whether what blocks forbid is the same on all devices, so that a bound may hold on another: bytes are."""
     return all(block.limits is WRITTEN for block in chosen.blocks if block.refuses is not None)
 
 

@@ -120,7 +120,7 @@ def sensitivity_text(found: Sensitivity) -> str:
 
 
 def _open(found: Sensitivity) -> list[str]:
-    """What the searches for the best plans have left open, where that is worth a line."""
+    """The rest that searches for the best plans have left open, where that is worth a line."""
     widest = found.most_open
     if widest is None or (widest.open_share or 0.0) <= OPEN:
         return []
@@ -189,7 +189,7 @@ def comparison_lines(found: Comparison) -> list[str]:
 
 
 def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
-    """What the scopes of proofs in a table are, in a line; none where there is nothing to explain."""
+    """The scopes of proofs in a table, in a line; none where there is nothing to explain."""
     named = sorted({scope for scope in scopes if scope and scope != "store-all"})
     kinds = "; ".join(f"{scope}: {kind_words(scope)}" for scope in named)
     return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []

@@ -1,4 +1,4 @@
-"""What an execution showed, for people.
+"""The outcome of an execution, for people.
 
 What a training showed, for people.
 """
@@ -97,7 +97,7 @@ def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
 
 
 def zero_gradients(execution: Execution) -> int:
-    """How many gradients have no number but 0."""
+    """Number of gradients that are 0 all over."""
     return sum(name.endswith(".grad") and not np.any(array) for name, array in execution.results.items())
 
 
@@ -124,14 +124,14 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[st
 
 
 def moved_words(paged: int, streamed: int) -> str:
-    """What goes to and from storage in a step; empty where nothing does."""
+    """Traffic with storage in a step; empty where nothing does."""
     parts = [f"{show_bytes(paged)}{' in whole tensors' if streamed else ''}"] if paged else []
     parts += [f"{show_bytes(streamed)} in chunks inside operators"] if streamed else []
     return " and ".join(parts)
 
 
 def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | None) -> str:
-    """What the process that takes the steps had resident at most, beside what was planned."""
+    """Most that the process that takes the steps had resident, beside what was planned."""
     if peak_bytes is None or base_bytes is None:
         return f"{show_bytes(total_bytes)} planned in all; the system doesn't say what the process took"
     beside = f"interpreter, onnxruntime and its kernels made ready, {show_bytes(base_bytes)} before that"
@@ -155,13 +155,13 @@ def alone_text(plan: Plan, alone: Alone) -> str:
 
 
 def alone_rows(alone: Alone) -> list[tuple[str, str]]:
-    """What the summary of `poetopt run` has of them."""
+    """Rows on them in the summary of `poetopt run`."""
     found = (alone.figures[name] for name in ("total_ram_bytes", "process_base_bytes", "process_peak_bytes"))
     return [("process", process_words(*found))]
 
 
 def _culprits(execution: Execution) -> str:
-    """Which arrays of the batch hold NaN or infinity, or where else to look."""
+    """The arrays of the batch that hold NaN or infinity, or other places to look."""
     bad = [name for name, a in execution.batch.items() if a.dtype.kind == "f" and not np.isfinite(a).all()]
     if not bad:
         return "look at the data and the model's parameters"
@@ -209,7 +209,7 @@ def _how(ended: TrainingRun) -> str:
 
 
 def diverged_words(ended: TrainingRun) -> str:
-    """What to say of a loss that is no number."""
+    """The message on a loss that is no number."""
     last = ended.last_finite_loss
     if last is None:
         return (
@@ -224,7 +224,7 @@ def diverged_words(ended: TrainingRun) -> str:
 
 
 def _said(plan: Plan) -> tuple[str, ...]:
-    """What the frontend and the loss had to say of the network."""
+    """Notes of the frontend and the loss on the network."""
     return plan.problem.graph.notes if plan.problem.graph else ()
 
 

@@ -23,7 +23,7 @@ from poetopt.util.errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class PartsTried:
-    """What is known of one number of parts.
+    """Knowledge of one number of parts.
 
     parts
         How many.
@@ -49,7 +49,7 @@ def tried_fields(tried: tuple[PartsTried, ...]) -> list[dict[str, object]] | Non
 
 
 STORE_ALL = "store-all"
-"""How a schedule is called that keeps everything."""
+"""The name of a schedule that keeps everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class AtBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """What `--batch max` found.
+    """The find of `--batch max`.
 
     batch
         The largest with a known schedule.
@@ -90,7 +90,7 @@ class LargestBatch:
 
     @property
     def proven(self) -> bool:
-        """Whether one sample more is proven to have no schedule, or can't be asked for."""
+        """Tell whether one sample more is proven to have no schedule, or can't be asked for."""
         return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
 
@@ -145,7 +145,7 @@ IDLE = "static_power"
 
 @dataclass(frozen=True, kw_only=True)
 class WholeTraining:
-    """What is trained with one schedule.
+    """All of a training with one schedule.
 
     steps
         How many steps there are: whole batches, as training takes them; what is left of an epoch is left out.

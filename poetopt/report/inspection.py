@@ -29,12 +29,12 @@ from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.util.work import Work
 
 SHOWN_TENSORS = 6
-"""How many of the largest tensors are named."""
+"""Number of the largest tensors that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one training step needs in bytes.
+    """Needs of one training step, in bytes.
 
     store_all_peak_bytes
         The peak of ordinary training, and `peak_operator`, which runs then.
@@ -146,7 +146,7 @@ def _binding(problem: Problem) -> str:
 
 
 def _live_at(plan: Plan, at: int, total_bytes: int, beside_bytes: int) -> tuple[tuple[str, str, int], ...]:
-    """What of `total_bytes` is taken during instruction `at` of a plan, the largest first; some of it lies beside."""
+    """The parts of `total_bytes` that instruction `at` of a plan takes, the largest first; some of it lies beside."""
     problem = plan.problem
     machine = Machine(problem)
     *before, last = effects(problem).each(plan.instructions[: at + 1])
@@ -288,7 +288,7 @@ def _resident_row(problem: Problem, resident: Mapping[str, int]) -> tuple[str, s
 
 
 def _paged(found: Needs) -> dict[str, object]:
-    """What all of a step takes whose parameters are paged."""
+    """Needs of all of a step whose parameters are paged."""
     problem, least = found.problem, found.least_ram_bytes
     return {
         "optimizer": str(problem.recipe.get("optimizer", "none")),
@@ -304,7 +304,7 @@ def _paged(found: Needs) -> dict[str, object]:
 
 
 def _stored_bytes(problem: Problem) -> int:
-    """What has its home on storage, in the parts of a batch or behind them."""
+    """Bytes with their home on storage, in the parts of a batch or behind them."""
     steps = [one for one in (problem, problem.closing) if one is not None]
     return sum({one.tensors[i].name: one.tensors[i].nbytes for one in steps for i in one.stored_at_start}.values())
 

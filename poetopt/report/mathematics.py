@@ -1,4 +1,4 @@
-"""What formulations and blocks are installed, and their mathematics, for people and programs."""
+"""Formulations and blocks that are installed, and their mathematics, for people and programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXAMPLE = Problem(
         for producer, name in ((-1, "x"), (0, "y"), (1, "dx"))
     ),
 )
-"""What a block is made for where only its words matter."""
+"""A problem for which a block is made where only its words matter."""
 _TEX = (
     (r"\sum", "∑"), (r"\le", "≤"), (r"\ge", "≥"), (r"\in", "∈"), (r"\Phi", "Φ"), (r"\Psi", "Ψ"), (r"\mu", "μ"),
     (r"\min", "min"), (r"\max", "max"), (r"\cdot", "·"), (r"\times", "×"), (r"\notin", "∉"), (r"\cup", "∪"),
@@ -94,7 +94,7 @@ def catalogue(name: str | None = None) -> list[CatalogueEntry]:
 
 
 def _alike(name: str) -> str:
-    """How names are compared: `flash-wear`, as options write it, is `flash_wear`, as Python does."""
+    """A name as names are compared: `flash-wear`, as options write it, is `flash_wear`, as Python does."""
     return name.replace("-", "_")
 
 

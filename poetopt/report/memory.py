@@ -39,12 +39,12 @@ class Clipping:
 
 
 def clips(problem: Problem) -> bool:
-    """Whether the step clips by the norm of all gradients."""
+    """Tell whether the step clips by the norm of all gradients."""
     return problem.recipe.get(CLIP) is True
 
 
 def clipping_of(problem: Problem, plan: Plan | None) -> Clipping | None:
-    """What clipping costs in `plan`, or without one what has to wait; None where the step doesn't clip."""
+    """The cost of clipping in `plan`, or without one the gradients that wait; None where the step doesn't clip."""
     if not clips(problem):
         return None
     problem = problem if plan is None else plan.problem
@@ -108,7 +108,7 @@ def _for_the_norm(problem: Problem, instructions: Sequence[Instruction]) -> Iter
 
 
 def _adds(kind: str) -> bool:
-    """Whether an operator adds up squares of gradients."""
+    """Tell whether an operator adds up squares of gradients."""
     return SQUARES in kind.split(TOGETHER)
 
 
@@ -141,7 +141,7 @@ def memory_fields(
 
 
 def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
-    """What a schedule takes of RAM, the reserve of kernels included; peak and arena as found."""
+    """RAM that a schedule takes, the reserve of kernels included; peak and arena as found."""
     return max(peak_bytes, arena_bytes + plan.problem.reserve_bytes)
 
 

@@ -1,4 +1,4 @@
-"""What a step in C showed, and what was emitted, for people.
+"""The outcome of a step in C, and the emitted files, for people.
 
 What was measured, for people and for JSON.
 """
@@ -73,7 +73,7 @@ def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> st
 
 
 def instructions_text(emulated: EmulatedProfile) -> str:
-    """What a step takes on an emulated core: the operators that take most of it, and all."""
+    """The time of a step on an emulated core: the operators that take most of it, and all."""
     rows: list[Sequence[str]] = [
         ("operator", "instructions", "cycles: low", "middle", "high", "middle", "most of these")
     ]
@@ -224,7 +224,7 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
 
 
 def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:
-    """What goes to and from storage in a step; no row where nothing does."""
+    """Traffic with storage in a step; no row where nothing does."""
     parts = [f"{show_bytes(ended.bytes_paged)} in whole tensors"] if ended.bytes_paged else []
     parts += [f"{show_bytes(ended.bytes_streamed)} in chunks inside operators"] if ended.bytes_streamed else []
     return [("paged", f"{' and '.join(parts)} to and from a file in each step")] if parts else []

@@ -215,7 +215,7 @@ def frame(view: View, height: int = 900) -> str:
 
 
 def page_data(view: View) -> dict[str, object]:
-    """What the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
+    """The data that the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
 
     `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane,
     `store_all_live_bytes` one an operator.

@@ -1,4 +1,4 @@
-"""What is proven of a plan: in a plain sentence for people, and exactly."""
+"""The proof of a plan: in a plain sentence for people, and exactly."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _document(
 
 
 def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:
-    """Why a solve ended without a plan, and what would help: the message of exit codes 3 and 4.
+    """The reason of a solve without a plan, and remedies: the message of exit codes 3 and 4.
 
     whole
         Whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
@@ -66,7 +66,7 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
 
 
 def _each(solution: Solution, steps: int) -> str:
-    """What a deadline for many steps leaves each of them."""
+    """The part of a deadline for many steps that each of them has."""
     deadline = solution.options.deadline_s
     if deadline is None or steps == 1:
         return ""
@@ -74,7 +74,7 @@ def _each(solution: Solution, steps: int) -> str:
 
 
 def _with_paged(problem: Problem) -> str:
-    """What a step is whose parameters didn't fit beside a schedule."""
+    """Words for a step whose parameters didn't fit beside a schedule."""
     optimizer = problem.recipe.get("optimizer", "none")
     beside = f"{problem.beside_bytes:,} bytes beside the budget"
     return f"with parameters on storage and updated by {optimizer}, {beside}, "
@@ -116,7 +116,7 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What is proven of a plan.
+    """The proof of a plan.
 
     scope
         As results call it.
@@ -150,7 +150,7 @@ class Claim:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Claim:
-        """What the figures of an answer say to be proven of its plan."""
+        """The proof that the figures of an answer state."""
         return cls(
             scope=str(document.get("scope") or ""),
             gap=finite(document.get("overhead_gap")),
@@ -165,7 +165,7 @@ class Claim:
         )
 
     def plain(self) -> tuple[str, ...]:
-        """What any schedule could save at most, in a line; and what is proven of the scope, where that is more.
+        """The most that any schedule could save, in a line; and the proof of the scope, where that is more.
 
         `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `none costs less of those with ...`.
         """
@@ -188,7 +188,7 @@ class Claim:
         return saves, f"no schedule {kind} saves more than {show_share(scope_gap)}"
 
     def exact(self) -> str:
-        """What is proven of the scope, as the formulation has that space; docs/limits.md says what that leaves out."""
+        """The proof of the scope, as the formulation has that space; docs/limits.md says what that leaves out."""
         if self.scope == "store-all":
             return self.plain()[0]
         space = self.space()
@@ -264,10 +264,10 @@ def _scope_words(scope: str) -> str:
 
 
 def proof_words(document: Mapping[str, Any]) -> str:
-    """What is proven of the plan: first of all schedules, then of those of the scope, in a line each."""
+    """The proof of the plan: first of all schedules, then of those of the scope, in a line each."""
     return "there is no schedule" if document["peak_bytes"] is None else "\n".join(Claim.of(document).plain())
 
 
 def exact_words(document: Mapping[str, Any]) -> str | None:
-    """What is proven of the scope exactly, or None where there is no plan."""
+    """The proof of the scope exactly, or None where there is no plan."""
     return None if document["peak_bytes"] is None else Claim.of(document).exact()

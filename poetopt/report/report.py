@@ -53,7 +53,7 @@ class Report:
     run: WholeTraining | None = None
     """The training that was asked about, where it is more than a step."""
     largest: LargestBatch | None = None
-    """What was found, where the largest batch was asked for."""
+    """The find, where the largest batch was asked for."""
     tried: tuple[PartsTried, ...] = ()
     """The numbers of parts that were tried, where the best was asked for."""
 
@@ -64,12 +64,12 @@ class Report:
 
     @property
     def status(self) -> Status:
-        """What is proven of it."""
+        """The word for its proof."""
         return self.solution.status
 
     @property
     def store_all_fits(self) -> bool:
-        """Whether keeping everything keeps the budget, so that there was nothing to save."""
+        """Tell whether keeping everything keeps the budget, so that there was nothing to save."""
         return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
 
     @cached_property
@@ -83,7 +83,7 @@ class Report:
 
     @property
     def taken_bytes(self) -> int | None:
-        """What the schedule takes of RAM, what kernels take beside the arena included."""
+        """RAM that the schedule takes, the part of kernels beside the arena included."""
         simulation = self.solution.simulation
         if self.plan is None or simulation is None or self.arena_bytes is None:
             return None
@@ -91,12 +91,12 @@ class Report:
 
     @property
     def warning(self) -> str | None:
-        """What to do where the step takes more RAM than the device has, or None."""
+        """The remedy where the step takes more RAM than the device has, or None."""
         return summary.warning(self.to_dict())
 
     @cached_property
     def overlap(self) -> TransferOverlap | None:
-        """How much of the transfers happens while the CPU computes: nothing on a device without DMA."""
+        """The part of transfers that happens while the CPU computes: nothing on a device without DMA."""
         if self.plan is None:
             return None
         from poetopt.plan.transfers import overlap
@@ -122,7 +122,7 @@ class Report:
         write_atomically(path, self.plan_text())
 
     def plan_text(self) -> str:
-        """What `save` writes. Raises PlanError where there is no plan."""
+        """The text that `save` writes. Raises PlanError where there is no plan."""
         from poetopt.plan import codec
         from poetopt.util.errors import PlanError
 
@@ -281,7 +281,7 @@ class Report:
         return summary.rows(self.to_dict(), self._said())
 
     def _said(self) -> tuple[str, ...]:
-        """What the frontend and the loss had to say of the network."""
+        """Notes of the frontend and the loss on the network."""
         return self.problem.graph.notes if self.problem.graph else ()
 
 

@@ -1,4 +1,4 @@
-"""What `poetopt show` does: one plan in the form that was asked for, written or printed, and a browser for the page.
+"""The work of `poetopt show`: one plan in the form that was asked for, written or printed, and a browser for the page.
 
 A plan as a trace that chrome://tracing and ui.perfetto.dev open: two tracks, and the memory as a counter.
 
@@ -121,7 +121,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 class Form(StrEnum):
-    """What a plan can be shown as."""
+    """Forms that a plan can be shown in."""
 
     HTML = "html"
     PNG = "png"
@@ -151,7 +151,7 @@ _CONTENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Where a plan can be looked at now.
+    """The place where a plan can be looked at now.
 
     path
         The file, or None where it is a text to print.

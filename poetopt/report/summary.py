@@ -47,12 +47,12 @@ def title(document: Document) -> str:
 
 
 def proof(document: Document) -> str:
-    """What is proven of the plan, in plain sentences; 'optimal' is said only of a proof."""
+    """The proof of the plan, in plain sentences; 'optimal' is said only of a proof."""
     return " ".join(f"{shown(line[:1].upper() + line[1:])}." for line in proof_words(document).split("\n"))
 
 
 def proof_exact(document: Document) -> str:
-    """What is proven of the scope, as the formulation has that space; empty where nothing is proven."""
+    """The proof of the scope, as the formulation has that space; empty where nothing is proven."""
     found = exact_words(document)
     return f"{shown(found[:1].upper() + found[1:])}." if found else ""
 
@@ -70,7 +70,7 @@ def made_by(document: Document) -> str:
 
 
 def warning(document: Document) -> str | None:
-    """What to do where a step takes more RAM than the device has; None where it doesn't."""
+    """The remedy where a step takes more RAM than the device has; None where it doesn't."""
     if document.get("fits_device") is not False:
         return None
     return (
@@ -80,7 +80,7 @@ def warning(document: Document) -> str | None:
 
 
 def clipping_words(document: Document) -> Iterator[str]:
-    """What clipping by the norm of all gradients takes: those that wait for it, and what becomes of them."""
+    """The cost of clipping by the norm of all gradients: those that wait for it, and what becomes of them."""
     if not document.get("clip_norm"):
         return
     nbytes, parted = document["clip_gradient_bytes"], document.get("micro_batches", 1) > 1

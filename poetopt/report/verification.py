@@ -42,7 +42,7 @@ from poetopt.util.units import finite, show_joules, show_seconds, show_share
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
 SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
-"""What our own formulations call their scopes in results."""
+"""Scopes of our own formulations in results."""
 SLACK = 1e-5
 """Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
@@ -52,14 +52,14 @@ TOLD = (
     "reason", "backend", "method", "timing", "process_peak_bytes", "interrupted", "time_limit_s", "gap_tolerance",
     "threads", "solver_options", "asks", "largest_batch", "micro_batches_tried", "version", "versions",
 )  # fmt: skip
-"""What a search says of itself and of how it was asked, which no plan gives again."""
+"""Words of a search on itself and its options, which no plan gives again."""
 OF_NETWORK = ("loss", "blocks", "notes", "important", "parameter_bytes_in_ram")
 OF_LAYOUT = ("arena_bytes", "total_ram_bytes", "fits_device")
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What is taken from the file because it can't be computed again, and why."""
+    """A fact that is taken from the file because it can't be computed again, and why."""
 
     what: str
     why: str
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verification:
-    """What holds of a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
 
     file
         What was checked. Its report is empty where the file has none, its plan has no offsets where it isn't laid out.
@@ -118,12 +118,12 @@ class Verification:
 
     @property
     def whole(self) -> bool:
-        """Whether all that is claimed was computed again or proven: what `--strict` asks for."""
+        """Tell whether all that is claimed was computed again or proven: what `--strict` asks for."""
         return not (self.taken or self.differs or self.uncertified)
 
     @property
     def doubts(self) -> str:
-        """What differs, and what was neither computed again nor proven, in one line."""
+        """Differences, and all that was neither computed again nor proven, in one line."""
         parts = [f"its report has other figures than its plan: {'; '.join(map(str, self.differs))}"]
         parts = parts if self.differs else []
         parts += [f"not certified: {claim}" for claim in self.uncertified]
@@ -219,7 +219,7 @@ class Verification:
 def compared(
     file: codec.PlanFile, simulation: Simulation
 ) -> tuple[tuple[Difference, ...], tuple[Taken, ...], tuple[str, ...]]:
-    """What of a file's report differs from what its plan gives, what nothing gives again, and what a search tells.
+    """The differences of a file's report from its plan, the facts that nothing gives again, and a search's own words.
 
     One rule: each figure is computed again as a solve would write it, and is the file's within the rounding of sums.
     Bounds can't be: a file's are taken where they contradict nothing, and are for certificates.
@@ -328,7 +328,7 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
 
 
 def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> Objective | None:
-    """What was minimised, where it isn't energy. Joules and units of a block's own are the file's."""
+    """The minimised quantity, where it isn't energy. Joules and units of a block's own are the file's."""
     told = _object(file.report.get("objective"))
     name, bound = told.get("name"), finite(told.get("bound"))
     if name == RAM:
@@ -376,7 +376,7 @@ def _run(report: Mapping[str, object]) -> WholeTraining | None:
 
 
 def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
-    """What is said of a training, where its joules are no less than its steps': idle ones are the file's."""
+    """The figures of a training, where its joules are no less than its steps': idle ones are the file's."""
     energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
     if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
         return dict(made)
@@ -425,7 +425,7 @@ def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> s
 
 
 def _same(key: str, here: object, there: object, simulation: Simulation) -> bool:
-    """Whether two values are equal within the rounding of sums."""
+    """Tell whether two values are equal within the rounding of sums."""
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         return set(here) <= set(there) and all(_same(name, here[name], there[name], simulation) for name in here)
     if isinstance(there, float) and isinstance(here, int | float) and not isinstance(here, bool):

@@ -76,7 +76,7 @@ def recomputed(view: View) -> tuple[Recomputed, ...]:
 
 
 def streamed(view: View) -> dict[int, Variant]:
-    """How each run goes that streams operands, by its instruction."""
+    """Each run that streams operands, by its instruction."""
     operators = view.problem.operators
     ways = {
         k: operators[run.target].variant(run.variant) for k, run in enumerate(view.plan.instructions) if run.variant
@@ -103,7 +103,7 @@ def paged(view: View) -> tuple[Paged, ...]:
 
 
 class Lane(StrEnum):
-    """What works."""
+    """The worker."""
 
     CPU = "cpu"
     CHANNEL = "channel"
@@ -111,7 +111,7 @@ class Lane(StrEnum):
 
 
 class SliceKind(StrEnum):
-    """What it does."""
+    """The work."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -227,12 +227,12 @@ class View:
 
     @property
     def title(self) -> str:
-        """What was scheduled, and on what."""
+        """Network and device."""
         return f"{self.name} on {self.device}"
 
     @property
     def problem(self) -> Problem:
-        """What the plan schedules."""
+        """The problem that the plan schedules."""
         return self.plan.problem
 
     @cached_property
@@ -242,7 +242,7 @@ class View:
 
     @cached_property
     def store_all_live_bytes(self) -> tuple[int, ...]:
-        """What ordinary training has in RAM while each operator runs: one figure an operator, in bytes."""
+        """Bytes of ordinary training in RAM while each operator runs: one figure an operator, in bytes."""
         ordinary = store_all(self.problem)
         live = simulate(ordinary).live_bytes
         found = [0] * len(self.problem.operators)
@@ -294,7 +294,7 @@ class View:
 
     @cached_property
     def reached_s(self) -> tuple[float, ...]:
-        """When the CPU reaches each instruction: from then on what it allocates is in RAM."""
+        """Moments at which the CPU reaches each instruction: from then on what it allocates is in RAM."""
         cpu, found = 0.0, []
         for index, step in enumerate(self.plan.instructions):
             found.append(cpu)
@@ -304,13 +304,13 @@ class View:
 
     @cached_property
     def left_s(self) -> tuple[float, ...]:
-        """When the CPU leaves each instruction for the next one."""
+        """Moments at which the CPU leaves each instruction for the next one."""
         cpu = self.reached_s[1:]
         makespan = self.simulation.makespan_s
         return (*cpu, makespan) if self.plan.instructions else ()
 
     def beside(self, action: Action) -> bool:
-        """Whether instructions of that kind run on the transfer channel, beside the CPU."""
+        """Tell whether instructions of that kind run on the transfer channel, beside the CPU."""
         return self.problem.dma and action in (Action.PAGE_IN, Action.PAGE_OUT)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a sweep asks: one TOML file, read into points, each with a key that says exactly what it is.
+"""Questions of a sweep: one TOML file, read into points, each with a key that says exactly what it is.
 
     models = ["lenet", { model = "net.onnx", batch = 4, train = ["fc.*"], loss = "mse" },
               { model = "open.onnx", dims = { height = 160 }, shapes = { x = "1x3x?x160" }, values = { sr = 16000 } }]
@@ -40,7 +40,7 @@ from poetopt.util.inputs import TABLE_BYTES, digest, is_regular, is_special, par
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
 Value = str | int | float | None
-"""What a cell of a row may hold."""
+"""The values of a row's cells."""
 ERROR = "error"
 """The status of a point whose model or device could not be used at all."""
 WHOLE_LIMIT = 0.95
@@ -116,7 +116,7 @@ MUST: Mapping[str, Check] = {
     **dict.fromkeys(("time_limit", "gap"), (lambda v: isinstance(v, str | int | float) and not isinstance(v, bool),
                                             "text or a number")),
 }  # fmt: skip
-"""What the values of keys are; of all others, true or false."""
+"""The kinds of values of keys; of all others, true or false."""
 
 
 @dataclass(frozen=True, kw_only=True)

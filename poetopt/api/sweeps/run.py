@@ -38,7 +38,7 @@ def progress_line(state: State) -> str:
 
 
 def sweep_lines(found: Swept) -> list[str]:
-    """How the points ended, and where the rows are."""
+    """The ends of points, and the place of the rows."""
     ended = Counter(str(row["status"]) for row in found.rows)
     states = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
     lines = [
@@ -130,7 +130,7 @@ def connected(scheduler: str | None, workers: int) -> Iterator[Client]:
 
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
-    """What begins in the block, threads and processes, is never told of Ctrl-C; this process is at the block's end.
+    """Keep threads and processes that begin in the block from being told of Ctrl-C; this process is at the block's end.
 
     A terminal sends Ctrl-C to workers as well, and each would show a traceback of its own. They end with the cluster.
     """
@@ -200,7 +200,7 @@ def installed_version() -> str:
 
 @dataclass(frozen=True)
 class State:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     done, here, total
         Points with a row; those of them that this run made; all.

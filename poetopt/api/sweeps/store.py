@@ -166,7 +166,7 @@ def _kind(name: str) -> str:
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether a cell holds what its column is for: SQLite itself takes anything anywhere."""
+    """Tell whether a cell holds what its column is for: SQLite itself takes anything anywhere."""
     if name == "status":
         return value in (*Status, FAILED, ERROR)
     if value is None:

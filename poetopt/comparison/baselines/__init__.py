@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a method takes into account: a row of Table 1 of the paper, and paging.
+    """The facts that a method takes into account: a row of Table 1 of the paper, and paging.
 
     general_graphs
         Defined for graphs, not only for chains.

@@ -1,4 +1,4 @@
-"""How a heuristic's candidates become its answer: simulated, laid out, and the cheapest that fits."""
+"""The way from a heuristic's candidates to its answer: simulated, laid out, and the cheapest that fits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from poetopt.util.errors import NoScheduleError, PlanError
 from poetopt.util.units import show_limit
 
 LAYOUTS = 12
-"""How many of the cheapest candidates are laid out before the method gives up."""
+"""Number of the cheapest candidates that are laid out before the method gives up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a method may be told beside the RAM budget.
+    """Settings of a method beside the RAM budget.
 
     deadline_s
         Bound on the makespan, or None.

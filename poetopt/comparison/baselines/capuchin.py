@@ -92,7 +92,7 @@ class _Evictions:
         self.schedule = Schedule()
 
     def swappable(self, gap: _Gap) -> bool:
-        """Whether there is a storage, and room on it for the gap's tensor."""
+        """Tell whether there is a storage, and room on it for the gap's tensor."""
         if not self.problem.paging:
             return False
         capacity = self.problem.storage_blocks

@@ -60,10 +60,10 @@ STEPS = (
 )
 """Scope of the relaxation, and shares of the budget at which it is solved; a further step where no rounding fits."""
 CERTAIN = 2
-"""How many relaxations are solved however long they take."""
+"""Number of relaxations that are solved however long they take."""
 THRESHOLDS = tuple(step / 20 for step in range(1, 20))
 DRAWS = 40
-"""How many random roundings of either kind are tried."""
+"""Number of random roundings of either kind."""
 INTEGRAL = 1e-6
 """Of S*, what counts as 0 or 1: solvers' tolerance."""
 RELAXATION_S = 15.0
@@ -113,7 +113,7 @@ def rounded(problem: Problem, relaxed: Floats) -> Iterator[Schedule]:
 
 
 def integral(relaxed: Floats) -> bool:
-    """Whether S* keeps each tensor or doesn't."""
+    """Tell whether S* keeps each tensor or doesn't."""
     return bool(np.minimum(relaxed, 1.0 - relaxed).max(initial=0.0) < INTEGRAL)
 
 
@@ -159,7 +159,7 @@ def in_seconds(problem: Problem) -> Problem:
 
 
 def proportional(problem: Problem) -> bool:
-    """Whether joules are seconds times one power, so that both objectives have the same optima."""
+    """Tell whether joules are seconds times one power, so that both objectives have the same optima."""
     powers = [op.energy_j / op.time_s for op in problem.operators if op.time_s > 0]
     free = all(op.energy_j == 0 for op in problem.operators if op.time_s == 0)
     return free and (not powers or max(powers) - min(powers) <= 1e-9 * max(powers))

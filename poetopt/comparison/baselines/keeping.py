@@ -1,4 +1,4 @@
-"""What the rematerialization heuristics share: from what is kept to what is recomputed.
+"""Common parts of the rematerialization heuristics: from what is kept to what is recomputed.
 
 `S[t, i]`: tensor i is in RAM as stage t begins. `R`: the pairs (stage, operator) that run again. The heuristics
 choose S, and R follows from it: what S gains during a stage must be computed in it, and so must, in turn, what these
@@ -102,7 +102,7 @@ Kept = NDArray[np.bool_]
 
 
 def irreplaceable(problem: Problem, tensor: int) -> bool:
-    """Whether no recompute can bring the tensor back."""
+    """Tell whether no recompute can bring the tensor back."""
     return not problem.may_recompute(tensor)
 
 

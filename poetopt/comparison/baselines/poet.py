@@ -49,7 +49,7 @@ def schedule_remat_only(problem: Problem, ram_bytes: int, settings: Settings = D
 
 
 def options(ram_bytes: int, settings: Settings, *, paging: bool = True, remat: bool = True) -> Options:
-    """What the engine is asked."""
+    """The engine's options."""
     return Options(
         ram_bytes=ram_bytes,
         deadline_s=settings.deadline_s,

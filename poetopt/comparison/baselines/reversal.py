@@ -44,7 +44,7 @@ DROP = -2
 
 @dataclass(frozen=True)
 class Footprint:
-    """What the segments of a chain take, in bytes; one entry a segment unless said otherwise.
+    """Bytes that the segments of a chain take; one entry a segment unless said otherwise.
 
     state
         What crosses from segment k-1 to k; 0 for the first (graph inputs are counted apart) and for the end.
@@ -70,7 +70,7 @@ class Footprint:
 
 
 def tape_of(chain: ForwardChain, k: int) -> frozenset[int]:
-    """What segment k's backward pass, or a later operator, reads of its outputs (but for the loss's own)."""
+    """The part of segment k's outputs that its backward pass, or a later operator, reads (but for the loss's own)."""
     problem, last = chain.problem, chain.problem.last_forward
     return frozenset(
         i

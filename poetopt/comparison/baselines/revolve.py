@@ -170,7 +170,7 @@ MARGIN = 0.25
 
 
 class Hold(IntEnum):
-    """When the state behind an interval is held rather than made again."""
+    """Cases in which the state behind an interval is held, not made again."""
 
     NEVER = 0
     SINGLE = 1
