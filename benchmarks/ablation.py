@@ -49,12 +49,6 @@ def _replays() -> None:
     Replays.follow = lambda *_: False  # type: ignore[method-assign]
 
 
-def _labels() -> None:
-    from poetopt.search.labels import LabelSetting
-
-    LabelSetting.of = lambda *_: None  # type: ignore[method-assign]
-
-
 def _relaxation() -> None:
     from poetopt.search.relaxation import RelaxedRun
 
@@ -89,7 +83,7 @@ def _repetition() -> None:
 
 
 def _pressure() -> None:
-    from poetopt.formulations.retention.pressure import Pressure
+    from poetopt.formulations.retention.chain_cuts import Pressure
 
     Pressure.note = lambda *_: None  # type: ignore[method-assign]
     Pressure.begun = lambda *_: None  # type: ignore[method-assign]
@@ -119,7 +113,6 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "windows": _windows,
     "core": _core,
     "replays": _replays,
-    "labels": _labels,
     "relaxation": _relaxation,
     "cut-pool": _cut_pool,
     "scope-difference": _scope_difference,

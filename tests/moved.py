@@ -12,8 +12,8 @@ import itertools
 import pyomo.environ as pyo
 import pytest
 
-from poetopt.formulations import decisions
 from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.decisions import page_ins, page_outs, recomputes
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Terms
@@ -34,7 +34,7 @@ def _few_outs(block: PyomoBlock, *, most: int) -> None:
     """sum of the page-outs in forward stages <= N."""
     model = block.model()
     last = model.space.problem.last_forward
-    early = [out.variable for out in decisions.page_outs(model) if out.stage <= last]
+    early = [out.variable for out in page_outs(model) if out.stage <= last]
     block.within = pyo.Constraint(expr=sum(early) <= most if early else pyo.Constraint.Feasible)
 
 
@@ -60,9 +60,9 @@ def _priced(block: PyomoBlock, *, since: int, early: bool, more: float) -> None:
     """E = more * the joules of what is decided in dear stages."""
     model = block.model()
     operators, tensors = model.space.problem.operators, model.space.problem.tensors
-    parts = [(one, operators[one.target].energy_j) for one in decisions.recomputes(model)]
-    parts += [(one, tensors[one.target].page_in_j) for one in decisions.page_ins(model)]
-    parts += [(one, tensors[one.target].page_out_j) for one in decisions.page_outs(model)]
+    parts = [(one, operators[one.target].energy_j) for one in recomputes(model)]
+    parts += [(one, tensors[one.target].page_in_j) for one in page_ins(model)]
+    parts += [(one, tensors[one.target].page_out_j) for one in page_outs(model)]
     dear = [(one.variable, more * joules) for one, joules in parts if _dear(one.stage, since, early)]
     block.energy_j = Terms([variable for variable, _ in dear], [joules for _, joules in dear])
 
@@ -100,10 +100,10 @@ def _by(block: PyomoBlock, *, limit_s: float) -> None:
     model = block.model()
     problem = model.space.problem
     last, tensors = problem.last_forward, problem.tensors
-    parts = [(one, problem.operators[one.target].time_s) for one in decisions.recomputes(model)]
+    parts = [(one, problem.operators[one.target].time_s) for one in recomputes(model)]
     if not problem.dma:
-        parts += [(one, tensors[one.target].page_in_s) for one in decisions.page_ins(model)]
-        parts += [(one, tensors[one.target].page_out_s) for one in decisions.page_outs(model)]
+        parts += [(one, tensors[one.target].page_in_s) for one in page_ins(model)]
+        parts += [(one, tensors[one.target].page_out_s) for one in page_outs(model)]
     room = limit_s - sum(one.time_s for one in problem.operators[: last + 1])
     before = [seconds * one.variable for one, seconds in parts if one.stage <= last and seconds]
     block.within = pyo.Constraint(expr=sum(before) <= room + TOLERANCE if before else pyo.Constraint.Feasible)

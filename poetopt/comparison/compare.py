@@ -32,7 +32,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.limits import hardest_step, impossible
-from poetopt.search.proof import outdone
+from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.version import __version__

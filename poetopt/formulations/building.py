@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Limits, Space, contributions
+from poetopt.formulations.block import Limits, Space, contributions, declare
 from poetopt.formulations.callbacks import answer, fill, told_once
+from poetopt.formulations.composition import baselines_j
 from poetopt.formulations.figures import asked
 from poetopt.formulations.finish import finish
 from poetopt.formulations.goal import ENERGY
-from poetopt.formulations.judgement import baselines_j
 from poetopt.formulations.rows import linear
-from poetopt.formulations.sets import declare
 from poetopt.graph.problem import Problem, check_problem
 from poetopt.util.errors import FormulationError
 from poetopt.util.garbage import building

@@ -10,20 +10,78 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.block import SETS, Block, PyomoBlock
 from poetopt.formulations.goal import Goal
-from poetopt.formulations.rows import Count, Row
-from poetopt.formulations.sets import SETS
+from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row
+from poetopt.plan.schedule import FractionalSchedule, Schedule
 from poetopt.util import work as clock
 from poetopt.util.errors import FormulationError, PoetError
 from poetopt.util.plugins import failure, origin, registered
+
+# What the engine asks of a formulation, beside its blocks: points, no-good cuts, and a search without a model.
+#
+# The engine knows no formulation; a formulation fills these, each of them once.
+
+Values = list[tuple[Any, Floats]]
+"""Variables, and the values of their entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """What has a price in a model, for costs that are Params: the entries of variables, and whose they are.
+
+    computes, page_ins, page_outs
+        (an entry, the place of its operator or tensor).
+    blocks
+        The blocks whose contributions these are.
+    budget
+        The Constraint on the budget, in the space's `memory_unit`; rows that separators find for its block are, too.
+    """
+
+    computes: Sequence[tuple[Any, int]]
+    page_ins: Sequence[tuple[Any, int]]
+    page_outs: Sequence[tuple[Any, int]]
+    blocks: frozenset[str]
+    budget: Any
+
+
+class NoGood(Protocol):
+    """See `Formulation.no_good`."""
+
+    def __call__(self, model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """How the points of a model and schedules stand for each other.
+
+    schedule
+        (model, integral point) -> the schedule that the point stands for.
+    values
+        (model, schedule) -> a point of the model for the schedule, as a warm start; None where the schedule has a
+        decision that the space lacks.
+    stages
+        model -> for each integer variable, the stage of each of its entries.
+    fractional
+        (model, point of the relaxation) -> the share of each decision.
+    labels
+        model -> a readable name of each entry of its variables, for model files.
+    """
+
+    schedule: Callable[[Any, PointLike], Schedule]
+    values: Callable[[Any, Schedule], Values | None]
+    stages: Callable[[Any], list[tuple[Any, Ints]]]
+    fractional: Callable[[Any, PointLike], FractionalSchedule]
+    labels: Callable[[Any], list[tuple[Any, Sequence[str]]]]
+
 
 ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
 """What `Formulation.abstract` sets on the model itself."""

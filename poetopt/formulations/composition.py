@@ -7,12 +7,60 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.formulations.callbacks import checked
-from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal
+from poetopt.formulations.callbacks import answer, checked
+from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal, Trial
+from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
+    from poetopt.plan.instructions import Plan
+    from poetopt.plan.simulate import Simulation
+
+
+def reserve_bytes(blocks: Sequence[Block], problem: Problem) -> int:
+    """Bytes of the budget that blocks take for the whole step."""
+    return sum(int(answer(b, "reserve_bytes", problem)) for b in blocks if b.reserve_bytes is not None)
+
+
+def baselines_j(blocks: Sequence[Block], problem: Problem) -> tuple[dict[str, float], float]:
+    """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
+    found: dict[str, float] = {}
+    total = problem.baseline_energy_j
+    for block in blocks:
+        found[block.name] = total
+        if block.base_j is not None:
+            total += answer(block, "base_j", problem, total)
+    return found, total
+
+
+def trial(blocks: Sequence[Block], plan: Plan, simulation: Simulation) -> Trial:
+    """A simulated plan with what blocks add to it, each to what those before it have made of it."""
+    before, total = baselines_j(blocks, plan.problem)
+    overhead = simulation.overhead_j
+    for block in blocks:
+        if block.adds_j is not None:
+            overhead += answer(block, "adds_j", Trial(plan, simulation, before[block.name], overhead))
+    return Trial(plan, simulation, total, overhead)
+
+
+def refusal(blocks: Sequence[Block], found: Trial) -> str | None:
+    """Why a simulated plan breaks a block's rule, or None."""
+    for block in blocks:
+        reason: str | None = None if block.refuses is None else answer(block, "refuses", found)
+        if reason is not None:
+            return reason
+    return None
+
+
+def impossible(blocks: Sequence[Block], problem: Problem) -> str | None:
+    """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
+    _, baseline_j = baselines_j(blocks, problem)
+    for block in blocks:
+        told = None if block.impossible is None else answer(block, "impossible", problem, baseline_j)
+        if told is not None:
+            return str(told)
+    return None
 
 
 def with_block(chosen: Formulation, blocks: Sequence[Block], name: str | None, doc: str | None) -> Formulation:
@@ -85,7 +133,7 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
     """One with other blocks: without what holds of these alone.
 
     Another block may care for decisions that a lean space lacks, and for what the arguments behind scope-difference
-    cuts and label setting leave out.
+    cuts leave out.
     """
     return replace(
         chosen,
@@ -95,7 +143,6 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
         lean=False,
         scope_difference=None,
         streaming_difference=None,
-        label_search=None,
     )
 
 

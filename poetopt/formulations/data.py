@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 
+from poetopt.formulations.block import distinct
 from poetopt.formulations.callbacks import told_once
 from poetopt.formulations.figures import is_figure
-from poetopt.formulations.sets import distinct
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
 from poetopt.util.errors import FormulationError
 

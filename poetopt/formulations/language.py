@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.environ as pyo
 
-from poetopt.formulations import building, composition, judgement
+from poetopt.formulations import building, composition
 from poetopt.formulations.block import (
     Block,
+    IndexSet,
     Limits,
     PyomoBlock,
     PyomoRow,
@@ -40,12 +41,10 @@ from poetopt.formulations.block import (
     baseline_before_j,
     contributions,
 )
-from poetopt.formulations.callbacks import answer, checked
-from poetopt.formulations.contract import Labels, LabelSearch, NoGood, Points, Priced, Values
+from poetopt.formulations.callbacks import NoGood, Points, Priced, Values, answer, checked
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
-from poetopt.formulations.sets import IndexSet
 from poetopt.graph.problem import Problem
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ __all__ = [
     "Formulation",
     "IndexSet",
     "Ints",
-    "LabelSearch",
-    "Labels",
     "Limits",
     "NoGood",
     "PointLike",
@@ -129,9 +126,6 @@ class Formulation:
     thrift
         Optional, with `no_good`: model -> the rows of points that waste nothing. They are added before the first
         schedule is left out, so that no other point stands for it.
-    label_search
-        Optional: (problem, limits, scope, paging, remat) -> an exact search without a model, or None where there is
-        none. It knows nothing of further blocks.
     outer
         Optional: a relaxation with a point for each plan at all, those that are no points of this one's included. Where
         it has none, no plan exists.
@@ -153,7 +147,6 @@ class Formulation:
     streaming_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
     no_good: NoGood | None = None
     thrift: Callable[[Any], list[Row]] | None = None
-    label_search: Callable[[Problem, Limits, str, bool, bool], LabelSearch | None] | None = None
     outer: Formulation | None = None
 
     def __post_init__(self) -> None:
@@ -208,7 +201,7 @@ class Formulation:
         doc
             For people; by default what it is made of, and what its blocks ask for.
 
-        The new one has whole spaces, no scope-difference cuts and no label search: their arguments hold only of blocks
+        The new one has whole spaces, no scope-difference cuts: their arguments hold only of blocks
         that are known.
 
         Raises FormulationError for a name that is there already, a second block with a goal, or what isn't a block.
@@ -237,23 +230,23 @@ class Formulation:
 
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
-        return judgement.reserve_bytes(self.blocks, problem)
+        return composition.reserve_bytes(self.blocks, problem)
 
     def baseline_j(self, problem: Problem) -> float:
         """Joules of one compute of each operator, with what blocks add."""
-        return judgement.baselines_j(self.blocks, problem)[1]
+        return composition.baselines_j(self.blocks, problem)[1]
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
         """A simulated plan with what blocks add to it, each to what those before it have made of it."""
-        return judgement.trial(self.blocks, plan, simulation)
+        return composition.trial(self.blocks, plan, simulation)
 
     def refusal(self, trial: Trial) -> str | None:
         """Why a simulated plan breaks a block's rule, or None."""
-        return judgement.refusal(self.blocks, trial)
+        return composition.refusal(self.blocks, trial)
 
     def impossible(self, problem: Problem) -> str | None:
         """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
-        return judgement.impossible(self.blocks, problem)
+        return composition.impossible(self.blocks, problem)
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
         """The AbstractModel: nothing is constructed until `create_instance`.

@@ -25,7 +25,7 @@ from typing import Any
 import pyomo.environ as pyo
 
 from poetopt.formulations.block import contributions
-from poetopt.formulations.contract import Priced
+from poetopt.formulations.callbacks import Priced
 from poetopt.formulations.rows import Row
 from poetopt.graph.problem import Problem
 

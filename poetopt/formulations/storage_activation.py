@@ -33,10 +33,9 @@ import itertools
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, distinct, in_order
 from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.rows import Terms, linear, terms
-from poetopt.formulations.sets import distinct, in_order
 from poetopt.graph.problem import Problem
 
 

@@ -10,8 +10,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.schedule import Schedule
 from poetopt.search.heuristics.greedy import greedy
-from poetopt.search.heuristics.lasting import lasting_sets
-from poetopt.search.heuristics.ways import ALL_PLAIN, Ways, streamed_out
+from poetopt.search.heuristics.ways import ALL_PLAIN, Ways, lasting_sets, streamed_out
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.run import Run
 from poetopt.search.solution import Options, Solution

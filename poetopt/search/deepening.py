@@ -13,13 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from poetopt.formulations.scope import kind_words, scope_depth, scope_name
-from poetopt.search.budget import Budget
-from poetopt.search.labels import LabelSetting
-from poetopt.search.model import limits_of
+from poetopt.search.cutting import limits_of
 from poetopt.search.outer import no_plan
-from poetopt.search.proof import Proof
 from poetopt.search.relaxation import RelaxedRun
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.scope_search import interrupted, search_scope
 from poetopt.search.solution import Options
 from poetopt.search.tuning import (
@@ -29,7 +26,6 @@ from poetopt.search.tuning import (
     CLAIMED_SHARE,
     FINER,
     FINEST,
-    LABELS_SHARE,
     LEAST_S,
     NEARLY,
     NO_GOODS_SHARE,
@@ -89,7 +85,6 @@ class Deepening:
         self._proven: Proof | None = None
         self._nearly: Proof | None = None
         """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
-        self._labels: LabelSetting | None = None
         self._aside: tuple[Proof | None, bool] = None, False
         """Of the warm-up that leaves small tensors' room free: a Proof with cuts to use again; whether it closed."""
 
@@ -112,15 +107,11 @@ class Deepening:
         run = self._run
         if proof := self._beside_plain([asked]):
             return proof
-        # Label setting says as much of a depth, but depths are asked for to see what lies in them.
-        self._labels = LabelSetting.of(run, asked) if _wide(asked) else None
         quick = paid = True
         between = _between(self._scopes)
         for place, scope in enumerate(self._warm_ups):
             if place > 1 and not (paid and quick and self._last is not None and self._last.within(WARM_UP_GAP)):
                 break
-            if place and (proof := self._by_labels(asked)):
-                return proof
             budget, before = run.budget, run.incumbent.value
             left_s, begun_s = budget.meant_s, run.work.seconds
             finer = max(budget.gap / FINER, FINEST)
@@ -134,7 +125,7 @@ class Deepening:
             assert self._last is not None
             quick = run.work.seconds - begun_s <= WARM_UP_TIME * left_s
             paid = self._last.pays(before, run.options.gap)
-        last = self._by_labels(asked) or self._last_scope(asked, run.budget, no_goods=1.0)
+        last = self._last_scope(asked, run.budget, no_goods=1.0)
         return self._of_all(last, 1.0) if asked == self._scopes[-1] else last
 
     def _through(self) -> Proof:
@@ -154,10 +145,6 @@ class Deepening:
             if scope != top and _wide(scope):
                 self._warm_up(scope, run.budget.part(WARM_UP_SHARES[1]))
                 continue
-            if place == 1 and _wide(top):
-                self._labels = LabelSetting.of(run, top)
-                if proof := self._by_labels(top):
-                    return proof
             before = run.incumbent.value
             search = self._last_scope if _wide(scope) else self._search
             share = 1.0 if scope == top else NO_GOODS_SHARE
@@ -218,10 +205,9 @@ class Deepening:
         if relaxed is None:
             return self._search(scope, budget, no_goods=no_goods)
         self._at_hand = scope
-        bound = 0.0 if self._labels is None else self._labels.bound_j
-        run.enter(scope, bound)
+        run.enter(scope)
         cuts, closed = self._aside
-        found = search_scope(relaxed, scope, budget, cuts, bound=bound, bound_only=closed)
+        found = search_scope(relaxed, scope, budget, cuts, bound_only=closed)
         if found.infeasible or run.closed(run.options.gap) or run.remaining_s(run.budget) < LEAST_S:
             self._last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
             return self._last
@@ -243,23 +229,8 @@ class Deepening:
 
     def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
         self._at_hand = scope
-        if self._labels is not None and scope == self._labels.scope:
-            bound = max(bound, self._labels.bound_j)
         self._last = search_scope(self._run, scope, budget, self._last, no_goods=no_goods, bound=bound)
         return self._last
-
-    def _by_labels(self, scope: str) -> Proof | None:
-        """What label setting proves of `scope`, if that is enough."""
-        run, labels = self._run, self._labels
-        if labels is None:
-            return None
-        self._at_hand = scope
-        run.enter(scope, labels.bound_j)
-        with run.timed("labels"):
-            labels.climb(run.budget.part(LABELS_SHARE))
-        if not run.closed(run.options.gap):
-            return None
-        return Proof(scope, run.scope, run.bound, False, run.incumbent.value, True, True)
 
 
 def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -> Proof:

@@ -13,14 +13,17 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from poetopt.formulations.goal import ENERGY
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, Effects, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
+from poetopt.search.run import Proof, Run
+from poetopt.search.solution import OPTIMAL_GAP, DeadlineModel
 
 MOST_OPERATORS, MOST_TENSORS = 8, 12
 """Of more the states would run out before anything is known, and each has too many ways to make room."""
@@ -315,3 +318,54 @@ def _offsets(problem: Problem, room: int) -> list[int]:
         if len(found) > MOST_STATES:
             break
     return sorted(found)
+
+
+DECIDING_SHARE = 0.5
+"""Of the time limit, for a look at all plans, where there are few."""
+CLOSED_STATES = 5_000
+"""So many states are looked at where a scope is proven: a plan outside of it may be better."""
+
+
+def decidable(run: Run) -> bool:
+    """Whether every plan is asked for, by nothing but energy, RAM and the makespan, and there are few."""
+    chosen, options = run.chosen, run.options
+    plain = chosen.goal is ENERGY and all(block.name in chosen.simulated for block in chosen.blocks)
+    timed = options.deadline_s is None or options.deadline_model is DeadlineModel.MAKESPAN
+    return chosen.plans_count and plain and timed and options.scope in ("auto", "full") and small(run.problem)
+
+
+def decided(run: Run, proof: Proof) -> Proof:
+    """`proof`, or what is known of all plans where that is more: a better plan, a higher bound, or that there is none.
+
+    The bound of bytes and seconds alone holds whatever layouts say.
+    """
+    incumbent, options = run.incumbent, run.options
+    if proof.of_all:
+        return proof
+    best = incumbent.best
+    closed = best is not None and (best.value <= 0 or run.closed(max(options.gap, OPTIMAL_GAP)))
+    asked = Asked(
+        options.ram_bytes - run.chosen.reserve_bytes(run.problem), options.deadline_s, options.paging, options.remat
+    )
+    bound = 0.0
+    for placed in (False, True):
+        ceiling = math.inf if incumbent.value is None else incumbent.value
+        most = CLOSED_STATES if closed else MOST_STATES
+        found = cheapest(run.problem, replace(asked, placed=placed, floor=bound), ceiling, run.latest, most)
+        bound = max(bound, found.bound)
+        if found.plan is None:
+            break
+        if incumbent.take(found.plan):
+            break
+    value = incumbent.value
+    run.least = max(run.least, bound if value is None else min(bound, value))
+    if value is None and bound == math.inf:
+        return replace(proof, asked="full", scope="full", bound=0.0, infeasible=True, of_all=True, closed=False)
+    if value is None or (closed and incumbent.best is best):
+        return proof if value is not None else replace(proof, bound=max(bound, proof.bound))
+    bound = min(bound, value)
+    if bound < proof.bound and incumbent.best is best:
+        return proof
+    run.enter("full", bound)
+    gap = run.closed(options.gap)
+    return replace(proof, asked="full", scope="full", bound=bound, infeasible=False, value=value, closed=gap, note="")

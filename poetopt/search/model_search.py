@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solvers.solver import Capability, Outcome, Point, Session
-from poetopt.formulations.contract import Values
+from poetopt.formulations.callbacks import Values
 from poetopt.formulations.rows import PointLike, Row
-from poetopt.search.budget import Budget
 from poetopt.search.cutting import cut
 from poetopt.search.neighbourhoods import core_search, rolling_windows
 from poetopt.search.parallel_tree import ParallelTree
-from poetopt.search.proof import Ending
 from poetopt.search.replays import Replays
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Ending, Run
 from poetopt.search.tuning import (
     ANEW,
     CORE_GAP,

@@ -16,8 +16,7 @@ from poetopt.backends.solvers.solver import Capability, Frozen, Outcome, Point, 
 from poetopt.formulations.rows import Floats
 from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import Schedule
-from poetopt.search.budget import Budget
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import CORE_S, CORES, LEAST_S, NARROWEST, WINDOW_S, WINDOWS
 
 

@@ -15,10 +15,8 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.enumeration import count_recomputes
 from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import COMPUTES, Feature
-from poetopt.search.budget import Budget
-from poetopt.search.cutting import cut
-from poetopt.search.model import limits_of, model_of, session_of
-from poetopt.search.run import Run
+from poetopt.search.cutting import cut, limits_of, model_of, session_of
+from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import CUT_SHARE, LEAST_S
 from poetopt.util import work as clock
 from poetopt.util.errors import BackendUnavailableError, FormulationError, InfeasibleError, TimeUpError

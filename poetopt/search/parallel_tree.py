@@ -18,11 +18,9 @@ from poetopt.backends.solvers.nodes import Nodes, StoppedError
 from poetopt.backends.solvers.solver import Capability, Point, Session
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.search.branching.branch_and_cut import BranchAndCut
-from poetopt.search.branching.candidates import worth
-from poetopt.search.branching.tree import Tree
-from poetopt.search.budget import Budget
+from poetopt.search.branching.tree import Tree, worth
 from poetopt.search.replays import Replays
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import TREE_GRACE_S
 from poetopt.util import interrupts
 from poetopt.util.work import Elapsed

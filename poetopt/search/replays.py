@@ -6,10 +6,9 @@ import math
 from typing import Any
 
 from poetopt.formulations.rows import PointLike
-from poetopt.search.budget import Budget
 from poetopt.search.heuristics.list_scheduling import list_schedule
 from poetopt.search.heuristics.problem_space import ProblemSpace
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import (
     OFFER_WORK,
     PERTURB_MOST,

@@ -6,9 +6,10 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from poetopt.backends.solvers.solver import Capability, backend
@@ -17,13 +18,159 @@ from poetopt.formulations.rows import PointLike, Row
 from poetopt.formulations.scope import scope_name
 from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import Schedule
-from poetopt.search.budget import Budget
 from poetopt.search.incumbent import Incumbent
-from poetopt.search.proof import Proof
 from poetopt.search.solution import Listener, Options, Progress
 from poetopt.search.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, OBJECTIVE_TARGET, PACE_S
 from poetopt.util import interrupts
 from poetopt.util.work import Elapsed, Work
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The work and the gap of one part of a search. Seconds are those of `Work.seconds`: the clock decides nothing.
+
+    work
+        Where the search counts what it does.
+    effort_s
+        What shares are of. Once it is spent, as much again is meant, and so on.
+    gap
+        A plan that is proven to within this share of its value is enough.
+    until
+        The count at which the part ends; inf: it ends with the search.
+    nearly_until
+        The count at which the part ends already where a plan is proven to within `NEARLY`.
+    in_reach
+        Whether the part ends as soon as, at the pace so far, the proof won't be there in time.
+    """
+
+    work: Work
+    effort_s: float
+    gap: float
+    until: float = math.inf
+    nearly_until: float = math.inf
+    in_reach: bool = False
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; negative once they are over, or the clock ended the search."""
+        clock_s = self.work.clock_s
+        return clock_s if clock_s < 0 else self.until - self.work.seconds
+
+    @property
+    def limit_s(self) -> float:
+        """The time limit of one call of a solver: the clock's alone, unless the solver doesn't count its work."""
+        return min(self.work.clock_s, self.remaining_s) if isinstance(self.work, Elapsed) else self.work.clock_s
+
+    @classmethod
+    def by_clock(cls, until: float) -> Budget:
+        """All that fits until that moment (of `time.monotonic`)."""
+        work = Elapsed(until=until)
+        return cls(work, max(work.clock_s, 0.0), 0.0)
+
+    @property
+    def meant_s(self) -> float:
+        """Seconds that the part is meant to take from now on, if it needs them."""
+        done = self.work.seconds
+        effort_s = max(self.effort_s, 1e-3)
+        while effort_s <= done:
+            effort_s *= 2
+        return min(effort_s - done, max(self.remaining_s, 0.0))
+
+    def part(self, share: float) -> Budget:
+        """The same gap in a share of what is meant."""
+        return self.for_s(share * self.meant_s)
+
+    def for_s(self, seconds: float) -> Budget:
+        """The same gap in so many seconds."""
+        return replace(self, until=min(self.until, self.work.seconds + seconds))
+
+    def nearly_after(self, share: float) -> Budget:
+        """The same, which ends after a share of its seconds where a plan is nearly proven."""
+        return replace(self, nearly_until=self.work.seconds + share * self.meant_s)
+
+
+BETTER = 1e-6
+"""A plan is better than anything in a scope where it is below the scope's bound by this share of it."""
+
+
+def outdone(value: float, bound: float) -> bool:
+    """Whether no schedule of a scope with this bound is as good as a plan of this value."""
+    return value < bound * (1 - BETTER)
+
+
+class Ending(Enum):
+    """How the search of one model ended."""
+
+    FINISHED = "solved within the gap"
+    STOPPED = "out of time"
+    REFUSED = "solved, and its best schedule was refused by the layout or the clock"
+    EXHAUSTED = "every schedule was refused by the layout, the clock or a block"
+    INFEASIBLE = "proven to have no schedule"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What one scope ended with.
+
+    asked, scope
+        The scope as options spell it, and as results call it.
+    bound
+        No schedule in the scope is better.
+    value
+        The best plan's, or None.
+    closed
+        Whether the value is within the gap of the bound.
+    finished
+        Whether the model was solved to the end: what is open then is open because of the layout or the clock.
+    exhausted
+        Whether each of its schedules was refused, one after the other.
+    of_all
+        Of an infeasible one: whether no plan exists at all, also none of those that no scope holds.
+    note
+        What a wider scope left open, if any.
+    sources
+        The blocks whose lazy constraints the bound may rest on.
+    binding
+        The cuts that were tight at the end, by block and key: a wider scope starts with them.
+    """
+
+    asked: str
+    scope: str
+    bound: float
+    infeasible: bool
+    value: float | None
+    closed: bool
+    finished: bool = False
+    exhausted: bool = False
+    of_all: bool = False
+    note: str = ""
+    sources: frozenset[str] = frozenset()
+    binding: tuple[tuple[str, Hashable], ...] = ()
+
+    @property
+    def outdone(self) -> bool:
+        """Whether the plan is better than anything in the scope, so that it lies outside."""
+        return self.value is not None and outdone(self.value, self.bound)
+
+    @property
+    def gap(self) -> float:
+        """Of the best plan against this scope's bound."""
+        return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
+
+    def within(self, share: float) -> bool:
+        """Whether there is a plan, and no more than that `share` of it is open."""
+        return self.value is not None and self.gap <= share
+
+    @property
+    def settled(self) -> bool:
+        """Whether a wider scope need not search this one again."""
+        return self.closed or self.infeasible
+
+    def pays(self, before: float | None, gap: float) -> bool:
+        """Whether a scope that began with a plan of `before` has found enough for a wider one to be worth it."""
+        if before is None or self.value is None:
+            return False
+        return self.outdone or before - self.value > gap * max(self.value, 1e-300)
 
 
 @dataclass

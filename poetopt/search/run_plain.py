@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from poetopt.graph.problem import Feature, Problem
 from poetopt.plan.schedule import Schedule
 from poetopt.search.deepening import Deepening
-from poetopt.search.proof import Proof
-from poetopt.search.run import Run
+from poetopt.search.run import Proof, Run
 from poetopt.search.scope_search import relax_scope
 from poetopt.search.tuning import LEAST_S, RELAX_SHARE, RUN_PLAIN
 

@@ -87,9 +87,6 @@ FINER, FINEST = 6.0, 5e-3
 """A warm-up is searched to this many times less than the gap that is asked for, but to no less than FINEST: a schedule
 that costs 1 % too much there leaves 1 % open in each scope after it. Measured on zoo bert-base with 3 % asked: 0.7159 J
 at depth 8, where 0.6996 takes a second more."""
-LABELS_SHARE = 0.8
-"""Share of the remaining time that label setting may take, where the incumbent seems within its reach. Measured on
-exact_resnet18_cifar m4 25 %."""
 
 # One scope
 ATTEMPTS = 8
@@ -192,34 +189,6 @@ WINDOW_S = 4.0
 # The parallel tree
 TREE_GRACE_S = 0.3
 """What a solver closes in less isn't worth a second copy of the model."""
-
-# Label setting
-LABEL_FROM_NOTHING = 0.05
-"""The first limit is no less than this share of the incumbent."""
-LABEL_ROOM = 0.03
-"""How far the ceiling of a search is above its first limit, as a share of it. Below it a limit takes only what the
-ones before left out, but all of them keep what lies between. Measured on exact_resnet18_cifar m4 25 % in
-`forward`."""
-LABEL_WIDEST_STEP, LABEL_WIDE_STEP, LABEL_LEAST_STEP = 0.07, 0.01, 0.003
-"""How far a limit is above the one before, as a share of it: at most, at most once searches aren't brief, at least.
-Measured on exact_resnet18_cifar m4 25 and 40 %."""
-LABEL_BRIEF_S = 0.2
-"""Searches of this many seconds count as brief, however they compare."""
-LABEL_TIMES = 1.3
-"""How many times longer than the one before each search is meant to take, with what it has from that. Measured on
-exact_resnet18_cifar m4 25 and 40 %."""
-LABEL_APART = 0.02
-"""How fast seconds grow is seen by limits that are at least this share apart."""
-LABEL_PATIENCE, LABEL_PATIENCE_S = 3.0, 2.0
-"""A search is given up that takes LABEL_PATIENCE times what it took so far, and LABEL_PATIENCE_S seconds. Measured on
-exact_resnet18_cifar a72, where labels are many."""
-LABEL_REACH = 2.0
-"""Where a limit half of the way to the incumbent would take this many times what is left, it is out of reach.
-Measured on resnet18_cifar m4 15 %."""
-LABEL_OTHERS = 2
-"""How many other schedules of the least cost are looked for where the first one has no layout."""
-LABEL_TOLERANCE = 1e-6
-"""What costs as much costs no more than this share above it."""
 
 # The incumbent
 LAYOUT_S = 0.5

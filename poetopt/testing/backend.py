@@ -14,7 +14,7 @@ import numpy as np
 from poetopt.backends.solvers.solver import Backend, Capability, Frozen, Outcome, Point, Session
 from poetopt.backends.solvers.solver import backend as backend_of
 from poetopt.formulations.rows import Row
-from poetopt.search.diagnosis.exact import exact_bound
+from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Status
 from poetopt.testing import milp

@@ -11,7 +11,7 @@ import pytest
 from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 
-from poetopt.backends.solvers.compilation import compile_model
+from poetopt.backends.solvers.matrix import compile_model
 from poetopt.formulations import formulation
 from poetopt.util.errors import PoetError
 from tests.problems import random_tight

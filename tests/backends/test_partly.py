@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from pyomo.environ import Var
 
-from poetopt.backends.solvers import highs, highs_nodes, highs_pool, highs_relaxation
-from poetopt.backends.solvers.highs_pool import RowPool
-from poetopt.backends.solvers.highs_rows import HighsRows
+from poetopt.backends.solvers import highs, highs_nodes, highs_rows
+from poetopt.backends.solvers.highs_rows import HighsRows, RowPool
 from poetopt.backends.solvers.solver import Outcome, Session
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import Row
-from poetopt.search.diagnosis.exact import exact_bound
+from poetopt.search.cutting import model_of, session_of
+from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.model import model_of, session_of
 from poetopt.search.solution import Options, Status
 from poetopt.testing import milp
 from poetopt.testing.nodes import check_nodes
@@ -29,7 +28,7 @@ NEAR = 1e-6
 
 @pytest.fixture(autouse=True)
 def all_partly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(highs_relaxation, "LARGE", 0)
+    monkeypatch.setattr(highs, "LARGE", 0)
 
 
 def _to_the_end(session: Session) -> list[float]:
@@ -101,7 +100,7 @@ def test_rounds_of_cuts(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_what_was_purged_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that come one by one, each followed by a purge, end where they do together."""
-    monkeypatch.setattr(highs_pool, "BROKEN_CUT", 1e-9)
+    monkeypatch.setattr(highs_rows, "BROKEN_CUT", 1e-9)
     rng = np.random.default_rng(seed)
     problem = milp.covering(random.Random(seed), n=20, m=4)
     variable = next(problem.model.component_objects(Var))

@@ -11,8 +11,7 @@ import pytest
 from poetopt.formulations.block import Limits
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention import retention
-from poetopt.formulations.retention.dominated import dominated
-from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.enumeration import dominated, retention_space
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
@@ -66,7 +65,7 @@ def test_both_models_have_the_same_optimum(seed: int) -> None:
     problem = some_dear(rng, random_problem(rng, operators=10, training=True))
     scope = rng.choice(["depth:1", "depth:2", "forward", "full"])
     asked = Options(ram_bytes=random_budget(rng, problem), scope=scope, gap=1e-7)
-    all_ = replace(retention, name="all", lean=False, label_search=None)
+    all_ = replace(retention, name="all", lean=False)
     one, other = solve(problem, asked), solve(problem, replace(asked, formulation=all_))
     assert one.status is other.status
     if one.simulation is None or other.simulation is None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.retention.instants import Instants
+from poetopt.formulations.retention.instant import Instants
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats

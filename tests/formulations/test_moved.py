@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.formulations import decisions, formulation
+from poetopt.formulations import formulation
 from poetopt.formulations.block import Block, Limits, PyomoBlock
+from poetopt.formulations.decisions import page_outs
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.graph.problem import Problem
@@ -99,7 +100,7 @@ def test_columns_and_rows_are_as_ever_where_no_block_cares() -> None:
 
 def _reads(block: PyomoBlock) -> None:
     """Reads what it says that it doesn't care for."""
-    decisions.page_outs(block.model())
+    page_outs(block.model())
 
 
 def test_a_block_that_says_that_it_does_not_care_may_not_ask() -> None:

@@ -10,7 +10,7 @@ pytest.importorskip("pyomo")
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.enumeration import retention_space
-from poetopt.formulations.retention.no_good import no_good
+from poetopt.formulations.retention.scope_difference import no_good
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers

@@ -12,8 +12,8 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.backends.solvers.compilation import compile_model
-from poetopt.backends.solvers.names import column_names, row_names
+from poetopt.backends.solvers.matrix import compile_model
+from poetopt.backends.solvers.model_file import column_names, row_names
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError

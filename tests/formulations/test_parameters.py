@@ -13,7 +13,7 @@ from pyomo.core.base.units_container import UnitsError
 from pyomo.util.check_units import assert_units_consistent
 
 import poetopt as po
-from poetopt.backends.solvers.compilation import compile_model
+from poetopt.backends.solvers.matrix import compile_model
 from poetopt.formulations.language import data_of
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError, ProblemError

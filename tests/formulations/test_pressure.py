@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.chain_cuts import Pressure
+from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.retention.memory import stage_bytes
-from poetopt.formulations.retention.pressure import Pressure
 from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.retention.repetition import Repetition
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of, schedule_of

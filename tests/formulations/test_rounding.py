@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
-from poetopt.formulations.retention.rounded import Rounded
-from poetopt.formulations.retention.rounding import roundings
+from poetopt.formulations.retention.rounding import Rounded, roundings
 from poetopt.formulations.rows import Row
-from poetopt.search.budget import Budget
 from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import rederive
+from poetopt.search.run import Budget
 from poetopt.util.errors import InfeasibleError, PoetError
 from tests.problems import random_tight
 

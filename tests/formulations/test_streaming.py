@@ -19,9 +19,9 @@ from poetopt.graph.problem import Feature, Home, Problem, ProblemOperator, Probl
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
+from poetopt.search.cutting import session_of
 from poetopt.search.diagnosis.certificate import rederive
 from poetopt.search.limits import impossible, least_time_s
-from poetopt.search.model import session_of
 from poetopt.search.run_plain import run_plain
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status

@@ -12,7 +12,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.search.heuristics.greedy import greedy
-from poetopt.search.heuristics.lasting import lasting_sets
+from poetopt.search.heuristics.ways import lasting_sets
 from poetopt.search.search import search
 from poetopt.search.solution import Options
 from poetopt.util.errors import PlanError

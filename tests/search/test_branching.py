@@ -20,8 +20,8 @@ from poetopt.formulations import formulation
 from poetopt.formulations.rows import Count, Row
 from poetopt.search.branching.branch_and_cut import BranchAndCut
 from poetopt.search.branching.tree import Tree
+from poetopt.search.cutting import model_of, session_of
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.model import model_of, session_of
 from poetopt.search.model_search import Mode, ModelSearch
 from poetopt.search.parallel_tree import ParallelTree
 from poetopt.search.run import Run

@@ -12,8 +12,8 @@ import pytest
 from poetopt.backends.solvers.solver import Outcome
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import Count
-from poetopt.search.branching.candidates import MOST_COUNTS, at_first, representatives, worth
-from poetopt.search.model import model_of, session_of
+from poetopt.search.branching.tree import MOST_COUNTS, at_first, representatives, worth
+from poetopt.search.cutting import model_of, session_of
 from poetopt.search.solution import Options
 from poetopt.testing.problems import tight
 

@@ -16,14 +16,13 @@ from poetopt.backends.solvers.nodes import Nodes, Vertex
 from poetopt.backends.solvers.solver import DualProof, backend
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.rows import PointLike, Row
-from poetopt.search.budget import Budget
 from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import certify, rederive
-from poetopt.search.diagnosis.certified_nodes import grown
-from poetopt.search.diagnosis.exact import exact_bound
+from poetopt.search.diagnosis.certified_nodes import exact_bound, grown
 from poetopt.search.diagnosis.solve import solve
+from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util.errors import FormulationError, PoetError
 from tests.bruteforce import stage_optimum

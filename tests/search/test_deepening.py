@@ -8,17 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.formulations.retention import retention
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.report.report import Report
-from poetopt.search.budget import Budget
 from poetopt.search.deepening import claim
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.proof import Proof
-from poetopt.search.run import Run
+from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.scope_search import interrupted
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Progress, Solution, Status
@@ -123,14 +120,13 @@ def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
     """The widest scope that is proven is claimed, and what is open beyond it is told."""
 
     def impatient(progress: Progress) -> None:
-        if progress.scope == "forward" and progress.phase != "labels":
+        if progress.scope == "forward":
             raise KeyboardInterrupt
 
     claimed = 0
     for seed in range(40):
         problem, ram_bytes = random_tight(random.Random(seed), operators=12, training=True)
-        formulation = replace(retention, name="without labels", label_search=None)
-        options = Options(ram_bytes=ram_bytes, gap=0.0, time_limit_s=30.0, formulation=formulation)
+        options = Options(ram_bytes=ram_bytes, gap=0.0, time_limit_s=30.0)
         found = solve(problem, options, impatient)
         if found.interrupted and found.plan is not None and found.scope.startswith("depth<="):
             claimed += 1

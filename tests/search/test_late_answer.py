@@ -14,8 +14,7 @@ from poetopt.formulations.flash_wear import flash_wear
 from poetopt.graph.problem import Problem
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.search.diagnosis.late_answer import LateAnswer
-from poetopt.search.diagnosis.solve import solve
+from poetopt.search.diagnosis.solve import LateAnswer, solve
 from poetopt.search.search import search
 from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status
 from poetopt.testing.problems import crowded

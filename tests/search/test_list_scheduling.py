@@ -15,10 +15,10 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 from poetopt.plan.simulate import simulate
+from poetopt.search.cutting import model_of, session_of
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.heuristics.list_scheduling import list_schedule
-from poetopt.search.model import model_of, session_of
 from poetopt.search.replays import Replays
 from poetopt.search.run import Run
 from poetopt.search.solution import Options

@@ -14,15 +14,14 @@ import highspy
 import pytest
 
 import poetopt as po
-from poetopt.backends.solvers.names import distinct
+from poetopt.backends.solvers.model_file import distinct
 from poetopt.backends.solvers.solution_file import read_solution
 from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.goal import ENERGY
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.exchange.model_files import export, import_solution
-from poetopt.search.exchange.units import LEAST, unit_of
+from poetopt.search.exchange.model_files import LEAST, export, import_solution, unit_of
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import InfeasibleError, OptionError, PlanError
 from tests.backends.solvers import installed

@@ -8,21 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from poetopt.formulations.retention import retention
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.ends import without_ends
 from poetopt.search.relaxation import RelaxedRun, lighten
 from poetopt.search.run import Run
+from poetopt.search.search import without_ends
 from poetopt.search.solution import Options, Status
 from tests.closed import closed
 from tests.small import judged, small_problem
 
 SIDE = 3
-LIGHT = replace(retention, name="by the model", label_search=None)
 
 
 def network(rng: random.Random, layers: int, storage: bool = True) -> Problem:
@@ -88,7 +86,7 @@ def test_what_is_proven_by_it_holds_of_the_whole(seed: int, storage: bool) -> No
     problem = network(rng, 4, storage)
     ram = tight(rng, problem)
     exact = solve(problem, Options(ram_bytes=ram, scope="forward", gap=1e-7, time_limit_s=60))
-    found = solve(problem, Options(ram_bytes=ram, scope="forward", gap=0.5, formulation=LIGHT))
+    found = solve(problem, Options(ram_bytes=ram, scope="forward", gap=0.5))
     if exact.simulation is None:
         assert found.plan is None
         return

@@ -10,9 +10,8 @@ import poetopt as po
 from poetopt.plan.simulate import simulate
 from poetopt.search.constructive import first_schedules
 from poetopt.search.incumbent import Incumbent
-from poetopt.search.proof import Ending
-from poetopt.search.restriction import Refinement
-from poetopt.search.run import Run
+from poetopt.search.run import Ending, Run
+from poetopt.search.scope_search import Refinement
 from poetopt.search.solution import Options
 from poetopt.search.tuning import CLOSE
 from tests.problems import random_tight

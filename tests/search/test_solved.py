@@ -15,10 +15,9 @@ import pytest
 import poetopt as po
 from poetopt.formulations.retention import retention
 from poetopt.graph.problem import Problem
-from poetopt.search.budget import Budget
-from poetopt.search.cutting import cut
+from poetopt.search.cutting import cut, session_of
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.model import session_of
+from poetopt.search.run import Budget
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import FormulationError, PlanError
 from tests.problems import random_tight

@@ -11,11 +11,8 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.solvers.highs_interrupt import Interrupt
-from poetopt.backends.solvers.highs_pool import Places, RowPool
-from poetopt.backends.solvers.highs_present import PresentRows
-from poetopt.backends.solvers.highs_rows import HighsRows, compressed
-from poetopt.backends.solvers.highs_scheduler import NO_LIMIT, run, simplex_s
+from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run, simplex_s
+from poetopt.backends.solvers.highs_rows import HighsRows, Places, PresentRows, RowPool, compressed
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solvers.session import SEPARATION_S

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.solvers.matrix import Columns
+from poetopt.backends.solvers.matrix import Columns, Matrix
 from poetopt.backends.solvers.solver import Floats
 from poetopt.formulations.rows import Row
-from poetopt.util.sparse import csr_matrix
+from poetopt.util.sparse import csr_matrix, vstack
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,176 @@ def largest(rows: csr_matrix) -> Floats:
     """(m,) the largest coefficient of each row, as a magnitude."""
     found: Floats = abs(rows).max(axis=1).toarray().reshape(-1)
     return found
+
+
+# All rows of a model's relaxations, of which a session, and each explorer of a tree, has in its solver what it needs.
+#
+# Most rows of a model never bind, three of four in a large one, and of thousands that separators find few bind at one
+# point. Each iteration of the simplex method takes time for all that are there, so what doesn't bind waits here until a
+# point breaks it: what is solved has fewer rows than the model, so that its optimum is a bound all the same.
+
+BROKEN = 1e-6
+"""A row of the model comes in where it is broken by more than this share of its largest coefficient."""
+BROKEN_CUT = 5e-3
+"""A cut does where it is broken by more than this share: separators ask for more."""
+PARTS = 8
+"""Rows are joined to one matrix once they are in so many."""
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows that came at once: (m, n) `rows`, the other fields are (m,)."""
+
+    rows: csr_matrix
+    lower: Floats
+    upper: Floats
+    slack: Floats
+
+    def only(self, places: Sequence[int]) -> _Part:
+        """Some of them."""
+        x = np.array(places, dtype=np.int64)
+        return _Part(self.rows[x], self.lower[x], self.upper[x], self.slack[x])
+
+
+class RowPool:
+    """Rows by number, in the order in which they came. Shared by threads.
+
+    matrix
+        The model, whose rows come first.
+    """
+
+    def __init__(self, matrix: Matrix) -> None:
+        self._columns = matrix.shape[1]
+        own = np.ones(len(matrix.row_lower), dtype=bool)
+        self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, own)]
+        self._count = len(own)
+        self._known: dict[bytes, int] = {}
+        self._guard = threading.Lock()
+
+    def copy(self) -> RowPool:
+        """One of its own for somebody else."""
+        twin = copy.copy(self)
+        twin._parts, twin._known, twin._guard = self._all(), self._known.copy(), threading.Lock()
+        return twin
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: HighsRows, core: Sequence[bool], *, anew: bool = False) -> Places:
+        """Take rows found by separators, of which (m,) `core` are the model's own; their numbers, (m,).
+
+        One that is there already keeps its number, unless all are to have one `anew`.
+        """
+        keys = _keys(rows, core)
+        with self._guard:
+            fresh: list[int] = []
+            numbers: list[int] = []
+            for x, key in enumerate(keys):
+                if anew or key not in self._known:
+                    self._known[key] = self._count + len(fresh)
+                    fresh.append(x)
+                numbers.append(self._known[key])
+            if fresh:
+                self._parts.append(self._of(rows, core).only(fresh))
+                self._count += len(fresh)
+            if len(self._parts) > PARTS:
+                self._parts = [*self._parts[:2], _joined(self._parts[2:])]
+                if len(self._parts[2].lower) > len(self._parts[1].lower):
+                    self._parts = [self._parts[0], _joined(self._parts[1:])]
+            return np.array(numbers, dtype=np.int64)
+
+    def _of(self, rows: HighsRows, core: Sequence[bool]) -> _Part:
+        matrix = csr_matrix((rows.values, rows.indices, rows.ends), shape=(len(core), self._columns))
+        return _part(matrix, rows.lower, rows.upper, np.array(core, dtype=bool))
+
+    def broken(self, values: Floats, active: NDArray[np.bool_]) -> Places:
+        """Which rows the point `values` (n,) breaks, without those that are `active` ((m,), or fewer)."""
+        breaks = []
+        for part in self._all():
+            activity = part.rows @ values
+            breaks.append(np.maximum(part.lower - activity, activity - part.upper) > part.slack)
+        found = np.concatenate(breaks)
+        found[: len(active)] &= ~active
+        return np.flatnonzero(found)
+
+    def rows(self, places: Places) -> HighsRows:
+        """Those of these numbers, in this order."""
+        parts = self._all()
+        begins = np.cumsum([0, *(len(part.lower) for part in parts)])
+        owner = np.searchsorted(begins, places, side="right") - 1
+        picked = [(x, places[owner == x] - begins[x]) for x in range(len(parts))]
+        found = vstack([parts[x].rows[own] for x, own in picked], format="csr")
+        order = np.empty(len(places), dtype=np.int64)
+        order[np.concatenate([np.flatnonzero(owner == x) for x, _ in picked])] = np.arange(len(places))
+        found = found[order]
+        lower = np.concatenate([parts[x].lower[own] for x, own in picked])[order]
+        upper = np.concatenate([parts[x].upper[own] for x, own in picked])[order]
+        return HighsRows(lower, upper, found.indptr[:-1].astype(np.int32), found.indices.astype(np.int32), found.data)
+
+    def _all(self) -> list[_Part]:
+        with self._guard:
+            return list(self._parts)
+
+
+def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> _Part:
+    size = largest(rows)
+    return _Part(rows, lower, upper, np.where(core, BROKEN * np.maximum(size, 1.0), BROKEN_CUT * size))
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    return _Part(
+        vstack([part.rows for part in parts], format="csr"),
+        np.concatenate([part.lower for part in parts]),
+        np.concatenate([part.upper for part in parts]),
+        np.concatenate([part.slack for part in parts]),
+    )
+
+
+def _keys(rows: HighsRows, core: Sequence[bool]) -> list[bytes]:
+    """What tells each row from all others: its terms and sides, and whether it is the model's own."""
+    sides = np.stack([rows.lower, rows.upper], axis=1)
+    return [
+        blake2b(
+            rows.indices[begin:end].tobytes() + rows.values[begin:end].tobytes() + side.tobytes() + bytes([own]),
+            digest_size=16,
+        ).digest()
+        for (begin, end), side, own in zip(itertools.pairwise(rows.ends.tolist()), sides, core, strict=True)
+    ]
+
+
+class PresentRows:
+    """Rows of `pool` in `solver`.
+
+    numbers
+        (m,) the pool's numbers of those that are there, in the order in which `solver` has them.
+    first
+        So many rows of `solver` come before them, and are none of the pool's.
+    """
+
+    def __init__(self, solver: highspy.Highs, pool: RowPool, numbers: Places, *, first: int = 0) -> None:
+        self._solver, self._first = solver, first
+        self.pool, self.numbers = pool, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def bring_in(self, numbers: Places) -> Places:
+        """Append those that aren't there; which these are, (k,), each once."""
+        coming: Places = np.setdiff1d(numbers, self.numbers)
+        if len(coming):
+            self.pool.rows(coming).append_to(self._solver)
+            self.numbers = np.concatenate([self.numbers, coming])
+        return coming
+
+    def drop(self, places: NDArray[np.int64]) -> None:
+        """Send out the rows at these places (k,) of `numbers`."""
+        self._solver.deleteRows(len(places), (places + self._first).astype(np.int32))
+        self.numbers = np.delete(self.numbers, places)
+
+    def broken(self, values: Floats) -> Places:
+        """Which rows outside the point `values` (n,) breaks."""
+        here = np.zeros(len(self.pool), dtype=bool)
+        here[self.numbers] = True
+        return self.pool.broken(values, here)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.solvers.compilation import compile_model
+from poetopt.backends.solvers.matrix import compile_model
 from poetopt.backends.solvers.nodes import Nodes
 from poetopt.backends.solvers.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.formulations.rows import Count, Row

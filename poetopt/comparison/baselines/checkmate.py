@@ -47,9 +47,10 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.search.budget import Budget
 from poetopt.search.cutting import cut
+from poetopt.search.diagnosis.solve import solve_whole as search
 from poetopt.search.diagnosis.whole import solve_whole as search
+from poetopt.search.run import Budget
 from poetopt.search.solution import Solution
 from poetopt.util.errors import NoScheduleError
 

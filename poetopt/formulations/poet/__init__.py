@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.contract import Points, Priced, Values
+from poetopt.formulations.callbacks import Points, Priced, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.labels import labels
 from poetopt.formulations.poet.memory import memory
 from poetopt.formulations.poet.paging import paging, paging_source
 from poetopt.formulations.poet.rematerialization import rematerialization
-from poetopt.formulations.poet.sets import SETS
-from poetopt.formulations.poet.space import PoetSpace, poet_space
+from poetopt.formulations.poet.space import SETS, PoetSpace, poet_space
 from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Ints, PointLike, Row
 from poetopt.formulations.storage_activation import storage_activation

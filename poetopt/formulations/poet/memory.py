@@ -31,9 +31,8 @@ from collections.abc import Mapping, Sequence
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
 from poetopt.formulations.poet.space import PoetSpace
-from poetopt.formulations.sets import in_order
 from poetopt.util import work as clock
 
 

@@ -43,11 +43,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
-from poetopt.formulations.sets import in_order
 from poetopt.formulations.storage import fits_storage
 
 

@@ -27,11 +27,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
-from poetopt.formulations.sets import in_order
 
 
 def _build(block: PyomoBlock) -> None:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.formulations.block import Limits
+from poetopt.formulations.block import IndexSet, Limits
 from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 from poetopt.util.errors import FormulationError
 
@@ -123,3 +123,19 @@ def poet_space(
     if scope != "full":
         raise FormulationError(f"formulation 'poet' is Algorithm 1, whose scope is 'full'; it has no scope '{scope}'")
     return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)
+
+
+def _computes(space: PoetSpace) -> list[tuple[int, int]]:
+    return space.computes
+
+
+def _residences(space: PoetSpace) -> list[tuple[int, int]]:
+    return space.residences
+
+
+SETS = {
+    "computes": IndexSet(_computes, 2, "(t, j): operator j may run in stage t"),
+    "residences": IndexSet(
+        _residences, 2, "(t, i): tensor i may be in RAM, or on storage, when stage t begins, or the step ends"
+    ),
+}

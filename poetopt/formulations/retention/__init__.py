@@ -14,28 +14,23 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.contract import Points, Priced
+from poetopt.formulations.callbacks import Points, Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing, staying
-from poetopt.formulations.retention.dominated import dominated
-from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
-from poetopt.formulations.retention.label_setting.search import label_search
+from poetopt.formulations.retention.enumeration import count_recomputes, dominated, retention_space
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
-from poetopt.formulations.retention.no_good import no_good
 from poetopt.formulations.retention.page_out_times import page_out_times, there_anyway
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import next_point, residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.scope_difference import scope_difference, streaming_difference
-from poetopt.formulations.retention.sets import SETS
-from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.scope_difference import no_good, scope_difference, streaming_difference, thrift
+from poetopt.formulations.retention.space import SETS, RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
-from poetopt.formulations.retention.thrift import thrift
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.scope import NEEDED
@@ -376,7 +371,6 @@ retention = Formulation(
     streaming_difference=streaming_difference,
     no_good=no_good,
     thrift=thrift,
-    label_search=label_search,
     outer=Formulation(
         name="outer",
         doc=outer.__doc__ or "",

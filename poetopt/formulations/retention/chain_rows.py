@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from poetopt.formulations.block import PyomoBlock
-from poetopt.formulations.retention.chain import Chain
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
+
+
+class Chain(NamedTuple):
+    """What identifies a cut in every scope: the window (s, b], and the path from its last tensor to its first.
+
+    by_page
+        For each tensor of the path, whether its page-ins (True) or its one page-out stand in the cut.
+    """
+
+    s: int
+    b: int
+    path: tuple[int, ...]
+    by_page: tuple[bool, ...]
+
 
 Timed = tuple[list[int], list[Any]]
 """Stages, ascending, and a variable of each."""

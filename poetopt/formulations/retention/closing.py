@@ -39,9 +39,8 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
 from poetopt.formulations.rows import Terms
-from poetopt.formulations.sets import in_order
 from poetopt.graph.problem.problem import run_bytes
 
 if TYPE_CHECKING:

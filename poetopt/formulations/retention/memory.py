@@ -51,12 +51,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
-from poetopt.formulations.retention.instant import Instant
-from poetopt.formulations.retention.instants import Instants
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
+from poetopt.formulations.retention.instant import Instant, Instants
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, PointLike, Row
-from poetopt.formulations.sets import in_order
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""

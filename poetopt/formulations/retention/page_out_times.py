@@ -27,10 +27,9 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.sets import in_order
 
 
 def page_out_stages(space: RetentionSpace) -> list[tuple[int, int]]:

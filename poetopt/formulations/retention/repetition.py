@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.formulations.retention.chain import Chain
+from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.graph.problem import Problem
 
 LEAST_SHARE = 0.25

@@ -34,11 +34,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Count
-from poetopt.formulations.sets import in_order
 
 Terms = dict[int, list[MonomialTermExpression]]
 """By point."""

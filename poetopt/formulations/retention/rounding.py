@@ -22,13 +22,31 @@ rounding to solve MIPs", Operations Research 49 (2001).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.formulations.retention.rounded import Rounded
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
+
+
+class Rounded(NamedTuple):
+    """A row of `memory`, rounded.
+
+    stage, found
+        The stage row of that stage, where `found` is -1; else the row that `memory` found as number `found`.
+    divisor
+        What the row is divided by, in the units of memory rows.
+    complemented
+        Which of the row's terms, by their place in it, are counted as what is missing from 1.
+    """
+
+    stage: int
+    found: int
+    divisor: int
+    complemented: tuple[int, ...]
+
 
 VIOLATION = 0.01
 """Cuts that are nearer to the point than this aren't worth a row."""

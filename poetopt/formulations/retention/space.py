@@ -10,10 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.block import Limits
+from poetopt.formulations.block import IndexSet, Limits, distinct
 from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
-from poetopt.formulations.sets import distinct
 from poetopt.graph.problem import Problem, Variant
 from poetopt.graph.problem.problem import extra_slots, run_bytes, slots
 
@@ -345,3 +344,27 @@ class RetentionSpace:
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
         sizes += [self._slots(way.workspace_bytes) for way in self.stream_ways]
         return float(math.gcd(*map(int, sizes)) or 1)
+
+
+def _recomputations(space: RetentionSpace) -> list[tuple[str, int]]:
+    return space.recomputations
+
+
+def _points(space: RetentionSpace) -> list[tuple[str, int]]:
+    return space.points
+
+
+def _page_ins(space: RetentionSpace) -> list[tuple[str, int]]:
+    return space.page_ins
+
+
+def _page_outs(space: RetentionSpace) -> list[str]:
+    return space.page_outs
+
+
+SETS = {
+    "recomputations": IndexSet(_recomputations, 2, "(operator, stage): the operator may run again there"),
+    "points": IndexSet(_points, 2, "(tensor, stage): the tensor may be read or made there"),
+    "page_ins": IndexSet(_page_ins, 2, "(tensor, stage): the tensor may be paged in there"),
+    "page_outs": IndexSet(_page_outs, 1, "tensors that may be written to storage"),
+}

@@ -35,8 +35,7 @@ transfers) is left to the planner and to the solve loop.
 from __future__ import annotations
 
 from poetopt.formulations.block import Block, PyomoBlock, Space
-from poetopt.formulations.retention.overlap_program import Overlap
-from poetopt.formulations.retention.overlap_windows import Windows
+from poetopt.formulations.retention.overlap_program import Overlap, Windows
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import PointLike, Row
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from poetopt.backends.solvers.nodes import Floats, Nodes, Vertex
 from poetopt.backends.solvers.solver import Point
 from poetopt.formulations.rows import Row
-from poetopt.search.branching.candidates import at_first, representatives
-from poetopt.search.branching.tree import Open, Tree
+from poetopt.search.branching.tree import Open, Tree, at_first, representatives
 
 WHOLE = 1e-6
 """An integer is whole within this."""

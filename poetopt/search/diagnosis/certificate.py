@@ -27,19 +27,17 @@ from typing import Any
 
 from poetopt.backends.solvers.solver import Capability
 from poetopt.formulations import formulation
-from poetopt.formulations.retention.chain import Chain
-from poetopt.formulations.retention.rounded import Rounded
+from poetopt.formulations.retention.chain_rows import Chain
+from poetopt.formulations.retention.rounding import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.streaming import Room
 from poetopt.formulations.rows import Row
 from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import Problem
-from poetopt.search.branching.candidates import worth
-from poetopt.search.budget import Budget
-from poetopt.search.cutting import cut
-from poetopt.search.diagnosis.certified_nodes import grown
-from poetopt.search.diagnosis.exact import down, exact_bound
-from poetopt.search.model import model_of, session_of
+from poetopt.search.branching.tree import worth
+from poetopt.search.cutting import cut, model_of, session_of
+from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
+from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util import work as clock
 from poetopt.util.errors import FormulationError, PoetError

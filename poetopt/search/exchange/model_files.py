@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,28 +12,66 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.backends.solvers.compilation import compile_model
-from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.model_file import lp_lines, mps_lines
-from poetopt.backends.solvers.names import column_names, row_names
-from poetopt.backends.solvers.nl_file import write_nl
+from poetopt.backends.solvers.matrix import Matrix, compile_model
+from poetopt.backends.solvers.model_file import column_names, lp_lines, mps_lines, row_names, write_nl
 from poetopt.backends.solvers.solution_file import SolutionFile, read_solution
 from poetopt.backends.solvers.solver import Floats, Point
 from poetopt.formulations import formulation
+from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Row
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.search.budget import Budget
-from poetopt.search.cutting import cut
-from poetopt.search.exchange.units import Unit, unit_of
+from poetopt.search.cutting import cut, limits_of, model_of, session_of
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.limits import impossible
-from poetopt.search.model import limits_of, model_of, session_of
+from poetopt.search.run import Budget
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import InfeasibleError, OptionError, PlanError
 from poetopt.util.files import write_atomically
 from poetopt.util.units import show_limit
+
+# The unit of a written model's objective: small enough a unit that costs are large numbers.
+#
+# A solver compares objectives with tolerances of its own, many of them absolute (1e-6 and the like), and a training
+# step
+# on a small board takes millijoules: in joules, schedules that differ by a percent are the same to it.
+
+PREFIXES = ("", "m", "µ", "n", "p", "f")
+"""Each a thousandth of the one before."""
+LEAST = 1e4
+"""What one pass is at least, in the unit that is chosen: single costs are then mostly between 1 and 1e4."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a written objective counts.
+
+    name
+        Of the objective in the file: letters, digits and `_`.
+    symbol
+        `µJ`.
+    scale
+        So many of it are one of the model's own unit: 1e6.
+    """
+
+    name: str
+    symbol: str
+    scale: float
+
+    def __str__(self) -> str:
+        return f"{self.name} (in {self.symbol})"
+
+
+def unit_of(goal: Goal, one_pass: float) -> Unit:
+    """The largest of the unit and its thousandths in which `one_pass`, the value of one pass, is `LEAST` or more."""
+    steps = range(len(PREFIXES))
+    step = next((k for k in steps if one_pass * 1000.0**k >= LEAST), steps[-1]) if one_pass > 0 else 0
+    letter = PREFIXES[step]
+    what = "overhead" if goal is ENERGY else re.sub(r"\W+", "_", goal.name, flags=re.ASCII)
+    ascii_unit = re.sub(r"\W+", "", goal.unit, flags=re.ASCII).lower()
+    return Unit(f"{what}_{letter.replace('µ', 'u')}{ascii_unit}", f"{letter}{goal.unit}", 1000.0**step)
+
 
 FORMATS = (".mps", ".lp", ".nl")
 DEPTH = "depth:8"

@@ -20,8 +20,7 @@ import numpy as np
 from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 from poetopt.search.heuristics.greedy import Replay, may_run_again
-from poetopt.search.heuristics.lasting import lasting_of
-from poetopt.search.heuristics.ways import ALL_PLAIN, streamed_out, ways_of
+from poetopt.search.heuristics.ways import ALL_PLAIN, lasting_of, streamed_out, ways_of
 from poetopt.util.work import Work
 
 DIGITS = 1
