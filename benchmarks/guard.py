@@ -22,7 +22,7 @@ from typing import Any
 import poetopt as po
 from benchmarks.ablation import MECHANISMS
 from poetopt.graph.problem import Problem
-from poetopt.search.diagnosis.solve import solve_whole
+from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Solution
 
 LIMIT_S = 180.0

@@ -22,7 +22,7 @@ from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.search.diagnosis.solve import solve_whole
+from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Solution
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.util.progress import telling

@@ -23,7 +23,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.search.diagnosis.solve import solve_whole
+from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.run import outdone
 from poetopt.search.solution import Options, Solution, share_open
 

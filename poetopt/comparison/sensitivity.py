@@ -29,7 +29,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
-from poetopt.search.diagnosis.solve import solve_whole
+from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.solution import Options, Solution
 from poetopt.util.errors import OptionError, PlanError

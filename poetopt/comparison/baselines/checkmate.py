@@ -48,7 +48,6 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.search.cutting import cut
-from poetopt.search.diagnosis.solve import solve_whole as search
 from poetopt.search.diagnosis.whole import solve_whole as search
 from poetopt.search.run import Budget
 from poetopt.search.solution import Solution

@@ -11,7 +11,7 @@ from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.search.diagnosis.solve import solve_whole as search
+from poetopt.search.diagnosis.whole import solve_whole as search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from poetopt.formulations import formulation
-from poetopt.formulations import formulation as formulation_of
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes as size_of_arena
@@ -91,25 +90,6 @@ class LateAnswer:
 # so that Ctrl-C ends all of it and no result was cut short by it.
 
 
-def solve_whole(
-    problem: Problem,
-    options: Options,
-    listener: Listener | None = None,
-    *,
-    starts: Sequence[Schedule] = (),
-    helped: bool = True,
-) -> Solution:
-    """`poetopt.search.diagnosis.solve.solve`, but for Ctrl-C: raises KeyboardInterrupt, and has no half answer.
-
-    helped
-        Whether what would help is looked for where there is no schedule, which takes longer than many a search.
-    """
-    solution = (solve if helped else search)(problem, options, listener, starts=starts)
-    if solution.interrupted:
-        raise KeyboardInterrupt
-    return solution
-
-
 OVER_SHARE, OVER_S = 0.1, 1.0
 """What is looked for beside a schedule ends by this share of the time limit, and this many seconds, after it."""
 
@@ -152,7 +132,7 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
     # RAM is only half of it.
     latest = begin + (1 + OVER_SHARE) * options.time_limit_s + OVER_S
     # What sums refuse is answered at once, and with the same figures each time: by heuristics alone.
-    chosen = formulation_of(options.formulation)
+    chosen = formulation(options.formulation)
     plain = impossible(problem, options) is not None or chosen.impossible(problem) is not None
     trials = None if plain and chosen.plans_count else watched
     spare = latest - time.monotonic()
