@@ -11,7 +11,7 @@ from math import prod
 
 from poetopt.graph import Tensor
 from poetopt.ops.elementwise.updates import declared
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, block, called, loops
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, block, called, loops, two
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, PART, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 
@@ -53,10 +53,6 @@ def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
     """The convolution that makes y of x by w, with the attributes of the call."""
     axes = len(x.shape) - 2
     groups = call.integer("group", 1)
-
-    def two(values: tuple[int, ...], filler: int) -> tuple[int, int]:
-        found = (filler,) * (2 - axes) + values
-        return found[0], found[1]
 
     steps = call.integers("strides", (1,) * axes)
     taps = call.integers("dilations", (1,) * axes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.axes import Code, along
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_float, called, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_float, called, refuse_types, two
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 
@@ -96,10 +96,6 @@ NORM = "po_norm.h"
 
 def _window(call: Call, x: Tensor, y: Tensor) -> PoolingWindow:
     axes = len(x.shape) - 2
-
-    def two(values: tuple[int, ...], filler: int) -> tuple[int, int]:
-        found = (filler,) * (2 - axes) + values
-        return found[0], found[1]
 
     pads = call.integers("pads", (0,) * 2 * axes)
     return PoolingWindow(
@@ -291,12 +287,6 @@ class _ResizeSizes:
 
 def _sizes(call: Call) -> _ResizeSizes:
     x, y = call.input(0), call.output()
-    axes = len(x.shape) - 2
-
-    def two(values: Sequence[int], filler: int) -> tuple[int, int]:
-        found = (filler,) * (2 - axes) + tuple(values)
-        return found[0], found[1]
-
     out, size = two(y.shape[2:], 1), two(x.shape[2:], 1)
     given = call.value(2)
     scale = [o / max(n, 1) for o, n in zip(out, size, strict=True)]

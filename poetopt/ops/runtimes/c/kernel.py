@@ -278,3 +278,9 @@ def known_types(call: Call) -> str | None:
 def filled(y: Tensor, target: str, value: str) -> str:
     """Sets all elements of a tensor."""
     return block(written("y", y, target), f"for (int32_t i = 0; i < {y.size}; ++i) {{\n    y[i] = {value};\n}}")
+
+
+def two(values: Sequence[int], filler: int) -> tuple[int, int]:
+    """The numbers of one axis or two as those of two: a line is a plane of height one."""
+    found = (*(filler,) * (2 - len(values)), *values)
+    return found[0], found[1]
