@@ -99,8 +99,7 @@ def list_statistics(document: Document) -> None:
     ONNX makes them optional, but runtimes overwrite the old ones in place where the new ones are not listed.
     """
     nodes = document.proto.graph.node
-    taken = {*document.weights, *(info.name for info in document.proto.graph.input)}
-    taken.update(name for node in nodes for name in node.output)
+    taken = document.names
     for node in nodes:
         if node.op_type == "BatchNormalization" and attribute_int(node, "training_mode", 0):
             node.output.extend([""] * (3 - len(node.output)))

@@ -105,8 +105,7 @@ def inline_branches(document: Document, options: ReadOptions) -> None:
     graph = document.proto.graph
     if any(node.op_type == "If" for node in graph.node):
         nodes = list(_Inlining(document, options).nodes())
-        del graph.node[:]
-        graph.node.extend(nodes)
+        document.put_nodes(nodes)
 
 
 class _Inlining:
@@ -161,9 +160,7 @@ class _Inlining:
         taken = _literal(self._document, self._producers, node.input[0])
         if taken is None:
             if self._known is None:
-                graph = self._document.proto.graph
-                del graph.node[:]
-                graph.node.extend([*self._kept, node, *reversed(self._todo)])
+                self._document.put_nodes([*self._kept, node, *reversed(self._todo)])
                 self._known = ahead(self._document, self._options)
             answers = [self._condition(known, node.input[0]) for known in self._known]
             agreed = set(answers) - {None}

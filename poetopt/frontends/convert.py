@@ -58,9 +58,7 @@ def lift_constants(document: Document) -> set[str]:
         check_size(describe(document.where, node, document.opset), tuple(own.dims), own.data_type)
         document.weights[own.name] = own
         lifted.add(own.name)
-    copies = [copied(node) for node in kept]
-    del graph.node[:]
-    graph.node.extend(copies)
+    document.put_nodes(kept)
     return lifted
 
 
@@ -154,7 +152,7 @@ def _shrink_first(document: Document, node: onnx.NodeProto, scales: NDArray[np.f
     first = copied(node)
     first.attribute.append(helper.make_attribute("nearest_mode", "ceil"))
     first.name = f"{node.name or node.output[0]}.shrink"
-    taken = {*document.weights, *(name for n in document.proto.graph.node for name in n.output)}
+    taken = document.names
     first.output[0] = node.input[0] = unique(f"{node.output[0]}.shrink", taken)
     for part, values in ((first, np.minimum(scales, 1)), (node, np.maximum(scales, 1))):
         part.input[2] = unique(f"{part.output[0]}.scales", taken)
@@ -237,8 +235,7 @@ def resolve_identities(document: Document) -> dict[str, str]:
         else:  # The statistics keep their own name for `separate_statistics`.
             copy.input[:] = [*names[:3], *node.input[3:]]
         kept.append(copy)
-    del graph.node[:]
-    graph.node.extend(kept)
+    document.put_nodes(kept)
     return aliases
 
 
@@ -254,8 +251,7 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
         for name in node.input:
             root = aliases.get(name, name)
             uses[root] = uses.get(root, 0) + 1
-    taken = {*document.weights, *(name for node in graph.node for name in node.output), *aliases}
-    taken.update(info.name for info in graph.input)
+    taken = document.names | aliases.keys()
     separated = 0
     for node in graph.node:
         if node.op_type != "BatchNormalization":
@@ -293,7 +289,7 @@ def fill_constants(document: Document) -> set[str]:
     for node in graph.node:
         name = node.output[0]
         if node.op_type != "ConstantOfShape" or name not in wanted or node.input[0] not in document.weights:
-            kept.append(copied(node))
+            kept.append(node)
             continue
         dims = tuple(int(dim) for dim in array_of(document, node.input[0]).reshape(-1))
         value = next((a.t for a in node.attribute if a.name == "value"), None)
@@ -302,8 +298,7 @@ def fill_constants(document: Document) -> set[str]:
         document.weights[name] = TensorProto(name=name, data_type=fill.data_type, dims=dims)
         document.fills[name] = tensor_array(f"{document.where}: tensor {name!r}", fill)
         filled.add(name)
-    del graph.node[:]
-    graph.node.extend(kept)
+    document.put_nodes(kept)
     return filled
 
 

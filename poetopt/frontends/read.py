@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.frontends.external import opened, real_folder
-from poetopt.frontends.proto import dtype_name, subgraphs
+from poetopt.frontends.proto import copied, dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
 from poetopt.util.errors import ModelError
 from poetopt.util.inputs import MODEL_BYTES, read_bytes
@@ -77,6 +77,19 @@ class Document:
     def opset(self) -> int:
         """Version of the default domain."""
         return opset_of(self.proto)
+
+    @property
+    def names(self) -> set[str]:
+        """All names of tensors: of weights, inputs, and what nodes write."""
+        graph = self.proto.graph
+        written = (name for node in graph.node for name in node.output)
+        return {*self.weights, *written, *(info.name for info in graph.input)}
+
+    def put_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Have copies of these nodes in place of its own."""
+        copies = [copied(node) for node in nodes]
+        del self.proto.graph.node[:]
+        self.proto.graph.node.extend(copies)
 
 
 def opset_of(model: onnx.ModelProto) -> int:

@@ -32,7 +32,7 @@ def list_sequences(document: Document) -> None:
     if not any(node.op_type == "SequenceConstruct" for node in graph.node):
         return
     lists: dict[str, list[str]] = {}
-    taken = {*_taken(document), *(info.name for info in graph.input)}
+    taken = document.names
     kept: list[NodeProto] = []
     for node in graph.node:
         if node.op_type == "SequenceConstruct" and node.output:
@@ -41,9 +41,8 @@ def list_sequences(document: Document) -> None:
         found = None if listed is None else _taken_from(document, node, listed)
         if node.op_type == "SequenceMap" and listed is not None:
             found = _mapped(node, lists, taken)
-        kept += [copied(node)] if found is None else found
-    del graph.node[:]
-    graph.node.extend(kept)
+        kept += [node] if found is None else found
+    document.put_nodes(kept)
 
 
 def _taken_from(document: Document, node: NodeProto, listed: Sequence[str]) -> list[NodeProto] | None:
@@ -141,9 +140,8 @@ def split_sequences(document: Document, options: ReadOptions) -> None:
     kept: list[NodeProto] = []
     for node in graph.node:
         replaced = made.get(node.output[0]) if node.output else None
-        kept += replaced if replaced is not None else [] if node.output and node.output[0] in gone else [copied(node)]
-    del graph.node[:]
-    graph.node.extend(kept)
+        kept += replaced if replaced is not None else [] if node.output and node.output[0] in gone else [node]
+    document.put_nodes(kept)
 
 
 @dataclass
@@ -216,17 +214,13 @@ def _replacement(
     for name, k in at.items():
         first.setdefault(k % len(sizes), name)
     again = [(first[k % len(sizes)], name) for name, k in at.items() if first[k % len(sizes)] != name]
-    outputs = [first.get(k, "") or unique(f"{node.output[0]}.{k}", _taken(document)) for k in range(len(sizes))]
+    outputs = [first.get(k, "") or unique(f"{node.output[0]}.{k}", document.names) for k in range(len(sizes))]
     split = helper.make_node("Split", [x], outputs, node.name, axis=axis)
     if document.opset >= 13:
         split.input.append(_stored(document, f"{node.output[0]}.sizes", np.array(sizes, np.int64)))
     else:
         split.attribute.append(helper.make_attribute("split", sizes))
     return [split, *(helper.make_node("Identity", [source], [name]) for source, name in again)]
-
-
-def _taken(document: Document) -> set[str]:
-    return {name for node in document.proto.graph.node for name in node.output} | document.weights.keys()
 
 
 def _ints(document: Document, name: str) -> Ints | None:
@@ -258,6 +252,6 @@ def _length(document: Document, name: str, axis: int) -> int | None:
 
 def _stored(document: Document, name: str, array: Ints) -> str:
     """The name of a new initializer of this value."""
-    chosen = unique(name, _taken(document))
+    chosen = unique(name, document.names)
     document.weights[chosen] = numpy_helper.from_array(array, chosen)
     return chosen

@@ -17,7 +17,6 @@ Shapes of intermediate tensors that the file declares are used only where infere
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,52 +57,6 @@ def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[n
 
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A first state in place of another: its name, its value where it is constant, else the node that makes it."""
-
-    place: int
-    old: str
-    name: str
-    shape: Shape
-    value: Array | None
-    target: Array | None
-
-    def expansion(self, target: str) -> NodeProto:
-        """The node that makes it, of the shape in `target`."""
-        return helper.make_node("Expand", [self.old, target], [self.name], name=self.name)
-
-
-def fitted(at: str, node: NodeProto, shapes: Mapping[str, Shape], constants: Mapping[str, Array]) -> list[Fitted]:
-    """The first states of `node` that have to change.
-
-    Raises `ModelError` where one is for another batch and its rows differ, or are computed.
-    """
-    places = [p for p in FIRST_STATES.get(node.op_type, ()) if p < len(node.input) and node.input[p]]
-    x = shapes.get(node.input[0], ()) if places else ()
-    found: list[Fitted] = []
-    for place in sorted(places):
-        name = node.input[place]
-        state = shapes[name]
-        if len(x) != 3 or len(state) != 3 or state[1] == x[1]:
-            continue
-        shape = (state[0], x[1], state[2])
-        value = constants.get(name)
-        fresh = f"{name}.{x[1]}_rows"
-        if value is not None and state[1] and bool(np.all(value == value[:, :1])):
-            found.append(Fitted(place, name, fresh, shape, np.repeat(value[:, :1], x[1], axis=1), None))
-        elif value is None and state[1] == 1:
-            found.append(Fitted(place, name, fresh, shape, None, np.array(shape, np.int64)))
-        else:
-            what = "its rows differ" if value is not None else "it is trained or computed"
-            raise ModelError(
-                f"{at}: its first state {name!r} is for a batch of {state[1]} and the batch is {x[1]}, and {what}; "
-                f"use --batch {state[1]}, or export the model with a first state of zeros (or of one row) that follows "
-                "the batch"
-            )
-    return found
 
 
 _OPTIONAL_SCALES_SINCE = 13
@@ -198,21 +151,34 @@ def _measure(draft: Draft, node: NodeProto) -> None:
 
 
 def _fit_states(draft: Draft, node: NodeProto) -> None:
-    """Replace first states of a recurrent layer that are for another batch."""
-    if node.op_type not in FIRST_STATES:
-        return
-    at = draft.at(node)
-    shapes = {name: draft.types[name][1] for name in node.input if name}
-    for state in fitted(at, node, shapes, draft.constants):
-        if state.name not in draft.types:
-            if state.value is not None:
-                draft.put(state.name, state.value)
-            elif state.target is not None:
-                draft.put(f"{state.name}.shape", state.target)
-                draft.nodes.append(state.expansion(f"{state.name}.shape"))
-                draft.types[state.name] = (draft.types[state.old][0], state.shape)
-        node.input[state.place] = state.name
-        draft.repeated[state.old] = state.shape[1]
+    """Replace first states of a recurrent layer that are for another batch.
+
+    Raises `ModelError` where the rows of one differ, or are computed.
+    """
+    places = [p for p in sorted(FIRST_STATES.get(node.op_type, ())) if p < len(node.input) and node.input[p]]
+    x = draft.types[node.input[0]][1] if places else ()
+    for place in places:
+        name = node.input[place]
+        elem, state = draft.types[name]
+        if len(x) != 3 or len(state) != 3 or state[1] == x[1]:
+            continue
+        shape, value, fresh = (state[0], x[1], state[2]), draft.constants.get(name), f"{name}.{x[1]}_rows"
+        constant = value is not None and state[1] and bool(np.all(value == value[:, :1]))
+        if not constant and (value is not None or state[1] != 1):
+            what = "its rows differ" if value is not None else "it is trained or computed"
+            raise ModelError(
+                f"{draft.at(node)}: its first state {name!r} is for a batch of {state[1]} and the batch is {x[1]}, and "
+                f"{what}; use --batch {state[1]}, or export the model with a first state of zeros (or of one row) that "
+                "follows the batch"
+            )
+        if fresh not in draft.types and value is not None:
+            draft.put(fresh, np.repeat(value[:, :1], x[1], axis=1))
+        elif fresh not in draft.types:
+            draft.put(f"{fresh}.shape", np.array(shape, np.int64))
+            draft.nodes.append(helper.make_node("Expand", [name, f"{fresh}.shape"], [fresh], name=fresh))
+            draft.types[fresh] = (elem, shape)
+        node.input[place] = fresh
+        draft.repeated[name] = x[1]
 
 
 def specialise(

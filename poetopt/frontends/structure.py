@@ -14,7 +14,7 @@ import onnx
 from onnx import NodeProto
 
 from poetopt.frontends.checks import GROUP_NORMALIZATION_BY_CHANNEL
-from poetopt.frontends.proto import copied, subgraphs
+from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.values import deciding
 from poetopt.util.errors import ModelError, UnsupportedOpError
@@ -52,14 +52,10 @@ def tidy(document: Document) -> dict[str, str]:
     unread: dict[str, str] = {}
     if ordered:
         ordered, unread = _importable(document, ordered)
-    copies = []
-    for node in ordered:
-        copy = copied(node)
-        copy.ClearField("doc_string")
-        del copy.metadata_props[:]
-        copies.append(copy)
-    del graph.node[:]
-    graph.node.extend(copies)
+    document.put_nodes(ordered)
+    for node in graph.node:
+        node.ClearField("doc_string")
+        del node.metadata_props[:]
     if not graph.node:
         raise ModelError(f"{document.where}: no node leads to an output, the graph is empty; export the model again")
     return unread

@@ -145,9 +145,7 @@ def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
             weights[place.name] = proto
             made.append(place.name)
         put(place)
-    kept = [copied(node) for node in graph.node if node.op_type != "Identity" or node.output[0] not in made]
-    del graph.node[:]
-    graph.node.extend(kept)
+    document.put_nodes([node for node in graph.node if node.op_type != "Identity" or node.output[0] not in made])
     held = {name for place in found if not place.constant for name in (place.merged, place.name)}
     constants = frozenset({n for p in found if p.constant for n in (p.merged, p.name) if n in weights} - held)
     made = [name for name in made if name not in constants]
@@ -313,7 +311,7 @@ def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | No
 def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, tuple[int, ...]]) -> None:
     """Let readers of each copy read the weight itself, or its Transpose or Reshape, which stands before the first."""
     graph = document.proto.graph
-    taken = {*document.weights, *(name for node in graph.node for name in node.output)}
+    taken = document.names
     made: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
 
@@ -339,7 +337,6 @@ def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, t
             if name in roots:
                 node.input[index] = stand_in(name)
         kept.append(node)
-    del graph.node[:]
-    graph.node.extend(kept)
+    document.put_nodes(kept)
     for name in roots:
         del document.weights[name]
