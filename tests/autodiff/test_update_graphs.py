@@ -52,7 +52,8 @@ def tied() -> Graph:
 def networks() -> Mapping[str, TrainingGraph]:
     read = {name: load(build()) for name, build in NETWORKS.items()} | {"tied": tied()}
     read |= {f"random {seed}": random_network(random.Random(seed)) for seed in range(8)}
-    return {name: differentiate(found) for name, found in read.items() if isinstance(found, Graph)}
+    graphs = {name: found for name, found in read.items() if isinstance(found, Graph)}
+    return {n: differentiate(found, loss="mse" if "random" in n else "auto") for n, found in graphs.items()}
 
 
 STEPS = networks()
