@@ -49,12 +49,6 @@ def _replays() -> None:
     Replays.follow = lambda *_: False  # type: ignore[method-assign]
 
 
-def _relaxation() -> None:
-    from poetopt.search.relaxation import RelaxedRun
-
-    RelaxedRun.of = lambda *_: None  # type: ignore[method-assign]
-
-
 def _cut_pool() -> None:
     from poetopt.formulations.language import Formulation
 
@@ -113,7 +107,6 @@ MECHANISMS: Mapping[str, Callable[[], None]] = {
     "windows": _windows,
     "core": _core,
     "replays": _replays,
-    "relaxation": _relaxation,
     "cut-pool": _cut_pool,
     "scope-difference": _scope_difference,
     "dominated": _dominated,

@@ -43,7 +43,7 @@ MOST_THREADS = 512
 """A solver that is told to use a hundred thousand threads tries, and stops the machine."""
 
 
-SCOPES = ("auto", "needed", "forward", "full")
+SCOPES = ("auto", "forward", "full")
 """Beside `depth:D`."""
 
 
@@ -151,7 +151,7 @@ def checked_scope(scope: str) -> str:
     digits = re.search(r"\d+", scope)
     meant = [f"depth:{digits[0]}"] if digits else near(scope, SCOPES)
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
-    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), needed, forward or full{hint}")
+    raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), forward or full{hint}")
 
 
 AUTO = "auto"

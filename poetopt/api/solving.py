@@ -113,7 +113,7 @@ def solve(
     backend
         A solver's name (`highs`, `gurobi`, `cbc`, `scip`, any that Pyomo knows, or a package registers), or the object.
     scope
-        `auto`, `depth:D`, `needed`, `forward` or `full`: the space that the proof is for.
+        `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
     paging, remat
         False forbids it.
     time_limit, gap

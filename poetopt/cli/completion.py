@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 
 Completion = Callable[[str], list[str]]
-SCOPES = ("auto", "depth:1", "depth:2", "depth:4", "depth:8", "depth:16", "needed", "forward", "full")
+SCOPES = ("auto", "depth:1", "depth:2", "depth:4", "depth:8", "depth:16", "forward", "full")
 """Any depth may be asked for."""
 
 

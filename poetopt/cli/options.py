@@ -152,7 +152,7 @@ SPACE = (
         completes=completion.formulations,
     ),
     Option(
-        "scope", str, AUTO, "auto|depth:D|needed|forward|full", "Which schedules the proof covers.",
+        "scope", str, AUTO, "auto|depth:D|forward|full", "Which schedules the proof covers.",
         completes=choices(*completion.SCOPES),
     ),
     Option("no_paging", bool, False, "", "Recompute only."),

@@ -18,7 +18,6 @@ from typing import ClassVar
 
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.rows import status_of
-from poetopt.formulations.scope import NEEDED
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
@@ -274,8 +273,6 @@ class Refiner(ABC):
 def _wider(scope: str, other: str) -> bool:
     """Tell whether what holds for all schedules of `scope` holds for those of `other`."""
     rank = {"full": math.inf, "forward": 1e9, "store-all": math.inf}
-    if NEEDED in (scope, other):  # beside the depths, not between them
-        return scope == other or scope in rank
 
     def depth(name: str) -> float:
         return rank.get(name, float(name.removeprefix("depth<=")) if name.startswith("depth<=") else -1.0)

@@ -1,4 +1,4 @@
-"""How scopes are spelled: `depth:D`, `needed`, `forward`, `full` in options, `depth<=D` in results."""
+"""How scopes are spelled: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import math
 
 from poetopt.util.errors import FormulationError
 
-NEEDED = "needed"
-"""Beside the depths: a stage recomputes what its own operator needs, where that beats paging."""
-
-
 ALL = "all"
 """What results call the space of all plans."""
 
 
 def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `needed`, `forward`, `full`. Raises FormulationError for a scope of another form."""
-    if scope in (NEEDED, "forward", "full"):
+    """D of `depth:D`, infinity of `forward`, `full`. Raises FormulationError for a scope of another form."""
+    if scope in ("forward", "full"):
         return math.inf
     prefix, _, digits = scope.partition(":")
     if prefix != "depth" or not digits.isdecimal() or int(digits) < 1:
-        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), needed, forward or full")
+        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), forward or full")
     return int(digits)
 
 
@@ -42,7 +38,6 @@ def kind_words(scope: str) -> str:
             return "nothing recomputed"
         return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row"
     return {
-        NEEDED: "each backward operator's inputs recomputed, where that is better than paging",
         "forward": "any number of forward operators recomputed in a row",
         "full": "any operator recomputed at any time",
         "store-all": "everything kept",

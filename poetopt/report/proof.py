@@ -256,7 +256,6 @@ def _scope_words(scope: str) -> str:
         operators = "1 operator" if depth == "1" else f"{depth} operators"
         return f"schedules whose recomputation chains have at most {operators}"
     return {
-        "needed": "schedules that recompute what a backward stage needs itself, where that is better than paging",
         "forward": "schedules whose backward stages recompute what their own operator needs, by chains of any length",
         "full": "schedules that recompute any operator in any stage",
         "store-all": "all schedules",

@@ -41,7 +41,7 @@ from poetopt.util.units import finite, show_joules, show_seconds, show_share
 
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
-SCOPE = re.compile(r"store-all|full|forward|needed|depth<=\d{1,9}")
+SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
 """Scopes of our own formulations in results."""
 SLACK = 1e-5
 """Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""

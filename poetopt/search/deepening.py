@@ -15,14 +15,11 @@ from dataclasses import replace
 from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.search.cutting import limits_of
 from poetopt.search.outer import no_plan
-from poetopt.search.relaxation import RelaxedRun
 from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.scope_search import interrupted, search_scope
 from poetopt.search.solution import Options
 from poetopt.search.tuning import (
     BESIDE_SHARE,
-    BRIEF_S,
-    BRIEF_SHARE,
     CLAIMED_SHARE,
     FINER,
     FINEST,
@@ -50,19 +47,12 @@ def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
     if len(scopes) == 1:
         return ()
     depths = [scope for scope in scopes if scope_depth(scope) < scope_depth(asked)]
-    between = _between(scopes)
-    return (depths[0], between) if between and _wide(asked) and asked != between else tuple(depths[:3])
+    return tuple(depths[:3])
 
 
 def _wide(scope: str) -> bool:
     """Whether its chains have any length."""
     return math.isinf(scope_depth(scope))
-
-
-def _between(scopes: Sequence[str]) -> str:
-    """`needed`, where it stands before `forward`: searched for schedules and cuts, not for its bound. Else empty."""
-    wide = [scope for scope in scopes[:-1] if _wide(scope)]
-    return wide[0] if len(wide) > 1 else ""
 
 
 class Deepening:
@@ -85,8 +75,6 @@ class Deepening:
         self._proven: Proof | None = None
         self._nearly: Proof | None = None
         """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
-        self._aside: tuple[Proof | None, bool] = None, False
-        """Of the warm-up that leaves small tensors' room free: a Proof with cuts to use again; whether it closed."""
 
     def deepen(self) -> Proof:
         """What is proven in the end, or was when it was interrupted."""
@@ -108,7 +96,6 @@ class Deepening:
         if proof := self._beside_plain([asked]):
             return proof
         quick = paid = True
-        between = _between(self._scopes)
         for place, scope in enumerate(self._warm_ups):
             if place > 1 and not (paid and quick and self._last is not None and self._last.within(WARM_UP_GAP)):
                 break
@@ -116,16 +103,11 @@ class Deepening:
             left_s, begun_s = budget.meant_s, run.work.seconds
             finer = max(budget.gap / FINER, FINEST)
             part = replace(budget, gap=min(budget.gap, finer)).part(WARM_UP_SHARES[place])
-            if scope == between:
-                self._warm_up(scope, part)
-                continue
-            if between and not place:
-                part = part.for_s(max(BRIEF_SHARE * left_s, min(part.remaining_s, BRIEF_S)))
             self._search(scope, part.nearly_after(WARM_ENOUGH_SHARE))
             assert self._last is not None
             quick = run.work.seconds - begun_s <= WARM_UP_TIME * left_s
             paid = self._last.pays(before, run.options.gap)
-        last = self._last_scope(asked, run.budget, no_goods=1.0)
+        last = self._search(asked, run.budget, no_goods=1.0)
         return self._of_all(last, 1.0) if asked == self._scopes[-1] else last
 
     def _through(self) -> Proof:
@@ -142,13 +124,9 @@ class Deepening:
                 break
             if settled and not _wide(scope):
                 continue
-            if scope != top and _wide(scope):
-                self._warm_up(scope, run.budget.part(WARM_UP_SHARES[1]))
-                continue
             before = run.incumbent.value
-            search = self._last_scope if _wide(scope) else self._search
             share = 1.0 if scope == top else NO_GOODS_SHARE
-            last = search(scope, self._budget(scope, top), no_goods=share)
+            last = self._search(scope, self._budget(scope, top), no_goods=share)
             paid = last.pays(before, gap)
             if last.closed:
                 settled = self._proven is not None and not paid
@@ -197,35 +175,6 @@ class Deepening:
         if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)
-
-    def _last_scope(self, scope: str, budget: Budget, *, no_goods: float = 0.0) -> Proof:
-        """Search the last scope: of a relaxation of the problem first, where there is one whose proof may be enough."""
-        run = self._run
-        relaxed = RelaxedRun.of(run)
-        if relaxed is None:
-            return self._search(scope, budget, no_goods=no_goods)
-        self._at_hand = scope
-        run.enter(scope)
-        cuts, closed = self._aside
-        found = search_scope(relaxed, scope, budget, cuts, bound_only=closed)
-        if found.infeasible or run.closed(run.options.gap) or run.remaining_s(run.budget) < LEAST_S:
-            self._last = replace(found, value=run.incumbent.value, closed=run.closed(run.options.gap))
-            return self._last
-        return self._search(scope, budget, no_goods=no_goods, bound=run.bound)  # what is small made the difference
-
-    def _warm_up(self, scope: str, budget: Budget) -> None:
-        """Search a scope for schedules and cuts; with the room of small tensors set aside, where that is quicker."""
-        run = self._run
-        aside = RelaxedRun.of(run, aside=True)
-        budget = budget.nearly_after(WARM_ENOUGH_SHARE)
-        if aside is None:
-            self._search(scope, budget)
-            return
-        self._at_hand = scope
-        run.enter(scope)
-        found = search_scope(aside, scope, budget, None)
-        # Of less room nothing is proven: only the cuts are worth something.
-        self._aside = replace(found, closed=False, infeasible=False), found.within(budget.gap)
 
     def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
         self._at_hand = scope

@@ -113,7 +113,6 @@ class ModelSearch:
             self._root = point
             replays.follow_some(point)
 
-        began_s = run.work.seconds
         with run.timed("relaxation"):
             session.add(self.mode.known)
             session.add(run.chosen.revive(self.model, self.binding))
@@ -129,9 +128,6 @@ class ModelSearch:
             )
         self.binding = tuple((row.block, row.key) for row in session.binding if row.key is not None)
         self._root_s = cutting.whole_s
-        if self._root is not None and not cutting.infeasible and not self._closed():
-            with run.timed("replays"):
-                replays.perturb(self._root, run.work.seconds - began_s)
         return cutting.infeasible
 
     @property

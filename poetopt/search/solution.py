@@ -65,7 +65,7 @@ class Options:
     backend
         Its name, or the object.
     scope
-        `auto`, `depth:D`, `needed`, `forward` or `full` (only `full` for the formulation `poet`).
+        `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
     paging, remat
         False leaves the block out.
     gap
@@ -153,7 +153,7 @@ class Solution:
     """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
 
     scope
-        The space that was searched, and in which `scope_bound` is a bound: `depth<=D`, `needed`, `forward`, `full`;
+        The space that was searched, and in which `scope_bound` is a bound: `depth<=D`, `forward`, `full`;
         `store-all` where keeping everything fits (then nothing can be cheaper).
     overhead_bound_j
         No schedule at all has less overhead; 0 where nothing better is known. None if infeasible, and where something

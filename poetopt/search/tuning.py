@@ -78,9 +78,6 @@ WARM_UP_GAP, WARM_UP_TIME = 0.05, 0.18
 """The third one follows where the second paid, left no more than this gap open, and took no more than this share of
 the time that was left: else it would leave too little for the scope that was asked for. Measured on exact_bert_base
 m4 30 %, bert m4 15 %."""
-BRIEF_SHARE, BRIEF_S = 0.06, 6.0
-"""Share of it, or seconds, for the first one where the second is no depth: schedules are found in that one. Measured
-on zoo resnet50 m4 and a72 30 %."""
 WARM_ENOUGH_SHARE = 0.4
 """Share of its time after which a warm-up ends though a little is open."""
 FINER, FINEST = 6.0, 5e-3
@@ -105,13 +102,6 @@ SHRINK = 400
 problems whose plans have no layout."""
 CLOSE = 0.02
 """Shares of what may hide that differ by less than this count as one. Measured on random problems with DMA."""
-
-# The relaxation without small tensors
-LIGHT = 0.3
-"""What takes no room any more takes this share of the asked gap of the budget at most: bytes are worth what they
-cost, or some times that. Measured on zoo resnet50: at 0.3 no loss is to be seen."""
-FEWER = 0.9
-"""The relaxation is worth it where at most this share of the tensors still takes room."""
 
 # Cutting
 STALL = 3
@@ -143,12 +133,6 @@ REPLAY_SHARE = 0.5, 0.3
 """Share of the counted work that may go into replays, where they are many: at first, and after one that brought
 nothing. A tenth of the time, as a tree counts some quarter of what it takes. Measured on the guard's cells, 2026-11-27:
 with less resnet18-cifar a72 50 % depth:4 with wakings stays 4.6 % open."""
-PERTURBED_GAP = 0.01
-"""Where no more than this is open once a relaxation is cut, its point isn't perturbed. Measured on bert m4 15 % in
-`forward`; small cells are quicker without."""
-PERTURB_PATIENCE, PERTURB_MOST = 0.3, 1.0
-"""It is perturbed for this share of the time that cutting took, again after each schedule that is better, and for
-this share of it at most. Measured on bert m4 15 % in `forward`."""
 
 # The search of one model
 CUT_SHARE = (0.5, 0.8)

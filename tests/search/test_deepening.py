@@ -124,7 +124,7 @@ def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
             raise KeyboardInterrupt
 
     claimed = 0
-    for seed in range(40):
+    for seed in range(80):
         problem, ram_bytes = random_tight(random.Random(seed), operators=12, training=True)
         options = Options(ram_bytes=ram_bytes, gap=0.0, time_limit_s=30.0)
         found = solve(problem, options, impatient)

@@ -20,7 +20,7 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing, staying
-from poetopt.formulations.retention.enumeration import count_recomputes, dominated, retention_space
+from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
 from poetopt.formulations.retention.labels import labels
 from poetopt.formulations.retention.memory import memory
 from poetopt.formulations.retention.page_out_times import page_out_times, there_anyway
@@ -33,7 +33,6 @@ from poetopt.formulations.retention.space import SETS, RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
 from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
-from poetopt.formulations.scope import NEEDED
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
 from poetopt.graph.problem.problem import closing_with, ways_within
@@ -45,8 +44,6 @@ NEAR_DEPTHS = 3
 """So many of them where `forward` follows."""
 MOST_RECOMPUTES = 19_000
 """`forward` follows where it has no more recomputes: a model of more is built and cut for minutes."""
-SMALL_SHARE, SMALL = 0.34, 5000
-"""`needed` stands before it with at most such a share of its recomputes, and at most so many."""
 NOTHING = 1e-3
 """A share of a decision that is below this is none."""
 
@@ -311,21 +308,14 @@ def _decisions(model: Any) -> Priced:
 
 
 def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
-    """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule.
-
-    `needed` stands before `forward` where paging ends enough chains for it to be small: the optimum of `forward` is
-    mostly found there.
-    """
+    """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule."""
     if not remat:
         return ("full",)
     depths, paging = tuple(f"depth:{depth}" for depth in DEPTHS), paging and problem.paging
     forward = count_recomputes(problem, limits, "forward", paging)
     if forward > MOST_RECOMPUTES:
         return (*depths, "full")
-    small = dominated(problem, limits, paging).any() and (
-        count_recomputes(problem, limits, NEEDED, paging) <= min(SMALL_SHARE * forward, SMALL)
-    )
-    return (*depths[:NEAR_DEPTHS], *((NEEDED,) if small else ()), "forward", "full")
+    return (*depths[:NEAR_DEPTHS], "forward", "full")
 
 
 POINTS = Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=labels)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.space import Flags, RetentionSpace
 from poetopt.formulations.retention.streams import Streams, streamed_runs
-from poetopt.formulations.scope import NEEDED, scope_depth, scope_name
+from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 
 # Dominated recomputes: no better than paging, as their operators cost what moving all that they write costs.
@@ -59,17 +59,14 @@ SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 """Features of problems that the formulation has decisions for."""
 
 
-def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags | None = None) -> tuple[Flags, str]:
+def recomputable_stages(problem: Problem, scope: str, remat: bool) -> tuple[Flags, str]:
     """(n_stages, n_operators) bool: which operators may be recomputed in which stage; and the scope's name in results.
 
     `depth:D`: in a backward stage, forward operators on chains of at most D that end in an input of the stage's own
-    operator. `forward`: on chains of any length. `needed`: on those without a `costly` operator. `full`: any operator
+    operator. `forward`: on chains of any length. `full`: any operator
     in any later stage.
 
     No operator after an update of what it reads.
-
-    costly
-        (n_operators,) bool: see `dominated`. None: no operator is.
 
     Raises FormulationError for a scope of another form.
     """
@@ -82,8 +79,6 @@ def recomputable_stages(problem: Problem, scope: str, remat: bool, costly: Flags
     if scope == "full":
         return np.tri(n, k=-1, dtype=bool) & able, "full"
     forward = np.array([o.recomputable and not o.backward for o in problem.operators], dtype=bool)
-    if scope == NEEDED and costly is not None:
-        forward &= ~costly
     return _within(problem, forward, scope_depth(scope)) & able, scope_name(scope)
 
 
@@ -113,7 +108,7 @@ def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
 def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool) -> int:
     """How many recomputes a lean space of `scope` has, without enumerating anything else."""
     costly = dominated(problem, limits, paging)
-    allowed, _ = recomputable_stages(problem, scope, True, costly)
+    allowed, _ = recomputable_stages(problem, scope, True)
     return int((allowed & ~replaced(costly)).sum())
 
 
@@ -147,7 +142,7 @@ def retention_space(
     """
     check_supported(problem, "formulation 'retention'", SUPPORTS)
     costly = dominated(problem, limits, paging)
-    allowed, name = recomputable_stages(problem, scope, remat, costly)
+    allowed, name = recomputable_stages(problem, scope, remat)
     if lean:
         allowed &= ~replaced(costly)
     operators, n = problem.operators, len(problem.operators)
