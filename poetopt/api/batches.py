@@ -236,7 +236,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
-    """The rest that the least need leaves of RAM or deadline, the smaller share, and the reason where it is negative."""
+    """The rest that the least need leaves of RAM or deadline, the smaller share; the reason where negative."""
     from poetopt.formulations import formulation
     from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from poetopt.search.solution import Listener
 
 BROKEN_PIPE = 141
-"""The exit code that a shell shows for SIGPIPE: nobody reads the standard output. Files are written, nothing is told."""
+"""Exit code of SIGPIPE in a shell: nobody reads the standard output. Files are written, nothing is told."""
 ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
 _UNTOLD: list[OSError] = []

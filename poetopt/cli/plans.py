@@ -13,7 +13,7 @@ from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanMo
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
-    from poetopt.plan.codec import PlanFile
+    from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 
 
 @sharing(ALLOW_SYMLINKS)
@@ -93,51 +93,62 @@ def run(
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+    course = None if steps is None or lr is None else (steps, lr, momentum)
+    where, batch = {"model": model, **options}, {"data": data, "seed": seed}
     if on is not None:
         check_on(on)
-        return _run_in_c(
-            plan, {"model": model, **options}, on, steps, lr, momentum, data, dump, seed, workdir, check, json
-        )
-    every = _every(check, steps)
-    read = {"model": model, **options, "data": data, "seed": seed}
-    try:
-        if steps is not None and lr is not None:
-            return _train(plan, read, workdir, steps, lr, momentum, every, dump, json)
-        if every is not None:
-            return _run_compared(plan, read, workdir, dump, json)
-        if dump is not None:
-            raise OptionError("--dump: it is written by the comparison; leave out --check none")
-        return _run_alone(plan, read, workdir, json)
-    except OtherRuntimeError:
-        on = "host"
-    return _run_in_c(plan, {"model": model, **options}, on, steps, lr, momentum, data, dump, seed, workdir, check, json)
+    else:
+        every = _every(check, steps)
+        try:
+            if course is not None:
+                return _train(
+                    plan, {**where, **batch}, course, {"check": every, "dump": dump, "workdir": workdir}, json
+                )
+            if every is not None:
+                return _run_compared(plan, {**where, **batch}, workdir, dump, json)
+            if dump is not None:
+                raise OptionError("--dump: it is written by the comparison; leave out --check none")
+            return _run_alone(plan, {**where, **batch}, workdir, json)
+        except OtherRuntimeError:
+            on = "host"
+    if workdir is not None:
+        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
+    if check is not None:
+        raise OptionError("--check: a step in C is always compared; leave it out")
+    return _run_in_c(plan, where, on, course, {**batch, "dump": dump}, json)
 
 
 def _run_in_c(
     plan: str,
     where: Mapping[str, Any],
     on: str,
-    steps: int | None,
-    lr: float | None,
-    momentum: float | None,
-    data: str | None,
-    dump: str | None,
-    seed: int,
-    workdir: str | None,
-    check: str | None,
+    course: tuple[int, float, float | None] | None,
+    batch: Mapping[str, Any],
     json: str | None,
 ) -> int:
+    """Execute a step in C, or a course of steps: their number, learning rate and momentum."""
     import poetopt as po
+    from poetopt.report import on_device as report
 
-    if workdir is not None:
-        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
-    if check is not None:
-        raise OptionError("--check: a step in C is always compared; leave it out")
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **where)
-    if steps is not None and lr is not None:
-        return _train_on(loaded, on, steps, lr, momentum, data, dump, seed, json)
-    return _run_on(loaded, on, data, dump, seed, json)
+    document: Mapping[str, object]
+    ended: DeviceExecution | DeviceTraining
+    if course is None:
+        with doing(f"compiling the step for {on} and running it") as told:
+            ended = po.execute_on(loaded, on, **batch, told=told)
+        document, text = report.device_document(loaded.plan, ended), report.device_text(loaded.plan, ended)
+    else:
+        steps, lr, momentum = course
+        with doing(f"compiling {steps:,} steps for {on} and running them") as told:
+            ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
+        document = report.device_training_document(loaded.plan, ended)
+        text = report.device_training_text(loaded.plan, ended)
+    write_json(document, json)
+    say(text, unless=[json])
+    if not ended.ok:
+        raise ExecutionError(ended.message)
+    return 0
 
 
 def _every(check: str | None, steps: int | None) -> int | None:
@@ -154,19 +165,16 @@ def _every(check: str | None, steps: int | None) -> int | None:
 def _train(
     plan: str,
     read: Mapping[str, Any],
-    workdir: str | None,
-    steps: int,
-    lr: float,
-    momentum: float | None,
-    every: int | None,
-    dump: str | None,
+    course: tuple[int, float, float | None],
+    given: Mapping[str, Any],
     json: str | None,
 ) -> int:
     from poetopt.api.apart import prepared
     from poetopt.api.plans import train
 
+    steps, lr, momentum = course
     with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as made:
-        ended = train(made, steps, lr, momentum=momentum, dump=dump, check=every, workdir=workdir, told=told)
+        ended = train(made, steps, lr, momentum=momentum, **given, told=told)
         from poetopt.report.execution import training_document, training_text
 
         write_json(training_document(made.plan, ended), json)
@@ -217,42 +225,6 @@ def check_on(on: str) -> None:
     from poetopt.backends.c.targets import target
 
     target(on, "--on")
-
-
-def _run_on(loaded: PlanFile, on: str, data: str | None, dump: str | None, seed: int, json: str | None) -> int:
-    from poetopt.api.on_device import execute_on
-    from poetopt.report.on_device import device_document, device_text
-
-    with doing(f"compiling the step for {on} and running it") as told:
-        execution = execute_on(loaded, on, data=data, dump=dump, seed=seed, told=told)
-    write_json(device_document(loaded.plan, execution), json)
-    say(device_text(loaded.plan, execution), unless=[json])
-    if not execution.ok:
-        raise ExecutionError(execution.message)
-    return 0
-
-
-def _train_on(
-    loaded: PlanFile,
-    on: str,
-    steps: int,
-    lr: float,
-    momentum: float | None,
-    data: str | None,
-    dump: str | None,
-    seed: int,
-    json: str | None,
-) -> int:
-    from poetopt.api.on_device import train_on
-    from poetopt.report.on_device import device_training_document, device_training_text
-
-    with doing(f"compiling {steps:,} steps for {on} and running them") as told:
-        ended = train_on(loaded, on, steps, lr, momentum=momentum, data=data, dump=dump, seed=seed, told=told)
-    write_json(device_training_document(loaded.plan, ended), json)
-    say(device_training_text(loaded.plan, ended), unless=[json])
-    if not ended.ok:
-        raise ExecutionError(ended.message)
-    return 0
 
 
 @sharing(ALLOW_SYMLINKS)

@@ -21,6 +21,7 @@ from poetopt.comparison.rows import (
     WITHIN_STAGE,
     ComparisonRow,
     Finding,
+    about,
     moves_outside,
     row_of_plan,
     row_of_solution,
@@ -71,16 +72,9 @@ class Comparison:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt compare --json`."""
-        problem = self.problem
         return {
-            "model": problem.name,
-            "device": problem.device,
-            "operators": len(problem.operators),
-            "tensors": len(problem.tensors),
-            "store_all_peak_bytes": self.store_all_peak_bytes,
-            "resident_bytes": problem.resident_bytes,
-            "baseline_energy_j": problem.baseline_energy_j,
-            "baseline_time_s": problem.baseline_time_s,
+            **about(self.problem, self.store_all_peak_bytes),
+            "resident_bytes": self.problem.resident_bytes,
             "deadline_s": self.deadline_s,
             "rows": [row.to_dict() for row in self.rows],
             "findings": [finding.to_dict() for finding in self.findings],

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
 from poetopt.comparison.refine import CLOSE, FrontPoint, Refiner, Told
+from poetopt.comparison.rows import about
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram
@@ -61,15 +62,8 @@ class DeadlineFront:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt pareto --against deadline --json`."""
-        problem = self.problem
         return {
-            "model": problem.name,
-            "device": problem.device,
-            "operators": len(problem.operators),
-            "tensors": len(problem.tensors),
-            "store_all_peak_bytes": self.store_all_peak_bytes,
-            "baseline_energy_j": problem.baseline_energy_j,
-            "baseline_time_s": problem.baseline_time_s,
+            **about(self.problem, self.store_all_peak_bytes),
             "ram_budget_bytes": self.ram_budget_bytes,
             "least_deadline_s": self.least_deadline_s,
             "deadline_bound_s": self.deadline_bound_s,
@@ -216,15 +210,8 @@ class Front:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt pareto --json`."""
-        problem = self.problem
         return {
-            "model": problem.name,
-            "device": problem.device,
-            "operators": len(problem.operators),
-            "tensors": len(problem.tensors),
-            "store_all_peak_bytes": self.store_all_peak_bytes,
-            "baseline_energy_j": problem.baseline_energy_j,
-            "baseline_time_s": problem.baseline_time_s,
+            **about(self.problem, self.store_all_peak_bytes),
             "deadline_s": self.deadline_s,
             "least_ram_bytes": self.least_ram_bytes,
             "ram_bound_bytes": self.ram_bound_bytes,

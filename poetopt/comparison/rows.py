@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from poetopt.formulations.retention.enumeration import recomputable_stages
 from poetopt.formulations.scope import kind_words, scope_option
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.simulate import Simulation, simulate
@@ -290,6 +291,19 @@ def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float
     """Status and overhead gap of a plan against a bound."""
     open_ = share_open(overhead_j, bound_j)
     return str(graded(open_, gap)), open_
+
+
+def about(problem: Problem, store_all_peak_bytes: int) -> dict[str, object]:
+    """The figures of a problem that stand before those of comparisons and fronts."""
+    return {
+        "model": problem.name,
+        "device": problem.device,
+        "operators": len(problem.operators),
+        "tensors": len(problem.tensors),
+        "store_all_peak_bytes": store_all_peak_bytes,
+        "baseline_energy_j": problem.baseline_energy_j,
+        "baseline_time_s": problem.baseline_time_s,
+    }
 
 
 def figures(found: Simulation) -> dict[str, Any]:
