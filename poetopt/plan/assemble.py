@@ -51,7 +51,7 @@ def _first_whole_reads(problem: Problem, schedule: Schedule) -> list[int]:
 
 
 def _effect(problem: Problem, schedule: Schedule, stage: int, operator: int) -> Effect:
-    """What a run of `schedule` does."""
+    """The effect of a run of `schedule`."""
     table, variant = effects(problem), schedule.variant_of.get((stage, operator), 0)
     return table.variants[operator, variant] if variant else table[Action.COMPUTE][operator]
 

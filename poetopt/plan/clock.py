@@ -45,7 +45,7 @@ class Clock:
 
     @property
     def makespan_s(self) -> float:
-        """When all so far is over."""
+        """The moment at which all so far is over."""
         return max(self.cpu, self.channel)
 
     def advance(self, effect: Effect) -> float:

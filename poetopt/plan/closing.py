@@ -1,4 +1,4 @@
-"""What follows the last part of a batch: each update with what it reads of storage around it.
+"""The end of a step, behind the last part of a batch: each update with what it reads of storage around it.
 
 A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
 lies where it was, all else is read for its update, whole or chunk by chunk, and written back after it; so is what the

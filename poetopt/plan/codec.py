@@ -71,7 +71,7 @@ READ = (1, 2)
 MOST_INSTRUCTIONS = 1_000_000
 """Of a plan file: networks of 10,000 operators have plans of some 60,000, and these take some seconds."""
 STREAM = "stream"
-"""What a compute by a variant is called, so that a program that knows none takes it for nothing else."""
+"""The name of a compute by a variant, so that a program that knows none takes it for nothing else."""
 _ACTIONS = {str(action): action for action in Action}
 _NOWHERE: list[int] = []
 """The offsets of an instruction that allocates nothing."""
@@ -79,7 +79,7 @@ _NOWHERE: list[int] = []
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a plan file holds.
+    """The content of a plan file.
 
     plan
         Its problem has no graph, unless `load` was given a `problem_loader`.
@@ -234,7 +234,7 @@ def from_json(data: object) -> PlanFile:
 
 @cache
 def _schema() -> type[BaseModel]:
-    """What a plan file holds, checked down to each number; instructions are read one by one."""
+    """The content of a plan file, checked down to each number; instructions are read one by one."""
     from pydantic import ConfigDict, create_model
 
     strict = ConfigDict(strict=True)
@@ -268,7 +268,7 @@ def _checked(data: dict[str, object]) -> Any:
 
 
 def _structure(problem: Problem) -> tuple[object, ...]:
-    """What has to be the same for a plan to be executed: all but costs."""
+    """The facts that have to be the same for a plan to be executed: all but costs."""
     return (
         [(operator.name, operator.inputs, operator.outputs) for operator in problem.operators],
         [(tensor.name, tensor.nbytes, tensor.producer) for tensor in problem.tensors],
@@ -336,7 +336,7 @@ def _instructions(top: Any, problem: Problem) -> tuple[tuple[Instruction, ...], 
 
 
 def _named(step: Instruction) -> list[Any]:
-    """What an instruction's row begins with."""
+    """The beginning of an instruction's row."""
     return [STREAM, step.target, step.variant] if step.variant else [str(step.action), step.target]
 
 
@@ -353,7 +353,7 @@ def _offsets(plan: Plan) -> list[list[int]]:
 
 
 def _counts(plan: Plan) -> list[int]:
-    """How many buffers are there before the first instruction, and how many each one makes."""
+    """Numbers of buffers before the first instruction, and how many each one makes."""
     counts = [0] * (len(plan.instructions) + 1)
     for buffer in buffers(Plan(plan.problem, plan.instructions)):
         counts[buffer.first + 1] += 1

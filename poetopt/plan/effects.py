@@ -1,4 +1,4 @@
-"""What each instruction reads, makes, stores and frees: the one table, which everybody asks who follows a plan.
+"""Effects of instructions, as they read, make, store and free: the one table, which everybody asks who follows a plan.
 
 A new kind of instruction is an `Action`, a row of `Effects`, and where it asks for what no other does a check in
 `Machine.apply`; its seconds are `Clock.advance`'s.
@@ -17,7 +17,7 @@ from poetopt.util.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an instruction does whenever it runs. Sequences hold tensors.
+    """The effect of an instruction whenever it runs. Sequences hold tensors.
 
     seconds, joules
         Of the CPU for a compute, of the transfer for a page-in or page-out.

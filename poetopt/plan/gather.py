@@ -125,7 +125,7 @@ class _Board:
         return first, next(later, len(self.events))
 
     def _reads_back(self, place: int, tensor: int) -> bool:
-        """Whether the event there needs the copy of `tensor` on storage."""
+        """Tell whether the event there needs the copy of `tensor` on storage."""
         event = self.events[place]
         if event.action is Action.COMPUTE:
             return tensor in self.problem.operators[event.target].variant(event.variant).streamed_in

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """What an instruction does (Algorithm 2 of the paper)."""
+    """The kinds of instructions (Algorithm 2 of the paper)."""
 
     COMPUTE = "compute"
     """Run an operator; its outputs become resident (those already there are overwritten in place)."""

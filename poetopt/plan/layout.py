@@ -1,4 +1,4 @@
-"""Where each buffer of a plan lies in the arena.
+"""The place of each buffer of a plan in the arena.
 
 Lifetimes are instruction indices: the graph inputs live from -1, before the first instruction; a buffer that
 is freed lives through its FREE, one that never is through the last instruction; a workspace lives during
@@ -108,7 +108,7 @@ def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
 
 
 def taken_bytes(plan: Plan, peak_bytes: int) -> int:
-    """What the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes.
+    """Bytes that the plan takes: gaps that alignment leaves in the arena are not in the sum of live bytes.
 
     peak_bytes
         The simulator's.

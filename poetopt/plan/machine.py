@@ -104,7 +104,7 @@ class Machine:
         return during
 
     def fresh(self, effect: Effect) -> list[int]:
-        """What it would make that isn't in RAM: a buffer each, in this order."""
+        """Tensors that it would make and that aren't in RAM: a buffer each, in this order."""
         return [i for i in effect.makes if i not in self.resident]
 
     def need(self, effect: Effect) -> int:
@@ -155,7 +155,7 @@ class Machine:
                 )
 
     def _stream(self, effect: Effect) -> None:
-        """What goes to storage and comes from there chunk by chunk. Raises PlanError where it can't."""
+        """Move tensors to storage and from there, chunk by chunk. Raises PlanError where it can't."""
         tensors = self.problem.tensors
         for i in effect.streams_in:
             if i not in self.stored:
@@ -184,11 +184,11 @@ class Machine:
             raise PlanError(f"it reads {(what or ['a resident tensor'])[0]} as it was before {updater}")
 
     def _absent(self, i: int) -> str:
-        """Why there is nothing to free or to page out."""
+        """The reason that there is nothing to free or to page out."""
         return _MAPPED if self.problem.tensors[i].home is Home.FLASH else "it is not in RAM"
 
     def _not_stored(self, i: int) -> str:
-        """Why there is nothing to page in."""
+        """The reason that there is nothing to page in."""
         if i in self.stale:
             return f"its copy on storage is from before {self._updater(i)}"
         return _MAPPED if self.problem.tensors[i].home is Home.FLASH else "it was never written out"
@@ -201,7 +201,7 @@ _MAPPED = "it lies in flash, where it is read in place"
 
 
 def _full(problem: Problem, blocks: int) -> str:
-    """What is wrong with so many blocks on storage."""
+    """The complaint about so many blocks on storage."""
     unit = problem.storage_block_bytes
     rounded = f" in blocks of {unit}" if unit > 1 else ""
     return (

@@ -67,7 +67,7 @@ class Schedule:
         return {i: stage for stage, i in sorted(self.page_ins, reverse=True)}
 
     def writes_again(self, problem: Problem) -> bool:
-        """Whether a paged tensor is recomputed before its first page-in, so that either copy may be written out."""
+        """Tell whether a paged tensor is recomputed before its first page-in: either copy may be written out."""
         return any(
             stage <= self.first_page_ins.get(i, -1)
             for stage, operator in self.recomputes

@@ -30,7 +30,7 @@ RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What a plan does in a step, exactly. All tuples have one entry an instruction.
+    """The course of a plan's step, exactly. All tuples have one entry an instruction.
 
     Of a batch in parts, all figures are those of the whole step: each part by the plan's instructions, and the updates
     that follow; the tuples are of the instructions, with the seconds of all parts.
@@ -159,7 +159,7 @@ COUNTED = (
     "recomputes", "page_ins", "page_outs", "wakes", "bytes_paged", "streamed_runs", "bytes_streamed",
     "bytes_streamed_out", "bytes_written",
 )  # fmt: skip
-"""What each part does anew."""
+"""Counts that add up over the parts of a batch."""
 
 
 def _of_all_parts(

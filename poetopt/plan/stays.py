@@ -62,7 +62,7 @@ class Queueing:
 
     @property
     def makespan_s(self) -> float:
-        """When all so far is over."""
+        """The moment at which all so far is over."""
         return self.clock.makespan_s
 
     def step(self, event: int) -> bool:
@@ -182,7 +182,7 @@ class PlannedTransfer:
 
 
 class Moves:
-    """What can move in a plan that `simulate` passes and `normalize` has cleaned.
+    """The movable events of a plan that `simulate` passes and `normalize` has cleaned.
 
     computes
         The operator of each compute.
@@ -236,7 +236,7 @@ class Moves:
         return self.transfers[event - self.count] if event >= self.count else None
 
     def places(self, order: Sequence[int], event: int) -> range:
-        """Where the transfer `event` could stand in `order` once it is taken out of it."""
+        """Places where the transfer `event` could stand in `order` once it is taken out of it."""
         transfer = self.transfers[event - self.count]
         low, high, place = 0, len(order) - 1, 0
         for other in order:

@@ -1,4 +1,4 @@
-"""How a problem stands in a plan file: each field of its dataclasses under a key.
+"""The form of a problem in a plan file: each field of its dataclasses under a key.
 
 Everything is read off the dataclasses of `poetopt.graph.problem`: a field that is added to a tensor or an operator is
 written and read again without a word here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a
@@ -39,7 +39,7 @@ _KINDS = {
     "float_type": "a number of at least 0",
     "finite_number": "a number of at least 0",
 }
-"""What a value must be, by the complaint; all others are about whole numbers, or say it themselves."""
+"""Requirements of a value, by the complaint; all others are about whole numbers, or say it themselves."""
 
 
 def told(error: ValidationError) -> str:
@@ -204,7 +204,7 @@ class Table:
         return dict(zip(self._columns[0], self._values(row), strict=True))
 
     def value(self, row: BaseModel) -> Any:
-        """What a checked object stands for; `keys` name all fields of the dataclass."""
+        """The value that a checked object stands for; `keys` name all fields of the dataclass."""
         return self.kind(*self._values(row))
 
     def row(self, value: Any) -> dict[str, Any]:
@@ -264,7 +264,7 @@ BLOCKS: Mapping[str, Table] = {
 
 
 def _default(field: Field[Any]) -> Any:
-    """What a field is where nobody says it; an ellipsis where it has to be said."""
+    """The default of a field; an ellipsis where it has to be said."""
     if field.default_factory is not MISSING:
         return field.default_factory()
     return ... if field.default is MISSING else field.default
@@ -312,7 +312,7 @@ def _to_index(value: int | None) -> int:
 
 
 def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """What makes a field of a checked value, where that is another."""
+    """The reader that makes a field of a checked value, where that is another."""
     if typing.get_origin(hint) is tuple:
         inner = _reader(typing.get_args(hint)[0])
         return tuple if inner is None else lambda values: tuple(map(inner, values)) if values else ()

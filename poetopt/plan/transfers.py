@@ -1,4 +1,4 @@
-"""When to queue each transfer, so that the CPU waits least: the paper's section 5.5.
+"""The moments to queue each transfer, so that the CPU waits least: the paper's section 5.5.
 
 On a device with DMA a transfer costs no time while the CPU computes. `plan_transfers` keeps the computes in their
 order and every transfer in its stay, and moves page-ins earlier where memory allows, page-outs where the channel is
@@ -95,7 +95,7 @@ class Branching:
         return [moment.done, *found] if blocked < moves.count else found
 
     def _dominated(self, moment: Queueing) -> bool:
-        """Whether a moment like this one was seen no later in any respect; else remember it."""
+        """Tell whether a moment like this one was seen no later in any respect; else remember it."""
         held = tuple(index for index in moment.held if index >= 0)
         clock = moment.clock
         times = (clock.cpu, clock.channel, *clock.arrived, *clock.settled)
@@ -135,12 +135,12 @@ NODES = 4000
 EFFORT = 400_000
 """Events looked at while improving, and as many in the branch and bound: long plans get fewer trials and nodes."""
 LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
-"""How far ahead of just in time page-ins are queued in the simple orders, in units of their own duration."""
+"""Distances ahead of just in time at which page-ins are queued in the simple orders, in units of their own duration."""
 
 
 @dataclass(frozen=True)
 class TransferOverlap:
-    """How much of a plan's transfers happens while the CPU computes.
+    """The part of a plan's transfers that happens while the CPU computes.
 
     transfer_s, hidden_s
         Seconds of all transfers, and those of them during which the CPU computes.
@@ -160,7 +160,7 @@ class TransferOverlap:
 
 
 def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap:
-    """What `plan` hides. Raises PlanError for one that is not valid.
+    """The part that `plan` hides. Raises PlanError for one that is not valid.
 
     The CPU stands still only while the channel is busy, so the hidden seconds are those of all transfers less what the
     makespan exceeds the computes by.
@@ -235,7 +235,7 @@ def plan_transfers(
 
 
 def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODES) -> bool:
-    """Whether no order of the plan's transfers is over by `goal_s`, by proof; False also where the nodes ran out.
+    """Tell whether no order of the plan's transfers is over by `goal_s`, by proof; False also where the nodes ran out.
 
     Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
     """
