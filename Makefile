@@ -30,7 +30,7 @@ lint: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy poetopt tests benchmarks docs
 
-# All random cases of every suite (make test goes through forty of each), then the solver's table.
+# All random cases of every suite (make test goes through sixteen of each), then the solver's table.
 bench: $(TESTED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) --seeds all
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md

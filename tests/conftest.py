@@ -11,7 +11,7 @@ from tests import seeds
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--seeds`: forty random cases of a suite at each change, all that it has in `make bench`."""
+    """`--seeds`: sixteen random cases of a suite at each change, all that it has in `make bench`."""
     parser.addoption(
         "--seeds",
         choices=("few", "all"),

@@ -1,4 +1,4 @@
-"""How many random cases a suite goes through: at most forty at each change, all with `pytest --seeds all`.
+"""How many random cases a suite goes through: at most sixteen at each change, all with `pytest --seeds all`.
 
 `make test` runs the former, `make bench` the latter.
 """
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 Variant = TypeVar("Variant")
 
-AT_EACH_CHANGE = 40
+AT_EACH_CHANGE = 16
 _everything = False
 
 

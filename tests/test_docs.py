@@ -18,6 +18,7 @@ import pytest
 
 import poetopt as po
 from poetopt.cli.app import invoke
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.md"))
@@ -106,7 +107,7 @@ def broken(page: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=named)
+@each("page", [*PAGES, *DECISIONS])
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
@@ -117,13 +118,13 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert broken(page) == ["#three", "gone.md"]
 
 
-@pytest.mark.parametrize("page", [*PAGES, *DECISIONS], ids=named)
+@each("page", [*PAGES, *DECISIONS])
 def test_paths_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:docs|tests|benchmarks|poetopt)/[\w./-]+)`", prose(page)):
         assert any((place / name).exists() for place in (ROOT, EXTENSION)), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
+@each("page", PAGES)
 def test_commands_and_options_that_are_named_exist(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     offered: dict[str, str] = {}
     fenced = "\n".join(re.findall(r"^```.*?^```", text(page), flags=re.DOTALL | re.MULTILINE))
@@ -157,7 +158,7 @@ def test_what_is_typed_works(page: Path, tmp_path: Path, monkeypatch: pytest.Mon
         assert invoke(arguments) == 0, command
 
 
-@pytest.mark.parametrize("page", NOTEBOOKS, ids=named)
+@each("page", NOTEBOOKS)
 def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
     content = text(page)
     assert content.startswith("---\njupytext:\n")

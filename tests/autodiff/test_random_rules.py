@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,12 +9,13 @@ from poetopt.autodiff.registry import registered
 from poetopt.ops.losses.vjp import ATTACHED
 from tests.autodiff.errors import TOLERANCE, finite_difference_error
 from tests.autodiff.random_specs import RANDOM, specs
+from tests.each import each
 
 WITHOUT = {"Cast", "CastLike"} | ATTACHED
 """Nothing to vary but the type; and a kind of `--loss mse` alone."""
 
 
-@pytest.mark.parametrize("op", RANDOM)
+@each("op", RANDOM)
 def test_random_configurations(op: str) -> None:
     @settings(max_examples=3, deadline=None, derandomize=True, database=None,
               suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip

@@ -22,6 +22,7 @@ from tests.autodiff.float64 import NEW_OPS
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, graph_of, ints, weights_of
 from tests.autodiff.table import ROWS
+from tests.each import each
 from tests.frontends.support import floats, text_model
 
 Array = NDArray[Any]
@@ -70,7 +71,7 @@ def gradients(graph: TrainingGraph) -> dict[str, Array]:
     return dict(zip(graph.gradients, found, strict=True))
 
 
-@pytest.mark.parametrize("spec", ROWS, ids=lambda spec: spec.name)
+@each("spec", ROWS)
 def test_finite_differences(spec: Spec) -> None:
     graph = differentiate(graph_of(spec), loss="none")
     found = gradients(graph)
@@ -97,7 +98,7 @@ UNTRAINED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "k"), UNTRAINED, ids=lambda v: v.name if isinstance(v, Spec) else str(v))
+@each(("spec", "k"), UNTRAINED)
 def test_every_input_that_counts_has_a_gradient_or_is_said_to_have_none(spec: Spec, k: int) -> None:
     """The inputs that the rows don't train: their gradient, or a refusal where they are computed, or nothing moves."""
     graph = graph_of(replace(spec, trained=(k,)))
@@ -173,8 +174,8 @@ FLAT: dict[str, tuple[tuple[Array, ...], dict[str, object]]] = {
 }
 
 
+@each("op", FLAT)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("op", FLAT)
 def test_nothing_flows_back_where_the_derivative_is_zero_though_what_comes_is_infinite(op: str, dtype: str) -> None:
     """The square root behind it has an infinite derivative at 0; torch gives 0 in front of these, too."""
     arrays, attributes = FLAT[op]
@@ -209,7 +210,7 @@ def test_only_slopes_that_may_be_infinite_cost_a_choice(written: str, chosen: bo
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("spec", [s for s in ROWS if s.torch], ids=lambda spec: spec.name)
+@each("spec", [s for s in ROWS if s.torch])
 def test_torch(spec: Spec) -> None:
     torch = pytest.importorskip("torch")
     found = gradients(differentiate(graph_of(spec), loss="none"))
@@ -227,7 +228,7 @@ def test_torch(spec: Spec) -> None:
         assert close(found[f"i{k}"], tensor.grad.numpy()), f"input {k}"
 
 
-@pytest.mark.parametrize("spec", ROWS, ids=lambda spec: spec.name)
+@each("spec", ROWS)
 def test_float32_on_onnxruntime(spec: Spec) -> None:
     if spec.op == "Cast":
         pytest.skip("the row casts to float64")

@@ -22,6 +22,7 @@ from poetopt.testing import milp
 from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
 from poetopt.util.sparse import csr_matrix
+from tests.seeds import seeds
 
 NEAR = 1e-6
 
@@ -42,7 +43,7 @@ def _to_the_end(session: Session) -> list[float]:
             return bounds
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("begun", ["whole", "stopped", "not yet"])
 def test_the_same_relaxation(seed: int, begun: str) -> None:
     problem = milp.covering(random.Random(seed), n=12, m=9)
@@ -97,7 +98,7 @@ def test_rounds_of_cuts(seed: int) -> None:
     assert vertex.objective <= solution.simulation.overhead_j * (1 + NEAR) + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_what_was_purged_comes_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that come one by one, each followed by a purge, end where they do together."""
     monkeypatch.setattr(highs_rows, "BROKEN_CUT", 1e-9)
@@ -140,7 +141,7 @@ def test_what_is_outside_may_bound_it() -> None:
     assert _to_the_end(session)[-1] == pytest.approx(4.5)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 @pytest.mark.parametrize("begun", ["whole", "partly"])
 def test_nodes_keep_the_contract(seed: int, begun: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes of a large relaxation, which keep the rows that bind alone, as `check_backend` asks."""

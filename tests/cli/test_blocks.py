@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -195,12 +192,6 @@ def test_the_shell_completes(
 def completing(line: str) -> dict[str, str]:
     """What bash sets to ask for the rest of a line."""
     return {"_POETOPT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
-
-
-def test_the_program_completes_as_a_shell_calls_it() -> None:
-    environment = {**os.environ, **completing("poetopt solve --total")}
-    run = subprocess.run([sys.executable, "-m", "poetopt"], env=environment, capture_output=True, text=True, check=True)
-    assert "--total-ram" in run.stdout.split()
 
 
 def test_the_version_is_said_and_cited(capsys: pytest.CaptureFixture[str]) -> None:

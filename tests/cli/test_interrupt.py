@@ -7,16 +7,22 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from unittest.mock import patch
 
 import onnx
 import pytest
 
 import poetopt as po
 from poetopt import zoo
+from poetopt.util import interrupts
 from tests.cli.support import Runner, chain, write_problem
 from tests.cli.test_commands import PROGRAM
-from tests.seeds import some
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
 
@@ -42,204 +48,160 @@ main()
 The second argument is the signal.
 """
 
-CALLED = """
-import os, signal, sys
-from poetopt.cli.app import main
-*around, name = sys.argv.pop(1).split("/")
-sent = signal.Signals[sys.argv.pop(1)]
-def called(frame, event, argument):
-    if event == "call" and frame.f_code.co_name == name:
+
+@contextmanager
+def signal_at(inside: str, sent: str = "SIGINT", *, wait_s: float | None = None, lost: bool = False) -> Iterator[None]:
+    """This process gets a signal at the first call of the last function that `inside` names, within the others.
+
+    wait_s: it gets a second one so long after the first; the two of a `deepen` come while it goes on. lost: the
+    exception is swallowed there, as finalizers and libraries do.
+    """
+    *around, name = inside.split("/")
+    helpers: list[threading.Thread] = []
+
+    def send() -> None:
+        os.kill(os.getpid(), signal.Signals[sent])
+        if wait_s is not None:
+            time.sleep(wait_s)
+            os.kill(os.getpid(), signal.Signals[sent])
+
+    def called(frame: FrameType | None, event: str, _: object) -> None:
+        if frame is None or event != "call" or frame.f_code.co_name != name:
+            return
         left = set(around)
         while frame is not None:
             left.discard(frame.f_code.co_name)
             frame = frame.f_back
-        if not left:
-            sys.setprofile(None)
-            os.kill(os.getpid(), sent)
-import highspy, pyomo.environ
-sys.setprofile(called)
-main()
-"""
-"""The same at the first call of the last of the functions, however short; everything takes longer with it.
-
-What a solve imports is imported before, as that takes longest.
-"""
-
-
-TWICE = """
-import os, signal, sys, threading, time
-from poetopt.cli.app import main
-name, wait_s = sys.argv.pop(1).split("/")
-sent = signal.Signals[sys.argv.pop(1)]
-def send():
-    for _ in range(2):
-        os.kill(os.getpid(), sent)
-        time.sleep(float(wait_s))
-def called(frame, event, argument):
-    if event == "call" and frame.f_code.co_name == name:
+        if left:
+            return
         sys.setprofile(None)
-        if name == "plan_text":
-            send()
+        if name == "deepen" and wait_s is not None:
+            helpers.append(threading.Thread(target=send))
+            helpers[0].start()
         else:
-            threading.Thread(target=send, daemon=True).start()
-import highspy, pyomo.environ
-sys.setprofile(called)
-main()
-"""
-"""The same twice, so many seconds apart: the second while the answer is put together, or with it in hand."""
+            with suppress(*([KeyboardInterrupt] if lost else [])):
+                send()
+                while lost and interrupts.came() is None:
+                    pass
 
-LOST = """
-import os, signal, sys
-from poetopt.util import interrupts
-from poetopt.cli.app import main
-name, sent = sys.argv.pop(1), signal.Signals[sys.argv.pop(1)]
-def called(frame, event, argument):
-    if event == "call" and frame.f_code.co_name == name:
-        sys.setprofile(None)
+    before = {number: signal.getsignal(number) for number in interrupts.CODES}
+    with patch("poetopt.util.interrupts._mark", interrupts._Mark()):
+        interrupts.install()
+        sys.setprofile(called)
         try:
-            os.kill(os.getpid(), sent)
-            while interrupts.came() is None:
-                pass
-        except KeyboardInterrupt:
-            pass
-import highspy, pyomo.environ
-sys.setprofile(called)
-main()
-"""
-"""The same at a place that swallows the exception, as finalizers and libraries do."""
+            yield
+        finally:
+            sys.setprofile(None)
+            for helper in helpers:
+                helper.join()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def interrupted(inside: str, command: str, folder: Path, program: str = WATCHED) -> subprocess.CompletedProcess[str]:
-    """Run a command line in `folder`, where `chain.json` is a problem, with Ctrl-C inside of functions."""
-    write_problem(folder / "chain.json", chain(24))
-    arguments = [
-        sys.executable,
-        "-c",
-        program,
-        inside,
-        "SIGINT",
-        *command.split(),
-        "--device",
-        "m4",
-        "--json",
-        "made.json",
-    ]
-    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a command line runs: `chain.json` in it is a problem."""
+    write_problem(tmp_path / "chain.json", chain(24))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(line: str) -> list[str]:
+    return [*line.split(), "--device", "m4", "--json", "made.json"]
+
+
+INTERRUPTED = (130, "", "poetopt: interrupted\n")
 
 
 @pytest.mark.parametrize(
-    ("inside", "command"),
+    ("inside", "line"),
     [
         ("pareto/deepen", "pareto chain.json --gap 0"),
         ("unhurried/deepen", "pareto chain.json --against deadline --ram 30%"),
         ("compare/deepen", "compare chain.json --methods poet --gap 0 --plans made"),
         ("compare/deepen", "compare chain.json --methods checkmate"),
         ("sensitivity/deepen", "solve chain.json --ram 40% --with sensitivity"),
-    ],
-)
-def test_many_solves_end_at_once(tmp_path: Path, inside: str, command: str) -> None:
-    ended = interrupted(inside, command, tmp_path)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
-    assert os.listdir(tmp_path) == ["chain.json"]
-
-
-@pytest.mark.parametrize(
-    ("inside", "command"),
-    [
         ("pareto/_heuristic_fits", "pareto chain.json"),
         ("remedies/_heuristic_fits", "compare chain.json --ram 20% --deadline 1x --methods poet"),
+        # with nothing in hand, also where the search is over without an answer, and what would help is looked for
+        ("first_schedules/greedy", "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"),
+        ("_attempt/model_of", "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"),
+        ("remedies", "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"),
+        ("_tried", "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"),
     ],
 )
-def test_many_solves_end_at_once_between_two(tmp_path: Path, inside: str, command: str) -> None:
-    ended = interrupted(inside, command, tmp_path, CALLED)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
-    assert os.listdir(tmp_path) == ["chain.json"]
+def test_what_has_no_answer_yet_ends_at_once(run: Runner, folder: Path, inside: str, line: str) -> None:
+    with signal_at(inside):
+        ended = run(*command(line))
+    assert (ended.code, ended.out, ended.err) == INTERRUPTED
+    assert os.listdir(folder) == ["chain.json"]
 
 
 @pytest.mark.parametrize("inside", ["remedies", "_tried"])
-def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(tmp_path: Path, inside: str) -> None:
-    command = "solve chain.json --ram 20% --deadline 1x --time-limit 60s"
-    ended = interrupted(f"_helped/{inside}", command, tmp_path, CALLED)
-    assert ended.returncode == 3, ended.stderr
-    assert "interrupted in looking for what would help" in ended.stderr
-    assert ended.stderr.count("poetopt: ") == 1
+def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(run: Runner, folder: Path, inside: str) -> None:
+    with signal_at(f"_helped/{inside}"):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 60s"))
+    assert ended.code == 3, ended.err
+    assert "interrupted in looking for what would help" in ended.err
+    assert ended.err.count("poetopt: ") == 1
 
 
-@pytest.mark.parametrize("inside", ["first_schedules/greedy", "_attempt/model_of", "remedies", "_tried"])
-def test_an_interrupt_with_nothing_in_hand_is_one_at_every_moment(tmp_path: Path, inside: str) -> None:
-    """Also where the search is over without an answer, and what would help is looked for."""
-    command = "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"
-    if inside in ("remedies", "_tried"):
-        command = "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"
-    ended = interrupted(inside, command, tmp_path, CALLED)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
-    assert os.listdir(tmp_path) == ["chain.json"]
-
-
-def test_an_interrupt_whose_exception_is_lost_is_none_lost(tmp_path: Path) -> None:
-    ended = interrupted("greedy", "solve chain.json --ram 20% --deadline 1x --time-limit 600s", tmp_path, LOST)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
+def test_an_interrupt_whose_exception_is_lost_is_none_lost(run: Runner, folder: Path) -> None:
+    with signal_at("greedy", lost=True):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 600s"))
+    assert (ended.code, ended.out, ended.err) == INTERRUPTED
 
 
 @pytest.mark.parametrize("inside", ["solve/failure_words", "solve/write_json"])
-def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(tmp_path: Path, inside: str) -> None:
-    ended = interrupted(inside, "solve chain.json --ram 20% --deadline 1x --time-limit 600s", tmp_path, CALLED)
-    assert ended.returncode == 3
-    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json"]
+def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(run: Runner, folder: Path, inside: str) -> None:
+    with signal_at(inside):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 600s"))
+    assert ended.code == 3
+    assert sorted(os.listdir(folder)) == ["chain.json", "made.json"]
 
 
-def test_a_plan_is_written_though_the_signal_comes_then(tmp_path: Path) -> None:
-    command = "solve chain.json --ram 60% --gap 50% -o plan.json"
-    ended = interrupted("solve/plan_text", command, tmp_path, CALLED)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
-
-
-@pytest.mark.parametrize("inside", [*(f"deepen/{wait_s}" for wait_s in some((0, 0.02, 0.005, 0.05), 2)), "plan_text/0"])
-def test_a_signal_that_is_sent_twice_is_one(tmp_path: Path, inside: str) -> None:
+@pytest.mark.parametrize(("inside", "wait_s"), [("solve/plan_text", None), ("plan_text", 0.0), ("deepen", 0.02)])
+def test_a_plan_is_written_though_a_signal_comes_then_or_twice(
+    run: Runner, folder: Path, inside: str, wait_s: float | None
+) -> None:
     """Terminals send it to a group, and a wrapper in the group passes it on."""
-    ended = interrupted(inside, "solve chain.json --ram 40% --gap 0 -o plan.json", tmp_path, TWICE)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert sorted(os.listdir(tmp_path)) == ["chain.json", "made.json", "plan.json"]
+    with signal_at(inside, wait_s=wait_s):
+        ended = run(*command("solve chain.json --ram 40% --gap 5% -o plan.json"))
+    assert (ended.code, ended.err) == (0, "")
+    assert sorted(os.listdir(folder)) == ["chain.json", "made.json", "plan.json"]
 
 
-def test_a_second_signal_ends_a_solve_without_its_plan(tmp_path: Path) -> None:
-    ended = interrupted("plan_text/0.7", "solve chain.json --ram 60% --gap 50% -o plan.json", tmp_path, TWICE)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "poetopt: interrupted\n")
-    assert os.listdir(tmp_path) == ["chain.json"]
+def test_a_second_signal_ends_a_solve_without_its_plan(run: Runner, folder: Path) -> None:
+    with signal_at("plan_text", wait_s=0.7):
+        ended = run(*command("solve chain.json --ram 60% --gap 50% -o plan.json"))
+    assert (ended.code, ended.out, ended.err) == INTERRUPTED
+    assert os.listdir(folder) == ["chain.json"]
 
 
-@pytest.mark.parametrize("sent", ["SIGINT", "SIGTERM"])
-def test_a_signal_after_the_end_changes_nothing(sent: str) -> None:
+def test_a_signal_after_the_end_changes_nothing() -> None:
     program = "import atexit, os, signal\nfrom poetopt.cli.app import main\n"
-    program += f"atexit.register(os.kill, os.getpid(), signal.{sent})"
+    program += "atexit.register(os.kill, os.getpid(), signal.SIGTERM)"
     line = [sys.executable, "-c", f"{program}\nmain()", "devices"]
     ended = subprocess.run(line, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "a72" in ended.stdout
 
 
-def terminated(folder: Path, inside: str, *arguments: str, program: str = WATCHED) -> subprocess.CompletedProcess[str]:
-    """Run a command line in `folder`, with SIGTERM inside of functions."""
-    line = [sys.executable, "-c", program, inside, "SIGTERM", *arguments]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True)
+def test_a_terminated_run_leaves_no_half_written_dump(run: Runner, folder: Path) -> None:
+    onnx.save(zoo.build("lenet", 4), "lenet.onnx")
+    assert run("solve", "lenet.onnx", "--device", "a72", "--ram", "100%", "-o", "plan.json").code == 0
+    with signal_at("copyfile", "SIGTERM"):
+        ended = run("run", "plan.json", "--dump", "step.npz")
+    assert (ended.code, ended.err) == (143, "poetopt: terminated\n")
+    assert sorted(os.listdir(folder)) == ["chain.json", "lenet.onnx", "plan.json"]
 
 
-def test_a_terminated_run_leaves_no_half_written_dump(run: Runner, tmp_path: Path) -> None:
-    model, plan = tmp_path / "lenet.onnx", tmp_path / "plan.json"
-    onnx.save(zoo.build("lenet", 4), model)
-    assert run("solve", model, "--device", "a72", "--ram", "100%", "-o", plan).code == 0
-    ended = terminated(tmp_path, "copyfile", "run", "plan.json", "--dump", "step.npz", program=CALLED)
-    assert (ended.returncode, ended.stderr) == (143, "poetopt: terminated\n")
-    assert sorted(os.listdir(tmp_path)) == ["lenet.onnx", "plan.json"]
-
-
-def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(tmp_path: Path) -> None:
-    write_problem(tmp_path / "chain.json", chain(24))
-    arguments = ("solve", "chain.json", "--device", "m4", "--ram", "40%", "--gap", "0", "-o", "plan.json")
-    ended = terminated(tmp_path, "deepen", *arguments)
+def test_a_terminated_solve_gives_the_best_so_far_as_at_ctrl_c(folder: Path) -> None:
+    line = [sys.executable, "-c", WATCHED, "deepen", "SIGTERM"]
+    line += ["solve", "chain.json", "--device", "m4", "--ram", "40%", "--gap", "0", "-o", "plan.json"]
+    ended = subprocess.run(line, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert sorted(os.listdir(tmp_path)) == ["chain.json", "plan.json"]
+    assert sorted(os.listdir(folder)) == ["chain.json", "plan.json"]
 
 
 def test_a_terminal_that_hangs_up_leaves_the_best_plan(tmp_path: Path) -> None:

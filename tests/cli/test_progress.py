@@ -12,7 +12,7 @@ import pytest
 from poetopt.cli.console import live_progress
 from poetopt.report.layout import progress_line
 from poetopt.search.solution import Progress
-from tests.cli.support import REPORT_KEYS
+from tests.cli.support import REPORT_KEYS, Runner
 from tests.cli.test_commands import PROGRAM
 
 
@@ -54,9 +54,9 @@ def test_a_terminal_gets_it_on_stderr(problem: Path) -> None:
     assert all(f'"{key}"' in out for key in REPORT_KEYS)
 
 
-def test_what_takes_long_is_told_on_a_terminal(problem: Path, tmp_path: Path) -> None:
+def test_what_takes_long_is_told_on_a_terminal(run: Runner, problem: Path, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
-    subprocess.run((*PROGRAM, "solve", problem, "--device", "a72", "--ram", "80%", "-o", plan), check=True)
+    assert run("solve", problem, "--device", "a72", "--ram", "80%", "-o", plan).code == 0
     ours, theirs = pty.openpty()
     subprocess.run((*PROGRAM, "verify", plan, "--bound"), stdout=subprocess.DEVNULL, stderr=theirs, check=True)
     os.close(theirs)

@@ -23,8 +23,9 @@ from poetopt.search.solution import Options, Solution, Status
 from tests.bruteforce import plan_optimum
 from tests.closed import in_scope
 from tests.problems import random_tight
+from tests.seeds import seeds
 
-SEEDS = range(24)
+SEEDS = seeds(24)
 
 
 def case(seed: int) -> tuple[Problem, int]:

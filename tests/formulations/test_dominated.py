@@ -18,6 +18,7 @@ from poetopt.search.solution import Options, Status
 from poetopt.testing.exhaustive import MOST_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import crowded, tight
 from tests.problems import random_budget, random_problem
+from tests.seeds import seeds
 
 
 def some_dear(rng: random.Random, problem: Problem) -> Problem:
@@ -45,7 +46,7 @@ def with_few_decisions(seed: int) -> tuple[Problem, int, str]:
             return problem, ram, scope
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_no_optimum_is_lost(seed: int) -> None:
     problem, ram, scope = with_few_decisions(seed)
     limits = Limits(ram_bytes=ram)
@@ -59,7 +60,7 @@ def test_no_optimum_is_lost(seed: int) -> None:
     assert found[0] == pytest.approx(least[0])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_both_models_have_the_same_optimum(seed: int) -> None:
     rng = random.Random(seed)
     problem = some_dear(rng, random_problem(rng, operators=10, training=True))
@@ -74,7 +75,7 @@ def test_both_models_have_the_same_optimum(seed: int) -> None:
     assert one.simulation.overhead_j == pytest.approx(other.simulation.overhead_j, rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_a_schedule_with_dear_recomputes_is_a_start(seed: int) -> None:
     """The model knows a schedule that does as well, wherever a plan of it exists."""
     problem, ram, scope = with_few_decisions(seed)

@@ -14,6 +14,7 @@ from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_problem, random_tight
+from tests.seeds import seeds
 
 RETENTION = formulation("retention")
 
@@ -52,7 +53,7 @@ def _spanned(space: RetentionSpace, k: Floats) -> Floats:
     return found
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_all_at_once_is_what_the_definition_says(seed: int) -> None:
     rng, draw = random.Random(seed), np.random.default_rng(seed)
     problem = random_problem(rng, operators=rng.randint(3, 9), training=seed % 2 == 0)

@@ -31,7 +31,7 @@ from tests.problems import random_problem, random_tight
 from tests.seeds import seeds
 
 TOLERANCE = 1e-6
-SEEDS = range(300) if len(seeds(300)) == 300 else range(0, 100, 5)
+SEEDS = seeds(300) if len(seeds(300)) == 300 else range(0, 100, 5)
 HIGHEST = 20.0
 """What schedules may cost in a search for one where a solve says that there is none."""
 
@@ -110,7 +110,7 @@ def test_a_block_that_says_that_it_does_not_care_may_not_ask() -> None:
         liar.build(problem, ram_bytes=ram_bytes)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_schedule_with_page_outs_is_a_plan_and_back(seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, operators=6, training=True)

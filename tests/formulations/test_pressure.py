@@ -19,6 +19,7 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from tests.formulations.points import FakePoint
 from tests.problems import random_problem
+from tests.seeds import seeds
 
 RETENTION = formulation("retention")
 
@@ -35,7 +36,7 @@ def _cuts_of_nothing(model: Any) -> list[Row]:
     return [row for row in RETENTION.separate(model, FakePoint(nothing, integral=False)) if row.block == "chain_cuts"]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_pressure_is_where_memory_was_full_by_what_ordinary_training_keeps_there(seed: int) -> None:
     """At ordinary training's own peak the stages before and in it are full, and those weigh what is kept in them."""
     problem = random_problem(random.Random(seed), operators=7, training=True)
@@ -56,7 +57,7 @@ def test_pressure_is_where_memory_was_full_by_what_ordinary_training_keeps_there
     assert np.array_equal(pressure.by_stage, 2 * once)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_a_use_is_cut_at_its_worst_window_and_where_memory_is_shortest(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,12 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.problems import random_plan, random_problem
+from tests.seeds import seeds
 
 RETENTION = formulation("retention")
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are separated at random fractional points, and checked at real schedules of the same budget.
 
@@ -55,7 +56,7 @@ def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.Monkey
                 assert row.lower - 1e-9 <= activity(row, value) <= row.upper + 1e-9, row.kind
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_a_schedule_satisfies_its_own_model(seed: int) -> None:
     """A schedule's start values are feasible for every row that stands in the model at its own peak."""
     rng = random.Random(1000 + seed)

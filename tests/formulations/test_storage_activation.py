@@ -18,7 +18,7 @@ from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options
 from tests.cheapest import least_cost
 from tests.problems import random_few, random_plan, random_problem
-from tests.seeds import some
+from tests.seeds import seeds, some
 
 State = tuple[int, frozenset[int], frozenset[int], bool]
 """Operators done, what is in RAM, what is on storage, and whether the storage is awake."""
@@ -121,7 +121,7 @@ def test_with_dma_a_run_goes_on_beside_the_cpu() -> None:
     assert simulate(slow, steps("page_out 0 compute 0 page_out 1 compute 1 compute 2")).wakes == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60))
 def test_gathering_only_ever_saves(seed: int) -> None:
     rng = random.Random(seed)
     problem = replace(random_problem(rng, operators=rng.randint(3, 7), dma=seed % 2 == 0), wake_j=2.0)

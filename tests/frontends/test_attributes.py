@@ -18,6 +18,7 @@ from poetopt.graph import Node
 from poetopt.util.errors import ModelError, PoetError
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
+from tests.each import each
 from tests.frontends.support import floats, model_of
 from tests.seeds import some
 
@@ -208,7 +209,7 @@ def _mutants(spec: Spec) -> Iterator[onnx.ModelProto]:
                 yield mutant
 
 
-@pytest.mark.parametrize("op", sorted({spec.op for spec in ROWS}))
+@each("op", sorted({spec.op for spec in ROWS}))
 def test_mutated_settings(op: str) -> None:
     """Refused with one message, or a file that onnxruntime loads: nothing else comes of any of them."""
     options = ort.SessionOptions()

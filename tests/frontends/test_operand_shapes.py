@@ -17,6 +17,7 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.util.errors import ModelError, PoetError
 from tests.autodiff.specs import Spec
 from tests.autodiff.table import ROWS
+from tests.each import each
 from tests.frontends.support import floats, model_of
 from tests.seeds import some
 
@@ -103,7 +104,7 @@ def _of_each_op(few: int) -> list[Spec]:
     return [row for _, alike in itertools.groupby(rows, lambda row: row.op) for row in some(list(alike), few)]
 
 
-@pytest.mark.parametrize("spec", _of_each_op(1), ids=lambda row: row.name)
+@each("spec", _of_each_op(1))
 def test_any_shape_of_any_operand_is_refused_or_planned(spec: Spec) -> None:
     """No rule divides by nothing, or indexes what isn't there."""
     for place, given in enumerate(spec.inputs):

@@ -25,6 +25,7 @@ from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options
 from poetopt.util.errors import PlanError
 from tests.problems import random_plan, random_problem, store_all
+from tests.seeds import seeds
 
 DECODER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plan_decoder.c"
 CC = shutil.which("cc")
@@ -208,7 +209,7 @@ def decoded_in_c(program: Path, folder: Path, problem: Problem, data: bytes) -> 
     return done.returncode, [Instruction(ACTIONS[int(action)], int(target)) for action, target in pairs]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_a_c_decoder_gives_the_same_instructions(compiled: Path, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, operators=rng.randint(1, 12), dma=True)

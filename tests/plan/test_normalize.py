@@ -15,7 +15,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from tests.bruteforce import plan_optimum, random_tight
 from tests.problems import random_plan, random_problem, store_all
-from tests.seeds import examples
+from tests.seeds import examples, seeds
 
 
 @settings(deadline=None, max_examples=examples(250))
@@ -34,7 +34,7 @@ def test_never_raises_anything(seed: int, dma: bool) -> None:
     assert normalize(normalize(plan)).instructions == normalize(plan).instructions
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_what_is_optimal_stays_so(seed: int) -> None:
     problem, ram_bytes = random_tight(random.Random(seed))
     optimum = plan_optimum(problem, ram_bytes)

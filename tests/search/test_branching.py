@@ -29,7 +29,7 @@ from poetopt.search.solution import Options, Status
 from poetopt.testing import milp
 from poetopt.testing.problems import tight
 from poetopt.util.errors import FormulationError
-from tests.seeds import some
+from tests.seeds import seeds, some
 
 
 @pytest.fixture(params=["whole", "partly"])
@@ -41,7 +41,7 @@ def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("rows")
-@pytest.mark.parametrize("seed", some(range(40), 20))
+@pytest.mark.parametrize("seed", seeds(40))
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_as_trying_everything(seed: int, late: bool, threads: int) -> None:
@@ -167,7 +167,7 @@ def test_an_error_in_the_tree_ends_the_search_beside_it() -> None:
     assert search._over
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_rows_that_wait_outside_come_in(seed: int) -> None:
     """The nodes of a model with some variables held, against a relaxation that has all rows from the beginning."""
     rng = random.Random(seed)

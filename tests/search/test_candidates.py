@@ -16,6 +16,7 @@ from poetopt.search.branching.tree import MOST_COUNTS, at_first, representatives
 from poetopt.search.cutting import model_of, session_of
 from poetopt.search.solution import Options
 from poetopt.testing.problems import tight
+from tests.seeds import seeds
 
 
 class Values:
@@ -61,7 +62,7 @@ def test_not_too_many() -> None:
     assert len(worth([counts], Values([0.25] * (3 * MOST_COUNTS)))) == MOST_COUNTS
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_all_kinds_of_open_columns_are_looked_at(seed: int) -> None:
     """What comes first of a vertex of `retention`: open columns, each once, and of each kind that is open."""
     problem, ram_bytes = tight(random.Random(seed), forward=8)

@@ -28,9 +28,10 @@ from poetopt.util.errors import FormulationError, PoetError
 from tests.bruteforce import stage_optimum
 from tests.closed import closed
 from tests.problems import random_tight
+from tests.seeds import seeds
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
     problem, ram_bytes = random_tight(random.Random(seed), operators=5)
     best = stage_optimum(problem, ram_bytes)

@@ -20,6 +20,7 @@ from poetopt.search.tuning import WORK
 from poetopt.testing.problems import crowded, tight
 from poetopt.util.work import OutOfWorkError, Work
 from tests.problems import random_tight
+from tests.seeds import seeds
 
 
 def chain(layers: int, nbytes: int = 100) -> Problem:
@@ -68,7 +69,7 @@ def test_a_search_that_is_cut_short_says_so_and_ends_in_the_same(limit: int) -> 
     assert limit or found[0][:2] == (store_all_bytes(problem), True)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_the_hardest_step_is_what_its_words_say(seed: int) -> None:
     """Counted anew for each operator, by what must last until its later readers."""
     draw = random.Random(seed)
@@ -90,7 +91,7 @@ def test_the_hardest_step_is_what_its_words_say(seed: int) -> None:
         assert kept == step.nbytes
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_no_arena_undercuts_the_placed_working_set(seed: int) -> None:
     draw = random.Random(seed)
     unit = draw.choice((4, 64))

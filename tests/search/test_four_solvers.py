@@ -18,6 +18,7 @@ from poetopt.util.errors import InfeasibleError, PlanError
 from tests.backends.solvers import installed
 from tests.problems import random_tight
 from tests.search.test_model_files import by_cbc
+from tests.seeds import seeds
 
 Solve = Callable[[Path, Path], float | None]
 """A model file and where its solution goes -> the optimum, or None where there is none."""
@@ -93,7 +94,7 @@ def _case(seed: int) -> tuple[Problem, Options]:
     return problem, Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1, formulation=chosen)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_one_optimum_and_back(tmp_path: Path, seed: int) -> None:
     problem, options = _case(seed)
     refused: list[Path] = []

@@ -23,6 +23,7 @@ from poetopt.search.solution import Options, Status
 from poetopt.testing.problems import crowded, tight
 from poetopt.util.errors import InfeasibleError
 from tests.bruteforce import plan_optimum
+from tests.seeds import seeds
 
 
 def infeasible(seed: int, **asked: object) -> tuple[Problem, Options]:
@@ -83,7 +84,7 @@ def test_nothing_is_promised_where_energy_is_short() -> None:
     assert any("without the block energy_budget" in text for text in solution.why)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_the_hardest_step_is_a_bound(seed: int) -> None:
     """No schedule without paging (and none that keeps everything) does with less; the optimum's search agrees."""
     problem, _ = tight(random.Random(seed), forward=2)

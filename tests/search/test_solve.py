@@ -28,6 +28,7 @@ from poetopt.util.errors import BackendUnavailableError, FormulationError
 from tests.bruteforce import plan_optimum
 from tests.closed import closed, in_scope
 from tests.problems import random_budget, random_problem
+from tests.seeds import seeds
 
 INSTANCES = Path(__file__).resolve().parents[2].parent / "shared" / "instances"
 needs_instances = pytest.mark.skipif(not INSTANCES.is_dir(), reason="the shared instances are not here")
@@ -167,7 +168,7 @@ def test_too_little_ram_names_the_least() -> None:
         check(solve(problem, replace(solution.options, ram_bytes=least)))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(30))
 def test_least_ram_is_feasible_and_no_plan_needs_less_than_the_bound(seed: int) -> None:
     problem = random_problem(random.Random(seed), operators=5)
     assert plan_optimum(problem, problem.least_ram_bytes - 1) is None
@@ -193,7 +194,7 @@ def test_a_deadline_under_one_pass_is_infeasible() -> None:
     assert "below the" in neither.reason
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40))
 def test_greedy_schedules_are_valid_where_the_simulator_takes_them(seed: int) -> None:
     rng = random.Random(seed)
     problem = random_problem(rng, operators=9, training=True)
