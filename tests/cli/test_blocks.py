@@ -119,7 +119,7 @@ def test_a_plan_with_blocks_is_verified_and_shown(
     document["report"]["objective"]["overhead"] *= 2
     plan.write_text(json.dumps(document), encoding="utf-8")
     assert run("show", plan, "--format", "txt", "-o", tmp_path / "plan.txt").code == 0
-    assert "Nothing is proven" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
+    assert "nothing is proven" in (tmp_path / "plan.txt").read_text(encoding="utf-8")
 
 
 def test_formulations_lists_all_and_shows_each(capsys: pytest.CaptureFixture[str]) -> None:
