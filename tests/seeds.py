@@ -20,6 +20,11 @@ def run_all(everything: bool) -> None:
     _everything = everything
 
 
+def everything() -> bool:
+    """Whether the slow tests that show again what others do, on another board, are run as well."""
+    return _everything
+
+
 def seeds(count: int) -> range:
     """The seeds of a suite that has `count` of them."""
     return range(examples(count))

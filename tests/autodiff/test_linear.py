@@ -28,6 +28,7 @@ from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.util.errors import PoetError
 from tests.autodiff.specs import Spec, graph_of, normal
 from tests.autodiff.table import ROWS
+from tests.each import each
 from tests.frontends.support import model_of
 from tests.seeds import some
 
@@ -174,7 +175,7 @@ def leads(spec: Spec) -> Iterator[tuple[int, int]]:
 OPS = sorted({spec.op for spec in ROWS} - FIXED.keys())
 
 
-@pytest.mark.parametrize("op", OPS)
+@each("op", OPS)
 def test_work_and_memory_grow_as_the_operator_does(op: str) -> None:
     found = [(spec.name, place, growth(spec, *place)) for spec in chosen(op) for place in leads(spec)]
     assert any(grown for _, _, grown in found), "no row can be made longer"

@@ -12,6 +12,7 @@ from poetopt.cli.options import REMOVED
 from poetopt.util.errors import InfeasibleError, OptionError
 from tests.cli.support import Runner, runner
 from tests.compare.chains import chain
+from tests.each import each
 
 SOLVE = "solve net.onnx --device a72"
 MISTAKES = [
@@ -108,7 +109,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Runner:
     return runner(capsys)
 
 
-@pytest.mark.parametrize(("line", "code", "what", "remedy"), MISTAKES, ids=[f"{m[0]} {m[3]}" for m in MISTAKES])
+@each(("line", "code", "what", "remedy"), MISTAKES)
 def test_a_mistake_is_one_message_with_the_remedy(
     run: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, code: int, what: str, remedy: str
 ) -> None:

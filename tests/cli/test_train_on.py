@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 import poetopt as po
 from poetopt.zoo.network import Network
-from tests.backends.c.support import needs_emulator, needs_host
+from tests.backends.c.support import needs_host, other_board
 from tests.cli.support import Runner
 
 ROWS, BATCH = 9, 2
@@ -75,7 +75,7 @@ def test_shuffled_epochs_end_where_onnxruntime_ends(run: Runner, plan: Path, dat
             assert np.abs(trained[name] - value).max() < 1e-3 * moved, name
 
 
-@needs_emulator
+@other_board
 def test_on_a_cortex_m4_the_weights_are_those_of_as_many_steps(
     run: Runner, plan: Path, data: Path, tmp_path: Path
 ) -> None:

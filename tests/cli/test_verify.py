@@ -15,6 +15,7 @@ from poetopt import zoo
 from poetopt.cli.app import invoke
 from poetopt.plan import codec
 from tests.cli.support import Runner, chain, write_problem
+from tests.each import each
 from tests.seeds import turns
 
 
@@ -114,10 +115,9 @@ CONTRADICTIONS: list[tuple[str, object]] = [
 """Fields of a report, and what its plan isn't."""
 
 
-@pytest.mark.parametrize(
+@each(
     ("key", "value", "bound"),
     [(*one, b) for place, one in enumerate(CONTRADICTIONS) for b in turns(place, ((), ("--bound",)))],
-    ids=str,
 )
 def test_a_report_that_its_plan_contradicts_is_refused(
     run: Runner, solved: Path, tmp_path: Path, key: str, value: object, bound: tuple[str, ...]

@@ -14,6 +14,7 @@ from poetopt.devices import Kind, device, names
 from poetopt.devices.loading import device_table
 from poetopt.devices.schema import STORAGE, UNITS
 from poetopt.util.errors import DeviceError
+from tests.each import each
 
 GROUNDED = ("m0", "m4", "a72", "tx2")
 BEYOND = ("rpi5", "orin-nano", "esp32-s3", "stm32f767", "stm32h743", "rp2040", "rp2350", "phone-a76", "m4-c")
@@ -25,7 +26,7 @@ def test_the_catalogue_has_the_papers_devices_twice_and_nine_more() -> None:
     assert names() == tuple(sorted(names()))
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_every_figure_has_source_and_kind(name: str) -> None:
     found = device(name)
     assert found.name == name
@@ -51,7 +52,7 @@ def test_a_microcontroller_at_the_rate_of_kernels_in_c_is_the_same_one() -> None
     assert 3 * m4.flop_per_s < m4c.flop_per_s < 5 * m4.flop_per_s
 
 
-@pytest.mark.parametrize("name", PAPER)
+@each("name", PAPER)
 def test_the_authors_constants_are_called_theirs(name: str) -> None:
     found = device(name)
     ours = {figure.name for figure in found.figures if figure.kind is not Kind.PAPER}
@@ -61,7 +62,7 @@ def test_the_authors_constants_are_called_theirs(name: str) -> None:
         assert any("mix" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_costs_grow_with_size(name: str) -> None:
     found = device(name)
     storage = found.storage
@@ -77,7 +78,7 @@ def test_costs_grow_with_size(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", GROUNDED + BEYOND)
+@each("name", GROUNDED + BEYOND)
 def test_storages_of_our_own_are_complete(name: str) -> None:
     storage = device(name).storage
     assert storage is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.zoo.network import Network
+from tests.seeds import everything
 
 HOST, M4 = TARGETS["linux"], TARGETS["cortex-m4"]
 
@@ -33,6 +35,13 @@ needs_emulator = pytest.mark.skipif(
     or not (shutil.which("arm-none-eabi-gcc") or zig),
     reason="the emulator isn't installed (pip install 'poetopt[device]')",
 )
+_OTHERS = pytest.mark.skipif(not everything(), reason="one emulated board at each change, the others by --seeds all")
+
+
+def other_board(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorates a test on an emulated board that shows what `test_step` does on one, of other steps or cores."""
+    marked: Callable[..., None] = needs_emulator(_OTHERS(test))
+    return marked
 
 
 @cache

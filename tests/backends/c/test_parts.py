@@ -27,7 +27,7 @@ from poetopt.plan.codec import save
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
+from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
 from tests.test_micro_batches import network, normalized, tight
 
 PARTS = 4
@@ -163,7 +163,7 @@ def test_every_byte_of_the_resident_region_is_counted(optimizer: str, parameters
     assert program.flash.nbytes == problem.flash_bytes
 
 
-@needs_emulator
+@other_board
 def test_statistics_of_parts_on_a_cortex_m4_with_exactly_the_ram() -> None:
     model = po.load(normalized(), batch=8, micro_batch=PARTS, micro_batch_statistics=True)
     assert isinstance(model, po.Model)

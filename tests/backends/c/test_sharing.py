@@ -17,7 +17,7 @@ from poetopt.backends.c.targets import Target
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
-from tests.backends.c.support import HOST, M4, dropping, needs_emulator, needs_host, same
+from tests.backends.c.support import HOST, M4, dropping, needs_host, other_board, same
 
 
 def program() -> DeviceProgram:
@@ -84,7 +84,7 @@ def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path, schedule: s
     assert not same(results, wrong)
 
 
-@needs_emulator
+@other_board
 def test_instructions_are_counted_with_the_operator_that_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ from tests.backends.c.support import (
     needs_emulator,
     needs_host,
     on_qemu,
+    other_board,
     paged,
     paged_parameters,
     same,
@@ -91,7 +92,7 @@ def test_inspect_counts_what_random_kernels_keep() -> None:
     assert sum(found.resident.values()) == found.needs.problem.resident_bytes
 
 
-@needs_emulator
+@other_board
 def test_what_random_kernels_keep_is_where_the_linker_has_it() -> None:
     found = execute_on(lay_out(store_all(dropping())), "cortex-m4")
     assert found.ok, found.message
@@ -122,7 +123,7 @@ def test_parameters_on_storage_are_updated_there(tmp_path: Path) -> None:
     assert unmoved >= away & set(graph.trained)
 
 
-@needs_emulator
+@other_board
 def test_parameters_on_storage_give_the_same_bits_on_a_cortex_m4() -> None:
     plan = paged_parameters()
     found = execute_on(plan, "cortex-m4", data=batch())

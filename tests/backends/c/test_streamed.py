@@ -24,7 +24,7 @@ from poetopt.testing.plans import keeping_nothing as nothing_kept
 from poetopt.util.errors import PlanError
 from poetopt.util.units import show_bytes
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, same
+from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
 
 
 @cache
@@ -58,7 +58,7 @@ def keeping_nothing(of: Problem | None = None) -> Plan:
     return nothing_kept(problem() if of is None else of)
 
 
-@needs_emulator
+@other_board
 def test_an_emulated_board_of_8_kb_takes_a_step_of_lenet_bit_for_bit() -> None:
     """Its parameters and their momentum take half a megabyte."""
     assert sum(tensor.nbytes for tensor in problem().tensors if tensor.home is Home.STORAGE) > 490_000
@@ -68,7 +68,7 @@ def test_an_emulated_board_of_8_kb_takes_a_step_of_lenet_bit_for_bit() -> None:
     assert found.linked_ram_bytes == found.planned_ram_bytes < 8_500
 
 
-@needs_emulator
+@other_board
 def test_an_input_that_would_take_the_most_ram_is_fed_on_storage() -> None:
     """In po_measure.c on this machine, and in the example on the board, for two steps."""
     image = next(tensor for tensor in fed().tensors if tensor.name == "input")

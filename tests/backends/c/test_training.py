@@ -23,9 +23,9 @@ from poetopt.util.errors import OptionError
 from tests.backends.c.support import (
     HOST,
     dropping,
-    needs_emulator,
     needs_host,
     network,
+    other_board,
     paged_parameters,
     unscheduled,
     updating,
@@ -71,7 +71,7 @@ def test_random_kernels_go_on_drawing_from_step_to_step() -> None:
     assert len(set(found.losses)) == 3
 
 
-@needs_emulator
+@other_board
 def test_steps_on_a_cortex_m4_with_exactly_the_ram() -> None:
     """Adam counts its steps by a number that the tables have."""
     plan = lay_out(store_all(network().differentiate(optimizer="adam").cost("m4", runtime="c")))
