@@ -166,7 +166,7 @@ def test_gradients_of_an_operator_are_onnxruntimes(name: str) -> None:
     shape, node, beside = CASES[name]
     random = np.random.default_rng(4)
     given = {key: normal(random, value) if isinstance(value, tuple) else value for key, value in beside.items()}
-    model = po.load(drawn_network(random, shape, [node], {k: np.asarray(v) for k, v in given.items()}))
+    model = po.load(drawn_network(random, shape, [node], {k: np.asarray(v) for k, v in given.items()}), train="*")
     assert isinstance(model, po.Model)
     problem = model.differentiate(loss="mse").cost("m4", runtime="c")
     found = execute_on(lay_out(store_all(problem)), "host")

@@ -25,7 +25,7 @@ from tests.seeds import some
 
 def step(stream: str, optimizer: str = "sgd") -> Problem:
     """In C, with lazy tables where the optimizer has states."""
-    found = po.load(model(128)).differentiate(optimizer=optimizer, lazy_tables=optimizer != "sgd")
+    found = po.load(model(128), train="*").differentiate(optimizer=optimizer, lazy_tables=optimizer != "sgd")
     return found.cost("m4", parameters="paged", stream=stream)
 
 
