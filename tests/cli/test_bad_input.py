@@ -39,13 +39,6 @@ def test_truncated_file(run: Runner, tmp_path: Path) -> None:
     run("solve", path, *SOLVE).assert_one_message("cut.onnx", code=2)
 
 
-@pytest.mark.parametrize("content", [b"", b"this is no model\n", b"\x00" * 64])
-def test_not_a_model(run: Runner, tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "text.onnx"
-    path.write_bytes(content)
-    run("solve", path, *SOLVE).assert_one_message("text.onnx", code=2)
-
-
 def test_missing_file(run: Runner, tmp_path: Path) -> None:
     run("solve", tmp_path / "none.onnx", *SOLVE).assert_one_message("none.onnx", "no such file", code=2)
 
@@ -53,10 +46,6 @@ def test_missing_file(run: Runner, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["solve", "inspect", "compare"])
 def test_an_empty_name(run: Runner, command: str) -> None:
     run(command, "", "--device", "a72").assert_one_message("the name of the model is empty", "resnet18-cifar", code=2)
-
-
-def test_unknown_network(run: Runner) -> None:
-    run("solve", "resnet18", *SOLVE).assert_one_message("resnet18-cifar", code=2)
 
 
 def test_operator_without_a_rule(run: Runner, tmp_path: Path) -> None:
@@ -70,17 +59,6 @@ def test_operator_without_a_rule(run: Runner, tmp_path: Path) -> None:
     )
 
 
-def test_cycle(run: Runner, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Add", ["x", "b"], ["a"], name="one"), helper.make_node("Relu", ["a"], ["b"], name="two")]
-    path = save(tmp_path / "m.onnx", [*nodes, helper.make_node("MatMul", ["b", "w"], ["y"], name="three")])
-    run("solve", path, *SOLVE).assert_one_message("m.onnx", "cycle", code=2)
-
-
-def test_missing_input(run: Runner, tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["nowhere", "w"], ["y"], name="one")])
-    run("solve", path, *SOLVE).assert_one_message("m.onnx", "nowhere", code=2)
-
-
 def test_symbolic_batch(run: Runner, tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"], name="one")], batch="N")
     run("solve", path, *SOLVE).assert_one_message("--batch", code=2)
@@ -90,17 +68,6 @@ def test_a_batch_of_zero_is_no_batch(run: Runner, tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [helper.make_node("MatMul", ["x", "w"], ["y"], name="one")], batch=0)
     run("solve", path, *SOLVE).assert_one_message("dimension 0 of input 'x' has no size", "--batch", code=2)
     assert run("solve", path, "--device", "a72", "--batch", 3).code == 0
-
-
-def test_shapes_that_do_not_fit_in_spite_of_what_is_declared(run: Runner, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Transpose", ["x"], ["t"]), helper.make_node("MatMul", ["t", "w"], ["y"], name="one")]
-    path = save(tmp_path / "m.onnx", nodes, batch=2)
-    run("solve", path, *SOLVE).assert_one_message("'one' (MatMul, opset", "t [4, 2], w [4, 4]", code=2)
-
-
-@pytest.mark.parametrize(("name", "closest"), [("a71", "a72"), ("paper-a27", "paper-a72")])
-def test_unknown_device(run: Runner, name: str, closest: str) -> None:
-    run("solve", "mlp", "--device", name).assert_one_message(name, closest, code=2)
 
 
 def test_unknown_device_of_a_problem_file(run: Runner, problem: Path) -> None:
@@ -137,15 +104,6 @@ def test_options_that_make_no_sense(run: Runner, option: str, value: str) -> Non
     ended = run("solve", "mlp", *SOLVE, option, value)
     ended.assert_one_message(code=2)
     assert option in ended.err or value in ended.err
-
-
-@pytest.mark.parametrize("scope", ["deep", "depth:", "depth:x", "depth:0", "depth:-1"])
-def test_scopes_that_are_none(run: Runner, scope: str) -> None:
-    run("solve", "mlp", *SOLVE, "--scope", scope).assert_one_message(f"--scope {scope}: must be", code=2)
-
-
-def test_unknown_backend(run: Runner, problem: Path) -> None:
-    run("solve", problem, *SOLVE, "--backend", "abacus").assert_one_message("abacus", "highs", code=6)
 
 
 def test_ram_has_to_be_said_where_no_device_knows_it(run: Runner, problem: Path) -> None:
@@ -217,12 +175,6 @@ def test_the_smallest_ram_that_it_names_has_no_byte_too_many(run: Runner, tmp_pa
     asked = ("solve", path, "--device", "a72", "--no-paging", "--ram")
     assert run(*asked, "20%", "--json", "-").document["least_ram_bytes"] == 4000
     assert run(*asked, "4000").code == 0
-
-
-def test_deadline_below_one_pass(run: Runner, problem: Path) -> None:
-    ended = run("solve", problem, *SOLVE, "--deadline", "0.7s")
-    ended.assert_one_message("0.8", "deadline", code=3)
-    run("solve", problem, *SOLVE, "--deadline", "0.9x").assert_one_message("deadline", code=3)
 
 
 def test_the_deadlines_that_it_names_are_feasible(run: Runner, tmp_path: Path) -> None:

@@ -56,10 +56,6 @@ def test_an_energy_limit_swaps_the_objective(solve: Solve) -> None:
     assert "minimised" in told
 
 
-def test_an_energy_limit_below_one_pass(solve: Solve) -> None:
-    solve("--with", "energy-limit=0.5x").assert_one_message("energy limit", "one pass", code=3)
-
-
 def test_flash_wear_bounds_what_is_written(solve: Solve) -> None:
     free = solve("--json", "-").document
     assert free["page_outs"] > 0

@@ -32,12 +32,6 @@ def test_solve_summary_and_json_say_the_same(run: Runner, problem: Path, tmp_pat
     assert document["energy_bound_j"] <= document["energy_j"] * (1 + 1e-9)
 
 
-def test_json_on_stdout_is_alone_there(run: Runner, problem: Path) -> None:
-    ended = run("solve", problem, "--device", "a72", "--ram", "70%", "--json", "-")
-    assert ended.document.keys() >= REPORT_KEYS
-    assert ended.err == ""
-
-
 def test_store_all_leaves_nothing_to_save(run: Runner) -> None:
     ended = run("solve", "lenet", "--device", "a72")
     assert ended.code == 0
@@ -181,10 +175,6 @@ def test_help_and_version(run: Runner) -> None:
         assert command in listing
         assert run(command, "--help").code == 0
     assert run().out == listing
-
-
-def test_unknown_command(run: Runner) -> None:
-    run("slove").assert_one_message("slove", code=2)
 
 
 def test_the_program_ends_with_the_code() -> None:

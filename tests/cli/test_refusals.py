@@ -76,10 +76,6 @@ def test_plans_go_into_a_folder(run: Runner, problem: Path, tmp_path: Path) -> N
     assert file.read_text() == "kept"
 
 
-def test_an_unknown_method_is_told_what_there_is(run: Runner, problem: Path) -> None:
-    run("compare", problem, "--device", "a72", "--methods", "zzzz").assert_one_message("there are", "poet", code=2)
-
-
 def test_messages_name_the_model_first(run: Runner) -> None:
     run("inspect", "lenet", "--train", "zzz*").assert_one_message("lenet: --train 'zzz*'", code=2)
     run("grad", "lenet", "-o", "never.onnx", "--output", "nope").assert_one_message("lenet: no output 'nope'", code=2)
