@@ -43,10 +43,10 @@ def softsign() -> Iterator[Any]:
 
 def test_an_operator(softsign: Any) -> None:
     from tests.autodiff.specs import Spec, normal
-    from tests.autodiff.test_rules import test_finite_differences as check
+    from tests.autodiff.test_rules import check_finite_differences
 
     assert registry.registered()["", "Softsign"] == {1: softsign}
-    check(Spec("Softsign", (normal(3, 4),)))
+    check_finite_differences(Spec("Softsign", (normal(3, 4),)))
 
 
 def test_a_frontend(tmp_path: Path) -> None:
