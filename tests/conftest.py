@@ -35,7 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
         from hypothesis import HealthCheck, settings
 
         # A busy machine draws examples slowly, and takes long for each: neither is a fault.
-        settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.register_profile(
+            "busy", deadline=None, max_examples=seeds.examples(100), suppress_health_check=[HealthCheck.too_slow]
+        )
         settings.load_profile("busy")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -193,7 +193,7 @@ def test_pairs_that_share_an_offset_reach_the_bound() -> None:
             assert offsets[a] + case[0][a] <= offsets[b] or offsets[b] + case[0][b] <= offsets[a]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(buffers(), st.sampled_from([1, 8]), st.integers(0, 3), st.integers(0, 20))
 def test_ejection_keeps_its_limit(case: Buffers, alignment: int, seed: int, room: int) -> None:
     rows = [row for row in zip(*case, strict=True) if row[0]]

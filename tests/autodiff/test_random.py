@@ -17,6 +17,7 @@ from poetopt.ops.convolution.windows import Window
 from tests.autodiff.oracle import run
 from tests.autodiff.specs import Spec, distinct, graph_of, normal, weights_of
 from tests.later import ALL_USE_TORCH, later
+from tests.seeds import examples
 
 torch = later("torch")
 pytestmark = ALL_USE_TORCH
@@ -59,7 +60,7 @@ def convolve(x: Any, w: Any, window: Window, group: int) -> Any:
     return function(f.pad(x, sides), w, stride=window.strides, dilation=window.dilations, groups=group)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(convolutions())
 def test_every_construction_of_a_convolutions_gradients(case: tuple[Window, int, int, int, int]) -> None:
     window, batch, group, inputs, outputs = case
@@ -113,7 +114,7 @@ def agree(spec: Spec) -> None:
         assert near(found[f"i{k}.grad"], leaves[k].grad.numpy())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(windows(2, pool=True), st.booleans(), st.booleans())
 def test_pools(case: tuple[Window, bool], ceil: bool, average: bool) -> None:
     import torch.nn.functional as f
@@ -141,7 +142,7 @@ def test_max_pool_gives_a_tie_to_one_place() -> None:
     agree(Spec(spec.op, spec.inputs, torch=lambda x: f.max_pool2d(x, 3, 1), attributes=spec.attributes))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["both", "left", "right"])), max_size=4),
     st.integers(0, 2), st.booleans(), st.sampled_from(["Add", "Sub", "Mul", "Div"]),

@@ -20,6 +20,7 @@ from poetopt.devices import cost, device
 from poetopt.graph import Graph, TrainingGraph
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
+from tests.seeds import examples
 
 Array = NDArray[Any]
 
@@ -152,7 +153,7 @@ def test_where_no_gradient_flows_nothing_is_composed() -> None:
     assert compose(frozen) is frozen
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.booleans(), min_size=6, max_size=6), st.sampled_from(["half first", "half last", "half on the sum"]))
 def test_the_order_of_operands_does_not_matter(swaps: list[bool], half: str) -> None:
     def two(k: int, op: str, a: str, b: str) -> str:

@@ -53,7 +53,7 @@ def some_plan(seed: int, *, operators: int | None = None) -> Plan:
     return random_plan(rng, named)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(seeds, st.booleans())
 def test_json_comes_back_equal(seed: int, laid_out: bool) -> None:
     plan = some_plan(seed)
@@ -159,7 +159,7 @@ def test_files_that_are_no_plans(tmp_path: Path, content: bytes, message: str) -
         load(tmp_path / "none.json")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(seeds)
 def test_no_damage_gets_through(seed: int) -> None:
     """Any single change of the text either changes nothing that a plan is made of, or is a PlanError."""
@@ -189,7 +189,7 @@ def test_compact_comes_back_equal(seed: int, clean: bool) -> None:
     assert decode_compact(plan.problem, data) == Plan(plan.problem, plan.instructions)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(seeds)
 def test_compact_sees_damage(seed: int) -> None:
     rng = random.Random(seed)

@@ -24,6 +24,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, table
 from poetopt.util.errors import PlanError
 from tests.graph.test_problem import plain
+from tests.seeds import examples
 
 FIRST = sorted((Path(__file__).parent / "format1").glob("*.json"))
 """Written by the last version that wrote the first format: with page-ins, recomputes, DMA, waking, blocks on storage,
@@ -94,7 +95,7 @@ def back(kind: type, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ROWS)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_every_field_survives_a_file(kind: type, data: st.DataObject) -> None:
     value = data.draw(values(kind))

@@ -13,11 +13,12 @@ from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 from tests.problems import random_plan, random_problem, store_all
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(seeds, st.sampled_from([1, 4, 64]))
 def test_layouts_are_sound(seed: int, alignment: int) -> None:
     rng = random.Random(seed)
@@ -36,7 +37,7 @@ def test_layouts_are_sound(seed: int, alignment: int) -> None:
             check_layout(plan, arena - 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(seeds)
 def test_check_finds_any_overlap(seed: int) -> None:
     rng = random.Random(seed)

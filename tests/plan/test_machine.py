@@ -26,7 +26,7 @@ from poetopt.util.errors import PlanError
 from tests.plan.reference import reference
 from tests.plan.three_steps import BrokenError, run_thrice
 from tests.problems import random_plan, random_problem
-from tests.seeds import seeds
+from tests.seeds import examples, seeds
 
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)
 
@@ -133,7 +133,7 @@ def test_a_refusal_changes_nothing() -> None:
     assert (machine.live, machine.resident, machine.stored, machine.ahead) == before
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_the_walk_is_what_is_counted_otherwise(seed: int, dma: bool) -> None:
     rng = random.Random(seed)

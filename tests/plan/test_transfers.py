@@ -44,7 +44,7 @@ def test_never_costs_anything(seed: int, spare: int, nodes: int) -> None:
     assert plan_transfers(planned, ram_bytes, nodes=nodes).problem is plan.problem
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.integers(0, 2**32 - 1))
 def test_a_clean_plan_keeps_its_computes_and_transfers(seed: int) -> None:
     rng = random.Random(seed)
@@ -204,7 +204,7 @@ def test_a_plan_over_its_budget_is_refused() -> None:
         plan_transfers(Plan(chain(), LATE), 24)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(0, 2**32 - 1))
 def test_a_goal_is_met_where_it_would_be_without_one(seed: int) -> None:
     rng = random.Random(seed)

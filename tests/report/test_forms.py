@@ -18,12 +18,13 @@ from poetopt.report.show import trace_text
 from poetopt.report.text import ASCII, text_form
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 EMPTY = View(Plan(Problem("empty", "paper", (), ()), ()))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds, st.sampled_from([1.0, 1e-9, 1 / 3, 1234.5678]))
 def test_slices_of_a_trace_never_overlap(seed: int, scale: float) -> None:
     view = random_view(seed)
@@ -50,7 +51,7 @@ def test_slices_of_a_trace_never_overlap(seed: int, scale: float) -> None:
     assert len(work) == len([s for s in view.plan.instructions if s.action != "free"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seeds, st.integers(40, 200))
 def test_the_text_keeps_its_width_and_names_what_is_done(seed: int, width: int) -> None:
     view = random_view(seed)

@@ -21,6 +21,7 @@ from poetopt.plan.layout import lay_out
 from poetopt.report.page import frame, page
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -71,7 +72,7 @@ def ordinary_bytes(problem: Problem) -> list[int]:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(seeds)
 def test_the_data_is_the_simulation(seed: int) -> None:
     view = random_view(seed)

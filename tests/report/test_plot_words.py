@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 
-from poetopt.report.plots import STYLES, _drawn_once, _proof, logarithmic
-
-
-@pytest.mark.parametrize(
-    ("scopes", "says"),
-    [
-        (["depth<=12", "depth<=4", "depth<=8", "store-all"], "each point's scope\n(depth<=4 to depth<=12)"),
-        (["full", "forward", "depth<=8"], "(depth<=8 to full)"),
-        (["depth<=4", "store-all"], "within the scope depth<=4"),
-    ],
-)
-def test_a_band_names_the_scopes_of_its_bounds(scopes: list[str], says: str) -> None:
-    points = cast("Any", [SimpleNamespace(scope=scope) for scope in scopes])
-    assert _proof(points).endswith(says)
+from poetopt.report.plots import STYLES, logarithmic
 
 
 @pytest.mark.parametrize("values", [[0.467], [2.85, 4.5], [0.196, 7.69], [3.9, 5.1, 18.0]])
@@ -48,9 +33,3 @@ def test_methods_differ_without_their_colours() -> None:
         assert first[1] != second[1]
         assert first[2] != second[2] or abs(lightness(first[0]) - lightness(second[0])) > 0.15
     assert max(lightness(colour) for colour, _, _ in STYLES.values()) < 0.75
-
-
-def test_methods_that_coincide_are_drawn_once_and_poet_stands_for_its_own() -> None:
-    shown = ["checkpoint-all", "checkmate", "dtr", "capuchin", "poet"]
-    drawn = _drawn_once(shown, {"dtr": "checkmate", "poet": "checkmate", "capuchin": "left-out"})
-    assert drawn == {"checkpoint-all": [], "capuchin": [], "poet": ["checkmate", "dtr"]}

@@ -14,11 +14,12 @@ from poetopt.report.summary import proof, proof_exact, rows
 from poetopt.report.view import Lane, SliceKind, paged, recomputed, timeline
 from poetopt.util.printable import shown
 from tests.report.views import HOSTILE, hostile_view, random_view
+from tests.seeds import examples
 
 seeds = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds)
 def test_stages_end_with_the_first_compute_of_their_operator(seed: int) -> None:
     view = random_view(seed)
@@ -36,7 +37,7 @@ def test_stages_end_with_the_first_compute_of_their_operator(seed: int) -> None:
             assert (first[stage - 1] if stage else -1) < index <= first[stage]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds)
 def test_moments_follow_each_other(seed: int) -> None:
     view = random_view(seed)
@@ -47,7 +48,7 @@ def test_moments_follow_each_other(seed: int) -> None:
     assert all(r <= s for r, s in zip(view.reached_s, view.simulation.start_s, strict=True))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(seeds)
 def test_the_timeline_is_the_simulation(seed: int) -> None:
     view = random_view(seed)
@@ -70,7 +71,7 @@ def test_the_timeline_is_the_simulation(seed: int) -> None:
             assert simulation.end_s[piece.cause] == piece.end_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seeds)
 def test_the_ledger_adds_up_to_the_overhead(seed: int) -> None:
     view = random_view(seed)
