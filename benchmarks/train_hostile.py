@@ -192,7 +192,7 @@ PREPARED: dict[object, Any] = {}
 
 
 def _called(_what: str, function: Callable[..., Any], *given: Any, told: Any = silent) -> Any:
-    """What `poetopt.util.subprocess_call.call` does, in this process, and once for each plan."""
+    """What `poetopt.util.process.call` does, in this process, and once for each plan."""
     limited = resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     if function.__name__ != "_prepare" or limited or not Path(given[0]).is_file():
         return function(*given, told=told)
@@ -211,7 +211,7 @@ def quietly(arguments: Arguments) -> tuple[int, str]:
     with (
         contextlib.redirect_stderr(said),
         contextlib.redirect_stdout(io.StringIO()),
-        patch("poetopt.util.subprocess_call.call", _called),
+        patch("poetopt.util.process.call", _called),
     ):
         try:
             code = invoke(arguments)

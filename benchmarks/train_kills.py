@@ -181,9 +181,7 @@ def _run(folder: Path, line: str) -> None:
     os.setsid()
     os.chdir(folder)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with patch(
-        "poetopt.util.subprocess_call.call", lambda _what, function, *given, told=silent: function(*given, told=told)
-    ):
+    with patch("poetopt.util.process.call", lambda _what, function, *given, told=silent: function(*given, told=told)):
         os._exit(invoke(line.split()))
 
 

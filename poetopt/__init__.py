@@ -182,7 +182,7 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        from poetopt.util import optional_deps as lacking
+        from poetopt.util import imports as lacking
 
         lacks = lacking.told(error)
         if lacks is None:

@@ -12,7 +12,7 @@ import pytest
 
 import poetopt as po
 from poetopt.api.apart import _prepare, prepared
-from poetopt.util import subprocess_call as apart
+from poetopt.util import process as apart
 from poetopt.util.errors import ExecutionError, InfeasibleError
 from poetopt.util.progress import Told
 

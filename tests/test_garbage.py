@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from poetopt.util.garbage import building
+from poetopt.util.process import building
 
 
 @pytest.fixture(autouse=True)

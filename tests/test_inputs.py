@@ -22,8 +22,16 @@ from poetopt.backends.onnxruntime import load_batch
 from poetopt.frontends import load
 from poetopt.graph import Graph
 from poetopt.util.errors import DeviceError, ModelError, OptionError, PlanError
-from poetopt.util.inputs import ENVIRONMENT, TABLE_BYTES, open_regular, parse_toml, read_bytes
-from poetopt.util.scratch import PREFIX, remove_abandoned, scratch_folder
+from poetopt.util.files import (
+    ENVIRONMENT,
+    PREFIX,
+    TABLE_BYTES,
+    open_regular,
+    parse_toml,
+    read_bytes,
+    remove_abandoned,
+    scratch_folder,
+)
 from tests.cli.support import Runner, runner
 
 pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -213,7 +221,7 @@ def test_a_data_set_is_longer_than_a_batch(tmp_path: Path, run: Runner) -> None:
 def test_a_killed_process_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = (
-        "import sys, time\nfrom poetopt.util.scratch import scratch_folder\n"
+        "import sys, time\nfrom poetopt.util.files import scratch_folder\n"
         "with scratch_folder('test') as folder:\n print(folder, flush=True)\n time.sleep(600)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.util.optional_deps import INSTALL, PACKAGES
+from poetopt.util.imports import INSTALL, PACKAGES
 from tests.test_layout import ROOT
 
 ABSENT = f"import sys; sys.modules.update(dict.fromkeys({PACKAGES!r})); "

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poetopt.cli.console import complain, say
-from poetopt.util.printable import LONGEST_LINE, LONGEST_WORD, shortened, shown, unshown
+from poetopt.util.text import LONGEST_LINE, LONGEST_WORD, shortened, shown, unshown
 
 
 @given(st.text())

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetopt.util.lazy_import import loading
+from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
     from poetopt.api.exchange import add_cuts, add_late_rows, export, import_solution, plan_of

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poetopt.api.plans import budget_of, execute, load_plan, plan_in
-from poetopt.util import subprocess_call as apart
+from poetopt.util import process as apart
 from poetopt.util.errors import ExecutionError, OtherRuntimeError, PoetError
-from poetopt.util.files import replacing
-from poetopt.util.inputs import is_special
+from poetopt.util.files import is_special, replacing, scratch_folder
 from poetopt.util.progress import Told, silent
-from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.backends.onnxruntime.prepared import Prepared

@@ -17,8 +17,8 @@ from poetopt.ops.nodes import resident_breakdown
 from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.report.inspection import Inspection, Needs, needs
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.garbage import building
 from poetopt.util.notes import document
+from poetopt.util.process import building
 
 if TYPE_CHECKING:
     import onnx

@@ -12,7 +12,7 @@ from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, 
 from poetopt.autodiff.optimizers import CLIP
 from poetopt.ops.runtimes import DEFAULT
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.garbage import building
+from poetopt.util.process import building
 
 if TYPE_CHECKING:
     import onnx

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.models import Model, differentiated, read
 from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
 from poetopt.util.errors import ModelError, OptionError, PlanError
-from poetopt.util.inputs import is_special
+from poetopt.util.files import is_special
 from poetopt.util.progress import telling
 from poetopt.util.units import show_bytes
 

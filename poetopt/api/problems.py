@@ -22,7 +22,7 @@ from poetopt.devices import device as device_of
 from poetopt.devices.cost import PARAMETERS, STREAM
 from poetopt.graph.problem import Problem, check_problem
 from poetopt.util.errors import OptionError
-from poetopt.util.suggest import near
+from poetopt.util.text import near
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_ram, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def asked(
     counted
         Whether the steps are there for more than what they divide.
     """
-    from poetopt.util import optional_deps as lacking
+    from poetopt.util import imports as lacking
 
     lacking.check_solving()
     from poetopt.formulations import formulation as formulation_of

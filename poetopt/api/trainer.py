@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
-from poetopt.util.closing import Closing
 from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.files import Closing
 from poetopt.util.progress import telling
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from poetopt.devices.cost import STREAM
 from poetopt.ops.runtimes import DEFAULT, unknown
 from poetopt.util.errors import DeviceError, OptionError
-from poetopt.util.garbage import building
-from poetopt.util.printable import shown
+from poetopt.util.process import building
+from poetopt.util.text import shown
 
 if TYPE_CHECKING:
     from poetopt.backends.c.profiling import EmulatedProfile

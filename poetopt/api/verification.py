@@ -23,8 +23,8 @@ from poetopt.search.diagnosis.certificate import Certificate, certify
 from poetopt.search.solution import DeadlineModel, Options
 from poetopt.util import notes
 from poetopt.util.errors import FormulationError, PlanError, TimeUpError
-from poetopt.util.printable import shown
-from poetopt.util.printable import shown as printable
+from poetopt.util.text import shown
+from poetopt.util.text import shown as printable
 from poetopt.util.units import finite
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetopt.util.lazy_import import loading
+from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
     from poetopt.autodiff.registry import declare_nondifferentiable, register_vjp, trial_rules

@@ -26,7 +26,7 @@ import numpy as np
 
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.ops import VJPS
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import MissingVjpError, ModelError
 
 if TYPE_CHECKING:

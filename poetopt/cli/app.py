@@ -26,7 +26,8 @@ from poetopt.cli.plans import emit, run, schedule, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import export, import_solution, solve
 from poetopt.cli.train import train
-from poetopt.util import inputs, interrupts
+from poetopt.util import files as inputs
+from poetopt.util import interrupts
 from poetopt.util.errors import OptionError
 from poetopt.util.version import __version__
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from poetopt.util import imports as lacking
 from poetopt.util import interrupts
-from poetopt.util import optional_deps as lacking
 from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.util.files import check_writable, write_atomically
-from poetopt.util.plugins import culprit, failure, origin
-from poetopt.util.printable import escaped, shortened, shown
+from poetopt.util.imports import culprit, failure, origin
 from poetopt.util.progress import Told, silent
+from poetopt.util.text import escaped, shortened, shown
 
 if TYPE_CHECKING:
     from poetopt.search.solution import Listener

@@ -24,7 +24,7 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 
 def formulations(

@@ -19,7 +19,7 @@ from poetopt.autodiff.optimizers import NAMES
 from poetopt.cli import completion
 from poetopt.cli.completion import Completion, choices
 from poetopt.util.errors import OptionError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 ADVANCED = "Advanced"
 """The last panel of a command's help."""

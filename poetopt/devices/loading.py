@@ -13,8 +13,8 @@ from typing import Any
 
 from poetopt.devices.model import Device
 from poetopt.util.errors import DeviceError
-from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
-from poetopt.util.suggest import near
+from poetopt.util.files import TABLE_BYTES, parse_toml, read_text
+from poetopt.util.text import near
 
 _AMOUNT = re.compile(r"\s*([0-9.eE+_-]+)\s*(\S+)\s*\Z")
 

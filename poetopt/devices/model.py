@@ -12,7 +12,7 @@ from enum import StrEnum
 from poetopt.graph.problem import Transfers
 from poetopt.ops.flops import Work
 from poetopt.ops.runtimes import DEFAULT
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 
 
 class Kind(StrEnum):

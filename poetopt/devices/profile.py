@@ -20,7 +20,7 @@ from poetopt.graph.problem import Problem, ProblemOperator
 from poetopt.ops.nodes import signature
 from poetopt.ops.runtimes import runtime
 from poetopt.util.errors import DeviceError
-from poetopt.util.inputs import TABLE_BYTES, parse_toml, read_text
+from poetopt.util.files import TABLE_BYTES, parse_toml, read_text
 
 VERSION = 1
 SHOWN = 8

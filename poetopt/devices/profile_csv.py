@@ -16,7 +16,7 @@ from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.util.errors import DeviceError
-from poetopt.util.inputs import TABLE_BYTES, read_text
+from poetopt.util.files import TABLE_BYTES, read_text
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
 PAGE_IN, PAGE_OUT = "page_in", "page_out"

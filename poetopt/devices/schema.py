@@ -21,7 +21,7 @@ from poetopt.devices.model import Device, Figure, Kind, Storage
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
 from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES, contradictions, out_of_range
 from poetopt.ops.runtimes import DEFAULT, unknown
-from poetopt.util.printable import unshown
+from poetopt.util.text import unshown
 
 PREFIXES = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),

@@ -10,9 +10,9 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import FormulationError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

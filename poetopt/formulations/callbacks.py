@@ -24,7 +24,7 @@ from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 from poetopt.util import work as clock
 from poetopt.util.errors import FormulationError, PoetError
-from poetopt.util.plugins import failure, origin, registered
+from poetopt.util.imports import failure, origin, registered
 
 # What the engine asks of a formulation, beside its blocks: points, no-good cuts, and a search without a model.
 #

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import FormulationError, OptionError, PoetError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poetopt.frontends.reading import ReadOptions, read_options
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import ModelError, OptionError, PoetError
-from poetopt.util.inputs import STREAM_BYTES, is_special, open_regular, read_bytes
-from poetopt.util.suggest import closest
+from poetopt.util.files import STREAM_BYTES, is_special, open_regular, read_bytes
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     import onnx

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from poetopt.util.errors import ModelError
-from poetopt.util.inputs import open_regular
+from poetopt.util.files import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.util.errors import DeviceError, ModelError
-from poetopt.util.inputs import PLAN_BYTES, read_bytes
+from poetopt.util.files import PLAN_BYTES, read_bytes
 
 LARGEST = 1e300
 """Costs must stay below it: sums of them have to be finite."""

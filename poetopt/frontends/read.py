@@ -23,7 +23,7 @@ from poetopt.frontends.external import opened, real_folder
 from poetopt.frontends.proto import copied, dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES
 from poetopt.util.errors import ModelError
-from poetopt.util.inputs import MODEL_BYTES, read_bytes
+from poetopt.util.files import MODEL_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from poetopt.graph.problem.tensors import Home
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 
 if TYPE_CHECKING:
     from poetopt.graph.problem import Problem

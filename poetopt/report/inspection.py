@@ -24,7 +24,7 @@ from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
 from poetopt.util.notes import Note
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.util.work import Work
 

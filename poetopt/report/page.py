@@ -23,7 +23,7 @@ from poetopt.plan.instructions import Action
 from poetopt.report import summary
 from poetopt.report.view import Lane, SliceKind, View, paged, recomputed, streamed, timeline
 from poetopt.util.errors import BackendUnavailableError
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FORMATS = ("png", "svg")

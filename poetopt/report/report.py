@@ -32,8 +32,8 @@ from poetopt.report.proof import (
 )
 from poetopt.search.solution import DeadlineModel, Solution, Status
 from poetopt.util import notes as told
-from poetopt.util.memory import peak_bytes
-from poetopt.util.printable import shown
+from poetopt.util.process import peak_bytes
+from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules
 from poetopt.util.version import __version__
 

@@ -23,7 +23,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.report.view import Lane, SliceKind, View, timeline
 from poetopt.util.errors import OptionError, OutputError, PlanError
 from poetopt.util.files import check_writable, write_atomically
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:

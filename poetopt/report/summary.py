@@ -12,7 +12,7 @@ from typing import Any
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.search.solution import DeadlineModel
 from poetopt.util import notes as told
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 from poetopt.util.units import finite, show_amount, show_bytes, show_joules, show_seconds, show_share
 
 Document = Mapping[str, Any]

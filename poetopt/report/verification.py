@@ -35,8 +35,8 @@ from poetopt.search.solution import (
     share_open,
 )
 from poetopt.util.errors import FormulationError
-from poetopt.util.printable import shortened
-from poetopt.util.printable import shown as printable
+from poetopt.util.text import shortened
+from poetopt.util.text import shown as printable
 from poetopt.util.units import finite, show_joules, show_seconds, show_share
 
 CERTIFIED = "retention"

@@ -23,7 +23,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,17 @@
-"""A search from beginning to end: what is plain without one, heuristics, scope after scope, the answer."""
+"""A search from beginning to end: what is plain without one, heuristics, scope after scope, the answer.
+
+The plain problem: only those operators stream that don't fit the budget plain.
+
+It is smaller than the whole one, and its relaxation tighter. Its plans are plans of the whole problem, for as many
+joules; and what is proven of it need not be searched again where operators may stream: only what streams is left.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from poetopt.backends.solvers.solver import backend
@@ -36,17 +42,78 @@ from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided
 from poetopt.search.limits import impossible, within
 from poetopt.search.outer import bound_all, bounding
 from poetopt.search.run import Proof, Run, outdone
-from poetopt.search.run_plain import plain_first
+from poetopt.search.scope_search import relax_scope
 from poetopt.search.solution import Listener, Objective, Options, Solution, Status, graded
-from poetopt.search.tuning import ALL_SHARE
+from poetopt.search.tuning import ALL_SHARE, LEAST_S, RELAX_SHARE, RUN_PLAIN
 from poetopt.util.errors import ProblemError
 
-# Results, carried tensors in RAM and flash, said by what every formulation plans for.
-#
-# What lies in flash is a tensor of no bytes. What has to be in RAM when the step ends is read by one more operator,
-# which
-# takes nothing and comes last. What is carried in RAM and updated is two tensors: the old one, which its update takes
-# over, and the new one. The plans are the same, instruction by instruction.
+
+def run_plain(problem: Problem, ram_bytes: int) -> Problem:
+    """The problem without the variants of operators that fit a budget plain."""
+    operators = tuple(
+        replace(operator, variants=()) if problem.fits_plain(k, ram_bytes) else operator
+        for k, operator in enumerate(problem.operators)
+    )
+    return problem if operators == problem.operators else replace(problem, operators=operators)
+
+
+@dataclass
+class PlainRun(Run):
+    """A run over the plain problem, in a part of the effort of the `whole` one, with whose incumbent it begins.
+
+    It ends where nothing plain is better than that, so that a streamed plan spares most of it.
+    """
+
+    whole: Run = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.incumbent = self.whole.incumbent
+
+    @classmethod
+    def of(cls, run: Run, plain: Problem) -> PlainRun:
+        """A run over `run`'s plain problem, in a part of the effort that is left now."""
+        share = run.budget.part(RUN_PLAIN[Feature.STREAMED in plain.features])
+        return cls(
+            plain,
+            run.options,
+            None,
+            begin=run.begin,
+            work=run.work,
+            starts=run.starts,
+            lock=run.lock,
+            whole=run,
+            given=share,
+        )
+
+    def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
+        """Whether it is the whole problem's best now."""
+        return self.whole.offer(schedule, phase, quick=quick)
+
+    def say(self, phase: str) -> None:
+        """Nothing: its bounds are not the whole problem's."""
+
+
+def plain_first(run: Run, scope: str) -> Proof | None:
+    """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
+
+    First come plans that a relaxation of `scope` with streamed runs leads to: the plain problem is searched no further
+    than it may be better. An interrupt of it is one of the run. None where all problems are plain, or none is.
+    """
+    problem = run_plain(run.problem, run.options.ram_bytes)
+    if not run.options.paging or problem is run.problem:
+        return None
+    if run.work.clock_s > 2 * LEAST_S:
+        relax_scope(run, scope, run.budget.part(RELAX_SHARE))
+    plain = PlainRun.of(run, problem)
+    deepening = Deepening(plain)
+    plain.enter(deepening.first)
+    with run.timed("plain schedules"):
+        proof = deepening.deepen()
+    if plain.interrupted:
+        raise KeyboardInterrupt
+    return proof if proof.settled else None
+
 
 LAST = "end of the step"
 """What the operator is called that reads what has to be there."""

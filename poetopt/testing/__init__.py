@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetopt.util.lazy_import import loading
+from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
     from poetopt.testing.backend import check_backend

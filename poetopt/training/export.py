@@ -19,7 +19,7 @@ import numpy as np
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
 from poetopt.training.initializers import FileSpan, tensor_spans
-from poetopt.util import subprocess_call as apart
+from poetopt.util import process as apart
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import check_writable, replacing
 from poetopt.util.units import show_bytes

@@ -22,7 +22,7 @@ from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
 from poetopt.util.errors import ExecutionError, OptionError, PlanError
-from poetopt.util.memory import resident_bytes
+from poetopt.util.process import resident_bytes
 from poetopt.util.progress import Told, paced, silent
 from poetopt.util.version import __version__
 

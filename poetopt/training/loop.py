@@ -17,7 +17,7 @@ from poetopt.training.learner import Learner
 from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
-from poetopt.util.memory import peak_bytes
+from poetopt.util.process import peak_bytes
 from poetopt.util.progress import paced
 from poetopt.util.units import show_seconds
 

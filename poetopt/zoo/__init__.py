@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.util.errors import ModelError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     import onnx

@@ -53,7 +53,7 @@ Runner = Callable[..., Ended]
 
 
 def in_this_process(_what: str, function: Callable[..., object], *arguments: object, told: Told = silent) -> object:
-    """What `poetopt.util.subprocess_call.call` does, without the second that another process takes to begin."""
+    """What `poetopt.util.process.call` does, without the second that another process takes to begin."""
     return function(*arguments, told=told)
 
 
@@ -62,7 +62,7 @@ def runner(capsys: pytest.CaptureFixture[str]) -> Runner:
 
     def run(*arguments: object) -> Ended:
         capsys.readouterr()
-        with patch("poetopt.util.subprocess_call.call", in_this_process):
+        with patch("poetopt.util.process.call", in_this_process):
             code = invoke([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return Ended(code, captured.out, captured.err)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 from tests.cli.support import Runner
 
 SOLVE = ("--device", "a72", "--ram", "70%")

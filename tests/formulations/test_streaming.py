@@ -22,8 +22,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.cutting import session_of
 from poetopt.search.diagnosis.certificate import rederive
 from poetopt.search.limits import impossible, least_time_s
-from poetopt.search.run_plain import run_plain
-from poetopt.search.search import search
+from poetopt.search.search import run_plain, search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem

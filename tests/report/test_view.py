@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from poetopt.plan.instructions import Action
 from poetopt.report.summary import proof, proof_exact, rows
 from poetopt.report.view import Lane, SliceKind, paged, recomputed, timeline
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 from tests.report.views import HOSTILE, hostile_view, random_view
 from tests.seeds import examples
 

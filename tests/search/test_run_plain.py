@@ -14,8 +14,7 @@ from poetopt.graph.problem import Feature, Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.search.deepening import Deepening
 from poetopt.search.run import Run
-from poetopt.search.run_plain import plain_first, run_plain
-from poetopt.search.search import search
+from poetopt.search.search import plain_first, run_plain, search
 from poetopt.search.solution import Options, Solution
 from tests.closed import closed
 from tests.formulations.test_streaming import tight_with_variants

@@ -36,7 +36,7 @@ from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.frontends.reading import ReadOptions, read_options
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import DeviceError, ModelError, OptionError, PoetError
-from poetopt.util.inputs import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text
+from poetopt.util.files import TABLE_BYTES, digest, is_regular, is_special, parse_toml, read_text
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time
 
 Value = str | int | float | None

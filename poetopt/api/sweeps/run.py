@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.sweeps.points import SweepPoint, Value, evaluate, read_sweep
 from poetopt.api.sweeps.store import COLUMNS, Store, opened
 from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
-from poetopt.util.scratch import scratch_folder
+from poetopt.util.files import scratch_folder
 from poetopt.util.units import show_seconds
 from poetopt.util.version import __version__
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetopt.util.lazy_import import loading
+from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
     from poetopt.autodiff.optimizers.attach import with_updates

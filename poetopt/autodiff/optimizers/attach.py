@@ -15,7 +15,7 @@ from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.passes.in_place import joined, kept_tensors
 from poetopt.graph import TOGETHER, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 DEFAULT = 1.0
 """Of the hyperparameter: what it is where a step is told nothing."""

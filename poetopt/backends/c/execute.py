@@ -32,8 +32,8 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.util.errors import OptionError
+from poetopt.util.files import scratch_folder
 from poetopt.util.progress import Told, silent
-from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

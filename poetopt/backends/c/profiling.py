@@ -21,8 +21,8 @@ from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import signatures
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.util.files import scratch_folder
 from poetopt.util.progress import Told, silent
-from poetopt.util.scratch import scratch_folder
 from poetopt.util.units import show_seconds
 
 TAKEN = "taken"

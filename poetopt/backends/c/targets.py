@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 HOST = "host"
 """What `run --on` calls the machine that it runs on; it is compiled for the target `linux`."""

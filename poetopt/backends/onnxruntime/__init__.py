@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from poetopt.util.lazy_import import loading
+from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
     from poetopt.backends.onnxruntime.batch import check_batch, load_batch, random_batch

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from poetopt.util.errors import ModelError, PoetError
-from poetopt.util.inputs import ARRAY_BYTES, allowed, open_regular
+from poetopt.util.files import ARRAY_BYTES, allowed, open_regular
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:

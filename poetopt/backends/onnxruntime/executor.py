@@ -37,7 +37,7 @@ from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.util.errors import ExecutionError, OptionError
-from poetopt.util.memory import peak_bytes, resident_bytes
+from poetopt.util.process import peak_bytes, resident_bytes
 from poetopt.util.progress import Told, paced, silent
 
 if TYPE_CHECKING:

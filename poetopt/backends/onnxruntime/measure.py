@@ -37,7 +37,7 @@ from statistics import median
 from types import TracebackType
 from typing import Self, TypeVar
 
-from poetopt.util.garbage import paused
+from poetopt.util.process import paused
 
 
 @cache

@@ -28,10 +28,10 @@ from poetopt.ops.nodes import resident_storages
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.util.closing import Closing
 from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.files import Closing
 from poetopt.util.progress import Told, paced, silent
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -31,11 +31,11 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, taken_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.util import subprocess_call as apart
+from poetopt.util import process as apart
 from poetopt.util.errors import OptionError
-from poetopt.util.memory import peak_bytes, resident_bytes
+from poetopt.util.files import scratch_folder
+from poetopt.util.process import peak_bytes, resident_bytes
 from poetopt.util.progress import Told, paced, silent
-from poetopt.util.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -23,7 +23,7 @@ from poetopt.backends.solvers.session import MatrixSession, refuse_reserved, unb
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.formulations.rows import Row
 from poetopt.util.errors import BackendUnavailableError, OptionError, PoetError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 RESERVED = {
     "timelimit": "--time-limit",

@@ -28,7 +28,7 @@ from poetopt.backends.solvers.session import MatrixSession, refuse_reserved, unb
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.formulations.rows import Count, Row
 from poetopt.util.errors import OptionError, OutputError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 DEVEX = 1
 """Pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of

@@ -20,7 +20,7 @@ from poetopt.backends.solvers.solver import Floats, Frozen
 from poetopt.formulations.rows import Row
 from poetopt.util import work as clock
 from poetopt.util.errors import FormulationError, InfeasibleError, PoetError
-from poetopt.util.garbage import building
+from poetopt.util.process import building
 from poetopt.util.sparse import csr_matrix, vstack
 
 Ints = NDArray[np.int64]

@@ -34,8 +34,8 @@ from poetopt.backends.solvers.model_file import lp_lines
 from poetopt.backends.solvers.session import refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search, Session
 from poetopt.util.errors import BackendUnavailableError, OptionError, PoetError
-from poetopt.util.scratch import scratch_folder
-from poetopt.util.suggest import closest
+from poetopt.util.files import scratch_folder
+from poetopt.util.text import closest
 
 CAPABILITIES = frozenset({Capability.NODES})
 GRACE_S = 3.0

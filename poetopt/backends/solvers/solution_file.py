@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from poetopt.util.errors import PlanError
-from poetopt.util.inputs import read_text
+from poetopt.util.files import read_text
 
 LARGEST_BYTES = 500_000_000
 KNOWN = (

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from poetopt.backends.solvers.nodes import Nodes
 from poetopt.formulations.rows import Count, Row
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import BackendUnavailableError
-from poetopt.util.optional_deps import INSTALL
-from poetopt.util.suggest import closest
+from poetopt.util.imports import INSTALL
+from poetopt.util.text import closest
 from poetopt.util.work import Work
 
 Floats = NDArray[np.float64]

@@ -34,7 +34,7 @@ from poetopt.ops.runtimes.contract import Runtime
 from poetopt.plan.instructions import Action, Plan
 from poetopt.util.errors import ExecutionError, ModelError
 from poetopt.util.progress import Told, silent
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from poetopt.backends.step.memory import PIECE, pieces
 from poetopt.ops.runtimes.sliced import SliceWindow
-from poetopt.util.closing import Closing
 from poetopt.util.errors import ExecutionError, OutputError
-from poetopt.util.files import write_all
+from poetopt.util.files import Closing, write_all
 
 SLOT_ALIGNMENT = 4096
 

@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from poetopt.graph.problem import COMPUTES, Feature
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import OptionError, ProblemError
 
 if TYPE_CHECKING:

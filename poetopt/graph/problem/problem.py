@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.graph.problem.features import Feature, check, features
 from poetopt.graph.problem.tensors import Home, ProblemOperator, ProblemTensor
-from poetopt.util.printable import shown
+from poetopt.util.text import shown
 
 if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph

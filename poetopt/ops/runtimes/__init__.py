@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import DeviceError
-from poetopt.util.suggest import closest
+from poetopt.util.text import closest
 
 if TYPE_CHECKING:
     from poetopt.ops.runtimes.contract import Runtime

@@ -45,7 +45,7 @@ from poetopt.training.data.arrays import (
     which_are_rows,
 )
 from poetopt.util.errors import BackendUnavailableError, ModelError
-from poetopt.util.inputs import open_regular
+from poetopt.util.files import open_regular
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:

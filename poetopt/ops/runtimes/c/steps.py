@@ -21,7 +21,7 @@ from poetopt.ops.nodes import constants_of, find, is_inner_view
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, MOST_BYTES, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.ops.runtimes.contract import InnerLayout, Operands
 from poetopt.ops.runtimes.workspace import node_by_node
-from poetopt.util import plugins
+from poetopt.util import imports as plugins
 from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 if TYPE_CHECKING:

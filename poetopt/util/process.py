@@ -1,31 +1,80 @@
-"""Work in a process of its own, whose memory is given back when it ends, one piece after another.
-
-The process begins anew (nothing is inherited but this one's module path), so what it takes is its own. It ends with
-this one, however that ends.
-"""
+"""This process, its memory and its garbage, and work in a process of its own that ends with this one."""
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, TypeVar
 
 from poetopt.util.errors import ExecutionError, PoetError
 from poetopt.util.progress import Told, silent
 
+_STATUS = "/proc/self/status"
+
+
+def peak_bytes() -> int | None:
+    """The most that was resident since the process began; None where the system doesn't say."""
+    found = _of("VmHWM:")
+    if found is not None:
+        return found
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def resident_bytes() -> int | None:
+    """What is resident now; None where the system doesn't say."""
+    return _of("VmRSS:")
+
+
+def _of(field: str) -> int | None:
+    with suppress(OSError, ValueError, IndexError), open(_STATUS, encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Without the collector, which afterwards is as it was."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Without the collector, and what was made meanwhile counts as old in the end, without a look at it.
+
+    A collector that is merely paused goes through all of it three times afterwards, as it grows old: a third of the
+    time that building and compiling a model takes. Where a program has frozen objects of its own it is left at that.
+    """
+    with paused():
+        yield
+        if not gc.get_freeze_count():
+            gc.freeze()
+            gc.unfreeze()  # to the oldest generation
+
+
 T = TypeVar("T")
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # This very package, and nothing of the working directory, which `python -c` looks into first.
-_CODE = (
-    f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; "
-    "from poetopt.util.subprocess_call import main; main()"
-)
+_CODE = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; from poetopt.util.process import main; main()"
 _TOLD, _DONE, _FAILED = "told", "done", "failed"
 
 

@@ -1,10 +1,12 @@
-"""Text from files, made safe for a terminal or a page: what would be obeyed rather than shown is written out."""
+"""Texts for people: what can be printed, and the name that was meant."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import unicodedata
+from collections.abc import Iterable
 
 _UNSHOWN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories that a terminal or a page would obey rather than show."""
@@ -51,3 +53,20 @@ def _ends(text: str, most: int) -> str:
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def near(name: str, names: Iterable[str], most: int = 2) -> list[str]:
+    """The names that hold `name` or begin like it, then those that are spelled alike, in any case."""
+    known = {known.lower(): known for known in names}
+    asked = name.strip().lower()
+    if asked in known:
+        return [known[asked]]
+    holding = [key for key in known if len(asked) > 1 and (asked in key or (key in asked and len(key) > 1))]
+    alike = difflib.get_close_matches(asked, known, n=most)
+    return [known[key] for key in dict.fromkeys((*(key for key in alike if key in holding), *holding, *alike))][:most]
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """`; closest: this or that`, for the end of a message; empty where no name is near."""
+    found = near(name, names)
+    return f"; closest: {' or '.join(found)}" if found else ""

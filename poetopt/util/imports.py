@@ -1,25 +1,52 @@
-"""What other packages add through entry points, and whose fault it is where that fails.
-
-| group                  | an entry point's name is           | and its object                               |
-|------------------------|------------------------------------|----------------------------------------------|
-| `poetopt.frontends`    | a file ending (`tflite`)           | `(path, *, batch, train) -> Graph`           |
-| `poetopt.rules`        | anything                           | a module whose import registers gradient rules |
-| `poetopt.formulations` | what `--formulation` calls it      | a `Formulation`                              |
-| `poetopt.blocks`       | what stands before `=` in `--with` | a `BlockOption`                              |
-| `poetopt.backends`     | what `--backend` calls it          | a `Backend`                                  |
-| `poetopt.baselines`    | what `--methods` calls it          | a `Baseline` of that name                    |
-| `poetopt.runtimes`     | what a device's `runtime` calls it | a `Runtime` of that name                     |
-| `poetopt.kernels`      | anything                           | a `Kernel` of the runtime `c`, or several    |
-"""
+"""What is imported when it is needed: public names, optional packages, entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from poetopt.util.errors import PoetError
+from poetopt.util.errors import BackendUnavailableError, PoetError
+
+
+def loading(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package whose names are in the modules that `homes` says."""
+
+    def found(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return found
+
+
+PACKAGES = ("pyomo", "scipy", "highspy")
+INSTALL = "pip install " + " ".join(PACKAGES)
+
+
+def check_solving() -> None:
+    """Raises BackendUnavailableError where a package is missing that solving needs."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise BackendUnavailableError(_words(missing))
+
+
+def told(error: ModuleNotFoundError) -> str | None:
+    """What to say of a failed import; None where it is none of these packages."""
+    name = (error.name or "").partition(".")[0]
+    return _words([name]) if name in PACKAGES else None
+
+
+def _words(missing: list[str]) -> str:
+    verb = "is" if len(missing) == 1 else "are"
+    return (
+        f"{', '.join(missing)} {verb} not installed, and making plans needs that (executing them and training don't); "
+        f"install it with: {INSTALL}"
+    )
+
 
 _loaded: dict[EntryPoint, None] = {}
 """What this process has asked for, the latest last."""
