@@ -31,7 +31,7 @@ def scope_option(name: str) -> str:
 
 
 def kind_words(scope: str) -> str:
-    """The kind of schedules that a scope of a result holds, in words that need no explanation."""
+    """The schedules that a scope of a result holds, in words behind "with"."""
     if scope.startswith("depth<="):
         depth = scope.removeprefix("depth<=")
         if depth == "0":

@@ -337,15 +337,15 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
     chosen, kind = run.chosen, kind_words(proof.scope)
     if proof.exhausted:
         return Status.UNKNOWN, (
-            "each schedule of the kind searched that keeps the budget in bytes was tried, and has no memory layout "
-            f"within it, or is refused by the clock or a block; kind: {kind}"
+            f"each schedule with {kind} that keeps the budget in bytes was tried, and has no memory layout "
+            "within it, or is refused by the clock or a block"
         )
     sums = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
     if not proof.infeasible:
         return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{sums}"
     if proof.of_all:
         return Status.INFEASIBLE, "no schedule exists"
-    none = f"no schedule of the kind searched exists, by proof; kind: {kind}"
+    none = f"no schedule with {kind} exists, by proof"
     if proof.scope == "full" and not chosen.plans_count:
         return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
     if proof.scope == "full":
