@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from poetopt.formulations.retention.enumeration import recomputable_stages
-from poetopt.formulations.scope import scope_option, kind_words
+from poetopt.formulations.scope import kind_words, scope_option
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.formulations.scope import scope_depth, scope_name, kind_words
+from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.search.cutting import limits_of
 from poetopt.search.outer import no_plan
 from poetopt.search.run import Budget, Proof, Run
