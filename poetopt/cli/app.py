@@ -71,7 +71,7 @@ def _removed(text: str) -> str | None:
     """An option of the last release."""
     match = re.match(r"no such option: (--[\w-]+)", text)
     instead = REMOVED.get(match[1]) if match else None
-    return instead and f"{match[1]}: there is no such option any more; give {instead}" if match else None
+    return instead and f"{match[1]}: there is no such option any more; {instead}" if match else None
 
 
 def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:

@@ -221,7 +221,7 @@ JsonOption = Annotated[
 
 REMOVED = {
     **{
-        f"--{name}": f"--with {name}{value}"
+        f"--{name}": f"give --with {name}{value}"
         for name, value in {
             "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
             "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
@@ -229,12 +229,12 @@ REMOVED = {
             "sensitivity": "", "allow-symlinks": "",
         }.items()
     },
-    "--sensitivity-plot": "--with sensitivity=PICTURE",
-    "--timing": "--json, whose `timing` has the seconds of each phase",
+    "--sensitivity-plot": "give --with sensitivity=PICTURE",
+    "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
-    "--order": "nothing: orders of the operators aren't searched any more",
+    "--order": "orders of the operators aren't searched any more",
 }  # fmt: skip
-"""Options of the last release, and what to use instead."""
+"""Options of the last release, and what to do instead, or why they are gone."""
 
 
 def sharing(*options: Option, sensitivity: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:

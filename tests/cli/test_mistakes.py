@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +167,16 @@ def test_help_has_what_most_people_need_first(run: Runner) -> None:
     assert len(options) + len(more) <= 32
     for name, instead in REMOVED.items():
         run("solve", "mlp", "--device", "a72", name).assert_one_message(name, instead, code=2)
+
+
+def test_no_message_names_an_option_that_went() -> None:
+    package = Path(po.__file__).parent
+    gone = re.compile(rf"(?<![\w-])({'|'.join(REMOVED)})(?![\w-])")
+    found = [
+        f"{path.relative_to(package)}:{node.lineno}: {node.value}"
+        for path in sorted(package.rglob("*.py"))
+        if path != package / "cli" / "options.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and gone.search(node.value)
+    ]
+    assert found == []

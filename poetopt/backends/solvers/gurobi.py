@@ -19,10 +19,10 @@ from gurobipy import GRB
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.attend import Attendant
-from poetopt.backends.solvers.session import MatrixSession, refuse_reserved, unbounded
+from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.formulations.rows import Row
-from poetopt.util.errors import BackendUnavailableError, OptionError, PoetError
+from poetopt.util.errors import BackendUnavailableError, PoetError
 from poetopt.util.text import closest
 
 RESERVED = {
@@ -246,7 +246,7 @@ def _set(env: gp.Env, key: str, value: str) -> None:
     names = {name.lower(): name for name in dir(GRB.Param) if not name.startswith("_")}
     if key.lower() not in names:
         hint = closest(key, names.values()) or "; see the list of Gurobi's parameters"
-        raise OptionError(f"--with solver-option={key}={value}: Gurobi has no such parameter{hint}")
+        raise option_error(key, value, f"Gurobi has no such parameter{hint}")
     told = ""
     for kind in (int, float, str):
         try:
@@ -255,7 +255,7 @@ def _set(env: gp.Env, key: str, value: str) -> None:
             told = told or str(error)
         else:
             return
-    raise OptionError(f"--with solver-option={key}={value}: not a value of Gurobi's {key} ({told})")
+    raise option_error(key, value, f"not a value of Gurobi's {key} ({told})")
 
 
 backend = GurobiBackend()

@@ -24,10 +24,10 @@ from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, entrie
 from poetopt.backends.solvers.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, basic_rows, compressed
 from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.session import MatrixSession, refuse_reserved, unbounded
+from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
 from poetopt.formulations.rows import Count, Row
-from poetopt.util.errors import OptionError, OutputError
+from poetopt.util.errors import OutputError
 from poetopt.util.text import closest
 
 DEVEX = 1
@@ -389,10 +389,10 @@ def _set(solver: highspy.Highs, key: str, value: str) -> None:
     names = [name for name in dir(solver.getOptions()) if not name.startswith("_")]
     if key not in names:
         hint = closest(key, names) or "; see the list of HiGHS's options"
-        raise OptionError(f"--with solver-option={key}={value}: HiGHS has no such option{hint}")
+        raise option_error(key, value, f"HiGHS has no such option{hint}")
     if solver.setOptionValue(key, value) != highspy.HighsStatus.kOk:
         shown = str(kind).rpartition("k")[2].lower()
-        raise OptionError(f"--with solver-option={key}={value}: not a value of HiGHS's {key} (a {shown})")
+        raise option_error(key, value, f"not a value of HiGHS's {key} (a {shown})")
 
 
 RESERVED = {

@@ -31,9 +31,9 @@ from poetopt.backends.solvers.attend import Attendant
 from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.model_file import lp_lines
-from poetopt.backends.solvers.session import refuse_reserved, unbounded
+from poetopt.backends.solvers.session import option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search, Session
-from poetopt.util.errors import BackendUnavailableError, OptionError, PoetError
+from poetopt.util.errors import BackendUnavailableError, PoetError
 from poetopt.util.files import scratch_folder
 from poetopt.util.text import closest
 
@@ -179,7 +179,7 @@ KNOWN = {
         reserved={
             **dict.fromkeys(("sec", "seconds", "timemode"), "--time-limit"),
             **dict.fromkeys(("ratiogap", "allowablegap"), "--gap"),
-            **dict.fromkeys(("solution", "printingoptions"), "--log"),
+            **dict.fromkeys(("solution", "printingoptions"), "--with log"),
             "threads": "--threads",
         },
     ),
@@ -223,12 +223,11 @@ class PyomoSession(OtherSession):
                 told = f"{error}\n{run.text}"
                 for key, value in self._given.items():
                     if re.search(rf"(no match|invalid|unknown|no such).*{re.escape(key)}", told, re.IGNORECASE):
-                        text = f"--solver-option {key}={value}: {self._solver.name} has no such option"
-                        raise OptionError(text) from error
+                        raise option_error(key, value, f"{self._solver.name} has no such option") from error
                 raise error if isinstance(error, PoetError) else PoetError(f"{self._solver.name}: {error}") from error
             for key, value in self._given.items():
                 if re.search(rf"no match for -?{re.escape(key)}\b", run.text, re.IGNORECASE):
-                    raise OptionError(f"--solver-option {key}={value}: {self._solver.name} has no such option")
+                    raise option_error(key, value, f"{self._solver.name} has no such option")
             return _answer(model, found, stopped=run.wanted.is_set())
 
         return work, run.wanted.set
@@ -383,7 +382,7 @@ SCIP_RESERVED = {
     "limits/gap": "--gap",
     "limits/absgap": "--gap",
     "parallel/maxnthreads": "--threads",
-    "display/verblevel": "--log",
+    "display/verblevel": "--with log",
 }
 SCIP_OUTCOMES = {"optimal": Outcome.OPTIMAL, "gaplimit": Outcome.OPTIMAL, "infeasible": Outcome.INFEASIBLE}
 
@@ -439,12 +438,12 @@ def _set_scip(scip: Any, key: str, value: str) -> None:
     known = scip.getParams()
     if key not in known:
         hint = closest(key, known) or "; see the list of SCIP's parameters"
-        raise OptionError(f"--solver-option {key}={value}: SCIP has no such option{hint}")
+        raise option_error(key, value, f"SCIP has no such option{hint}")
     try:
         kind = type(known[key])
         scip.setParam(key, value.lower() in ("true", "1") if kind is bool else kind(value))
     except (ValueError, TypeError, KeyError, LookupError) as error:
-        raise OptionError(f"--solver-option {key}={value}: not a value of SCIP's {key} ({error})") from error
+        raise option_error(key, value, f"not a value of SCIP's {key} ({error})") from error
 
 
 class ScipBackend:

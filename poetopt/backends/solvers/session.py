@@ -237,9 +237,12 @@ def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[
     for key in options:
         if key.lower() in reserved:
             ours = reserved[key.lower()]
-            raise OptionError(
-                f"--with solver-option={key}={options[key]}: poetopt sets {backend}'s {key} itself; use {ours}"
-            )
+            raise option_error(key, options[key], f"poetopt sets {backend}'s {key} itself; use {ours}")
+
+
+def option_error(key: str, value: str, told: str) -> OptionError:
+    """The error for a solver's option that can't be had, with what is wrong about it."""
+    return OptionError(f"--with solver-option={key}={value}: {told}")
 
 
 def unbounded() -> PoetError:
