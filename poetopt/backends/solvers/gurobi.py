@@ -141,10 +141,8 @@ class GurobiSession(MatrixSession):
             x.Start = np.where(np.isnan(given), GRB.UNDEFINED, given)
 
         def rise(scaled: float) -> None:
-            bound = self._objective(scaled)
-            if not frozen and abs(scaled) < GRB.INFINITY and bound > self._bound:
-                self._bound = bound
-                on_bound(bound)
+            if not frozen and abs(scaled) < GRB.INFINITY and self._proven(self._objective(scaled)):
+                on_bound(self._bound)
 
         def watch(model: Any, where: int) -> None:
             if where == GRB.Callback.MIPSOL:
@@ -159,7 +157,7 @@ class GurobiSession(MatrixSession):
         if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF) and not interrupted:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen and abs(mip.ObjBound) < GRB.INFINITY:
-            self._bound = max(self._bound, self._objective(mip.ObjBound))
+            self._proven(self._objective(mip.ObjBound))
         found = None
         if mip.SolCount:
             found = self._point(np.array(x.X), True)

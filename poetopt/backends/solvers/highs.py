@@ -306,7 +306,7 @@ class HighsSession(MatrixSession):
                 event.interrupt()
                 return
             self.work.compute(turn_s)
-            if not frozen and self._proven(event.data_out.mip_dual_bound):
+            if not frozen and self._proven(self._objective(event.data_out.mip_dual_bound)):
                 on_bound(self._bound)
             if enough is not None and enough():
                 event.interrupt()
@@ -318,7 +318,7 @@ class HighsSession(MatrixSession):
         info, status = solver.getInfo(), solver.getModelStatus()
         if interrupted:  # its points were told as they came
             if not frozen:
-                self._proven(info.mip_dual_bound)
+                self._proven(self._objective(info.mip_dual_bound))
             raise KeyboardInterrupt
         if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
             status = self._which(solver, stop)
@@ -327,7 +327,7 @@ class HighsSession(MatrixSession):
         if status == highspy.HighsModelStatus.kInfeasible:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen:
-            self._proven(info.mip_dual_bound)
+            self._proven(self._objective(info.mip_dual_bound))
         found = None
         if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
             found = self._point(np.array(solver.getSolution().col_value), True)
@@ -340,14 +340,6 @@ class HighsSession(MatrixSession):
             ended = start is None and objective >= cutoff
             self._bound = max(self._bound, cutoff if ended else min(cutoff, objective - gap * abs(objective)))
         return Search(outcome, found, objective, self._bound)
-
-    def _proven(self, scaled: float) -> bool:
-        """Take in a bound of HiGHS's on the whole model; whether it is the best so far."""
-        bound = self._objective(scaled)
-        if not math.isfinite(bound) or bound <= self._bound:
-            return False
-        self._bound = bound
-        return True
 
     def _give(self, solver: highspy.Highs, start: Sequence[tuple[Any, Floats]]) -> None:
         values = self._columns.spread(start)

@@ -133,10 +133,8 @@ class OtherSession(HighsSession):
     ) -> None:
         if frozen or answer.outcome is Outcome.INFEASIBLE:
             return
-        bound = min(self._objective(answer.bound), objective)
-        if math.isfinite(bound) and bound > self._bound:
-            self._bound = bound
-            on_bound(bound)
+        if self._proven(min(self._objective(answer.bound), objective)):
+            on_bound(self._bound)
 
 
 def _holds(matrix: Matrix, values: Floats) -> bool:

@@ -70,6 +70,13 @@ class MatrixSession(ABC):
         """A figure of the solver's (scaled, without the constant) in the model's units."""
         return value / self._scale + self._matrix.constant
 
+    def _proven(self, bound: float) -> bool:
+        """Take in a bound on the whole model, in its units; whether it is the best so far."""
+        if not math.isfinite(bound) or bound <= self._bound:
+            return False
+        self._bound = bound
+        return True
+
     def _point(self, values: Floats, integral: bool) -> Point:
         return Point(values, self._columns.of, integral)
 
