@@ -34,9 +34,15 @@ def test_gurobi_is_absent() -> None:
     assert "Traceback" not in ended.stderr
 
 
+def without_pulp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of it was imported before."""
+    for name in ("pulp", "pulp.apis.coin_api"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
 def test_cbc_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pulp", None)
+    without_pulp(monkeypatch)
     assert invoke([*COMMAND, "--backend", "cbc"]) == 6
     told = capsys.readouterr().err
     assert "pip install 'poetopt[cbc]'" in told
@@ -47,7 +53,7 @@ def test_cbc_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     installed("cbc")
     (tmp_path / "cbc").symlink_to(cbc.solver().executable())
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pulp", None)
+    without_pulp(monkeypatch)
     assert cbc.solver().executable() == str(tmp_path / "cbc")
     problem = po.load("mlp").differentiate().cost("a72")
     assert po.solve(problem, ram="80%", backend="cbc").to_dict()["status"] == "optimal"

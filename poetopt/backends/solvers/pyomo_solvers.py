@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
+from pyomo.common import Executable
 from pyomo.core.expr.numeric_expr import LinearExpression
 from pyomo.opt import SolverStatus
 from pyomo.opt.solver import SystemCallSolver
@@ -347,15 +348,13 @@ class PyomoBackend:
         """Pyomo's object. Raises BackendUnavailableError where the solver isn't there."""
         logging.getLogger("pyomo.solvers").setLevel(logging.CRITICAL)
         logging.getLogger("pyomo.opt").setLevel(logging.CRITICAL)
+        Executable.rehash()  # Pyomo remembers another PATH
         solver = pyo.SolverFactory(self.name)
-        if self.name == "cbc":
+        if self.name == "cbc" and shutil.which("cbc") is None:
             with suppress(ImportError):
                 from pulp.apis.coin_api import pulp_cbc_path
 
                 solver.set_executable(pulp_cbc_path, validate=False)
-            found = shutil.which("cbc")  # Pyomo remembers another PATH
-            if found is not None:
-                solver.set_executable(found, validate=False)
         if not solver.available(exception_flag=False):
             raise BackendUnavailableError(f"backend '{self.name}' is not installed; {self._known.install}")
         return solver
