@@ -197,9 +197,9 @@ FAULTS = (
         ("formulations",),
     ),
     Fault(
-        "what is left of a stage's room has the wrong sign",
-        "(full - stage_bytes(space, k, y)).tolist()",
-        "(full + stage_bytes(space, k, y)).tolist()",
+        "what is kept across stages is never given back",
+        "np.add.at(steps, space.point_stage, -weight)",
+        "np.add.at(steps, space.point_stage, weight)",
         ("formulations", "search"),
     ),
     # solvers

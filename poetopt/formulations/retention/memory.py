@@ -265,24 +265,4 @@ def stage_bytes(space: RetentionSpace, k: Floats, y: Floats | None = None) -> Fl
     return live
 
 
-def tight_stages(model: Any, point: PointLike) -> tuple[int, ...]:
-    """The stages of a retention model in which `point` leaves no room for another whole tensor, ascending."""
-    space: RetentionSpace = model.space
-    k = point[model.residency.k]
-    full = space.room_bytes * (1 - VIOLATION)
-    found = set()
-    y = point[model.streaming.y] if space.streams else None
-    for t, left in enumerate((full - stage_bytes(space, k, y)).tolist()):
-        unread = [
-            int(space.point_after[e])
-            for e in space.points_at.get(t, ())
-            if not space.point_real[e] and space.point_after[e] >= 0
-        ]
-        absent = [e for e in [*model.memory.spanning[t], *unread] if k[e] < 1 - VIOLATION]
-        if left <= 0 or any(space.tensor_bytes[space.point_tensor[e]] > left for e in absent):
-            found.add(t)
-    found.update(int(space.recompute_stage[x]) for x, _ in _crowded(model.memory, _shares(model.memory, point), full))
-    return tuple(sorted(found))
-
-
 memory = Block("memory", _build, requires=("recompute", "residency"), separator=_separate)

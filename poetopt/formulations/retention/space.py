@@ -314,16 +314,6 @@ class RetentionSpace:
             if operator == t and self.problem.tensors[i].updated_by != t and self.point_after[self.point_of[i, t]] >= 0
         ]
 
-    @cached_property
-    def least_bytes(self) -> list[float]:
-        """(n_operators,) what the first run of each takes of the arena in the way that takes the least."""
-        return [
-            min([float(run_bytes(self.problem, t, int(self.streams.variant[y]))) for y in own] + [whole])
-            if (own := self.streams_of.get((t, t)))
-            else whole
-            for t, whole in enumerate(self.working_set_bytes.tolist())
-        ]
-
     def crossing(self, k: Floats) -> Floats:
         """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next.
 
