@@ -104,14 +104,15 @@ class PageFile(Closing):
         self.file.seek(place)
         write_all(self.file, source.data)
 
-    def _get(self, place: int, target: Bytes) -> None:
+    def _get(self, place: int, target: Bytes, what: str = "") -> None:
         self.file.seek(place)
         left = target.data
         while left:
             count = self.file.readinto(left)
             if not count:
                 raise ExecutionError(
-                    f"the paging file in {self.folder} ends too early; something else has cut it short"
+                    f"{what}the paging file in {self.folder} ends {len(left):,} B too early; "
+                    "something else has cut it short"
                 )
             left = left[count:]
 
@@ -125,16 +126,7 @@ class PageFile(Closing):
             self._each_row(name, target, self._get)
             return
         try:
-            self.file.seek(self._slots[name])
-            left = target.data
-            while left:
-                count = self.file.readinto(left)
-                if not count:
-                    raise ExecutionError(
-                        f"can't page in {name!r}: the paging file in {self.folder} ends {len(left):,} B too early; "
-                        "something else has cut it short"
-                    )
-                left = left[count:]
+            self._get(self._slots[name], target, f"can't page in {name!r}: ")
         except OSError as error:
             raise self._failure(f"can't page in {name!r}", error) from error
         if name not in self._slices:

@@ -21,32 +21,13 @@ from poetopt.graph import Role, Tensor
 from poetopt.util.errors import ModelError
 
 
-def _view(op: Primal, cotangents: Cotangents) -> Gradients:
-    return (op.view(op.only(cotangents), op.x),)
-
-
 @register_vjp("Reshape", since=5)
-def reshape(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient under the input's shape."""
-    return _view(op, cotangents)
-
-
 @register_vjp("Flatten", since=1)
-def flatten(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient under the input's shape."""
-    return _view(op, cotangents)
-
-
 @register_vjp("Squeeze", since=1)
-def squeeze(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient under the input's shape."""
-    return _view(op, cotangents)
-
-
 @register_vjp("Unsqueeze", since=1)
-def unsqueeze(op: Primal, cotangents: Cotangents) -> Gradients:
+def view(op: Primal, cotangents: Cotangents) -> Gradients:
     """The gradient under the input's shape."""
-    return _view(op, cotangents)
+    return (op.view(op.only(cotangents), op.x),)
 
 
 @register_vjp("Identity", since=1)
