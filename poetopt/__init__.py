@@ -182,9 +182,9 @@ def _imported(module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        from poetopt.util import imports as lacking
+        from poetopt.util import imports
 
-        lacks = lacking.told(error)
+        lacks = imports.told(error)
         if lacks is None:
             raise
         from poetopt.util.errors import BackendUnavailableError

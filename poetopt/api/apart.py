@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poetopt.api.plans import budget_of, execute, load_plan, plan_in
-from poetopt.util import process as apart
+from poetopt.util import process
 from poetopt.util.errors import ExecutionError, OtherRuntimeError, PoetError
 from poetopt.util.files import is_special, replacing, scratch_folder
 from poetopt.util.progress import Told, silent
@@ -137,7 +137,7 @@ def _call(what: str, function: Callable[..., T], *arguments: object, told: Told)
     """As `apart.call`; in this process where there are pipes to be read, which another one doesn't have."""
     if any(isinstance(path, (str, os.PathLike)) and is_special(path) for path in arguments):
         return function(*arguments, told=told)
-    return apart.call(what, function, *arguments, told=told)
+    return process.call(what, function, *arguments, told=told)
 
 
 def _read(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:

@@ -73,9 +73,9 @@ def asked(
     counted
         Whether the steps are there for more than what they divide.
     """
-    from poetopt.util import imports as lacking
+    from poetopt.util import imports
 
-    lacking.check_solving()
+    imports.check_solving()
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
     from poetopt.search.solution import DeadlineModel, Options

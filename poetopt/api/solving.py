@@ -139,10 +139,9 @@ def solve(
     runtime c can't run, BackendUnavailableError for a solver that isn't installed. An interrupt (Ctrl-C) gives
     the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
     """
-    from poetopt.util import imports as lacking
-    from poetopt.util import interrupts
+    from poetopt.util import imports, interrupts
 
-    lacking.check_solving()
+    imports.check_solving()
     from poetopt.formulations import formulation as formulation_of
     from poetopt.ops.runtimes.c.steps import check_runs
     from poetopt.report.goals import training_run, with_solved

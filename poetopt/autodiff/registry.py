@@ -26,7 +26,7 @@ import numpy as np
 
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.ops import VJPS
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import MissingVjpError, ModelError
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def load_rules() -> None:
     for point in entry_points(group="poetopt.rules"):
         before = _snapshot()
         try:
-            plugins.load(point, "gradient rules", ModelError)
+            imports.load(point, "gradient rules", ModelError)
         except ModelError:
             # as it was, so that asking again says the same
             _restore(before)

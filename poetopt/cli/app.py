@@ -26,8 +26,7 @@ from poetopt.cli.plans import emit, run, schedule, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import export, import_solution, solve
 from poetopt.cli.train import train
-from poetopt.util import files as inputs
-from poetopt.util import interrupts
+from poetopt.util import files, interrupts
 from poetopt.util.errors import OptionError
 from poetopt.util.version import __version__
 
@@ -173,13 +172,13 @@ def _root(
         typer.Option(
             "--max-file-size",
             metavar="SIZE",
-            envvar=inputs.ENVIRONMENT,
+            envvar=files.ENVIRONMENT,
             help="Read larger files: plans end at 134 MB, tables at 16.8 MB, data sets at 2.15 GB.",
         ),
     ] = None,
 ) -> None:
     if max_file_size is not None:
-        inputs.allow(max_file_size)
+        files.allow(max_file_size)
     if context.invoked_subcommand is None:
         say(context.get_help())
 

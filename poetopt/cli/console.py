@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from poetopt.util import imports as lacking
-from poetopt.util import interrupts
+from poetopt.util import imports, interrupts
 from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.imports import culprit, failure, origin
@@ -228,7 +227,7 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if interrupts.came() is not None:
             return _stopped()
-        lacks = lacking.told(error) if isinstance(error, ModuleNotFoundError) else None
+        lacks = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
         if lacks is not None:
             complain(lacks)
             return BackendUnavailableError.exit_code

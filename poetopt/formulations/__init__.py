@@ -10,7 +10,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import FormulationError
 from poetopt.util.text import closest
 
@@ -90,10 +90,10 @@ def _loaded(point: EntryPoint) -> Formulation:
     """What an entry point holds. Raises FormulationError where it can't be loaded, or holds something else."""
     from poetopt.formulations.language import Formulation
 
-    found = plugins.load(point, "formulation", FormulationError)
+    found = imports.load(point, "formulation", FormulationError)
     if not isinstance(found, Formulation):
         raise FormulationError(
-            f"formulation '{point.name}' ({plugins.origin(point)}) is a {type(found).__name__}, not a Formulation"
+            f"formulation '{point.name}' ({imports.origin(point)}) is a {type(found).__name__}, not a Formulation"
         )
     return found
 

@@ -22,7 +22,7 @@ from poetopt.formulations.block import SETS, Block, PyomoBlock
 from poetopt.formulations.goal import Goal
 from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row
 from poetopt.plan.schedule import FractionalSchedule, Schedule
-from poetopt.util import work as clock
+from poetopt.util import work
 from poetopt.util.errors import FormulationError, PoetError
 from poetopt.util.imports import failure, origin, registered
 
@@ -146,7 +146,7 @@ def answer(block: Block, function: str, *arguments: object) -> Any:
 
 def fill(block: Block, component: PyomoBlock) -> None:
     """Pyomo's rule for the block. Raises TimeUpError."""
-    clock.check()
+    work.check()
     answer(block, "build", component)
 
 

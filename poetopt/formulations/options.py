@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import FormulationError, OptionError, PoetError
 from poetopt.util.text import closest
 
@@ -70,10 +70,10 @@ def option(name: str) -> BlockOption:
     point = _point(name)
     if point is None:
         raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")
-    found = plugins.load(point, "block", FormulationError)
+    found = imports.load(point, "block", FormulationError)
     if not isinstance(found, BlockOption):
         raise FormulationError(
-            f"block '{name}' ({plugins.origin(point)}): it holds a {type(found).__name__}, not a BlockOption"
+            f"block '{name}' ({imports.origin(point)}): it holds a {type(found).__name__}, not a BlockOption"
         )
     return found
 
@@ -98,9 +98,9 @@ def made(name: str, value: str, problem: Problem, steps: int) -> Block:
     except PoetError:
         raise
     except Exception as error:
-        raise OptionError(f"{plugins.failure(error)} in {plugins.origin(point)}; {expects}") from error
+        raise OptionError(f"{imports.failure(error)} in {imports.origin(point)}; {expects}") from error
     if not isinstance(found, Block):
-        raise OptionError(f"{plugins.origin(point)} made a {type(found).__name__}, not a Block; tell its authors")
+        raise OptionError(f"{imports.origin(point)} made a {type(found).__name__}, not a Block; tell its authors")
     return found
 
 

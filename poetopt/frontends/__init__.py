@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from poetopt.frontends.reading import ReadOptions, read_options
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import ModelError, OptionError, PoetError
 from poetopt.util.files import STREAM_BYTES, is_special, open_regular, read_bytes
 from poetopt.util.text import closest
@@ -122,7 +122,7 @@ def _registered(ending: str) -> EntryPoint | None:
     found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == ending]
     if not found:
         return None
-    whose = " and ".join(sorted(plugins.origin(point) for point in found))
+    whose = " and ".join(sorted(imports.origin(point) for point in found))
     if ending in OWN:
         raise ModelError(f".{ending} files are read by poetopt itself, and by {whose}; uninstall that")
     if len(found) > 1:
@@ -182,8 +182,8 @@ def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     from poetopt.frontends.summary import gap
     from poetopt.graph import Graph
 
-    read = plugins.load(point, "frontend", ModelError)
-    where = f"{path}: frontend '{point.name}' ({plugins.origin(point)})"
+    read = imports.load(point, "frontend", ModelError)
+    where = f"{path}: frontend '{point.name}' ({imports.origin(point)})"
     if not callable(read):
         raise ModelError(f"{where} is a {type(read).__name__}, not a function of a path; tell its authors")
     if options.fixes_inputs:
@@ -194,7 +194,7 @@ def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
     except (PoetError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise ModelError(f"{where} failed: {plugins.failure(error)}; check the file, or tell its authors") from error
+        raise ModelError(f"{where} failed: {imports.failure(error)}; check the file, or tell its authors") from error
     if not isinstance(found, Graph):
         raise ModelError(f"{where} returned a {type(found).__name__}, not a Graph; tell its authors")
     missing = gap(found)

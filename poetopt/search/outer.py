@@ -18,7 +18,7 @@ from poetopt.graph.problem import COMPUTES, Feature
 from poetopt.search.cutting import cut, limits_of, model_of, session_of
 from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import CUT_SHARE, LEAST_S
-from poetopt.util import work as clock
+from poetopt.util import work
 from poetopt.util.errors import BackendUnavailableError, FormulationError, InfeasibleError, TimeUpError
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.TAKEN, *COMPUTES})
@@ -88,7 +88,7 @@ def _opened(run: Run, outer: Formulation, scale: float) -> tuple[Any, Session]:
     options = run.options
     reserved = run.chosen.reserve_bytes(run.problem) - outer.reserve_bytes(run.problem)
     asked = replace(options, ram_bytes=options.ram_bytes - reserved)
-    with run.timed("build"), clock.ending(run.latest):
+    with run.timed("build"), work.ending(run.latest):
         model = model_of(outer, run.problem, asked, "full")
         session = session_of(model, options, scale=scale)
     session.work = run.work

@@ -16,7 +16,7 @@ from poetopt.search.model_search import Mode, ModelSearch
 from poetopt.search.run import Budget, Ending, Proof, Run
 from poetopt.search.solution import DeadlineModel, Options
 from poetopt.search.tuning import ATTEMPTS, CLOSE, LEAST_S, RESTRICTED_SHARE, SETTLED_DEPTH, SHRINK
-from poetopt.util import work as clock
+from poetopt.util import work
 from poetopt.util.errors import InfeasibleError, TimeUpError
 from poetopt.util.units import show_bytes, show_seconds
 
@@ -228,7 +228,7 @@ class _ScopeSearch:
         run, chosen, ceiling = self.run, self.run.chosen, self._ceiling()
         run.incumbent.forget()
         try:
-            with run.timed("build"), clock.ending(run.latest):
+            with run.timed("build"), work.ending(run.latest):
                 asked = restriction.of(run.options)
                 model = model_of(
                     chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling

@@ -19,7 +19,7 @@ import numpy as np
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
 from poetopt.training.initializers import FileSpan, tensor_spans
-from poetopt.util import process as apart
+from poetopt.util import process
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import check_writable, replacing
 from poetopt.util.units import show_bytes
@@ -42,7 +42,7 @@ class BuiltIn:
 
     def write(self, place: Path) -> None:
         """Write its file. Raises OutputError where that can't be done."""
-        apart.call(f"building {self.name}", _write_original, self, place)
+        process.call(f"building {self.name}", _write_original, self, place)
 
 
 def original(

@@ -21,7 +21,6 @@ from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import as_run, layout, steps
 from poetopt.report.inspection import needs
-from poetopt.util import imports as plugins
 from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 NETWORKS = ("mlp", "lenet", "bert-tiny")
@@ -163,7 +162,7 @@ def registered(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
         return points if group == registry.GROUP else []
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
-    monkeypatch.setattr(plugins, "entry_points", entry_points)
+    monkeypatch.setattr(imports, "entry_points", entry_points)
     monkeypatch.setattr(EntryPoint, "load", lambda point: globals()[point.name])
     for cached in (registry.kernels, registry.version):
         cached.cache_clear()

@@ -31,7 +31,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, taken_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.util import process as apart
+from poetopt.util import process
 from poetopt.util.errors import OptionError
 from poetopt.util.files import scratch_folder
 from poetopt.util.process import peak_bytes, resident_bytes
@@ -280,7 +280,7 @@ def _verified(
     told("ordinary training, to compare with")
     if made.folder is None:
         return verify(made, again, hyperparameters, witnesses, told)
-    return apart.call("ordinary training", verify, made.folder, again, hyperparameters, witnesses, told=told)
+    return process.call("ordinary training", verify, made.folder, again, hyperparameters, witnesses, told=told)
 
 
 def _batches(

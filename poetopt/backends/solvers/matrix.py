@@ -18,7 +18,7 @@ from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler, _Linear
 
 from poetopt.backends.solvers.solver import Floats, Frozen
 from poetopt.formulations.rows import Row
-from poetopt.util import work as clock
+from poetopt.util import work
 from poetopt.util.errors import FormulationError, InfeasibleError, PoetError
 from poetopt.util.process import building
 from poetopt.util.sparse import csr_matrix, vstack
@@ -175,7 +175,7 @@ class _Rows(LinearRepnVisitor):  # type: ignore[misc]
     def walk_expression(self, expr: Any) -> Any:
         self.rows += 1
         if not self.rows % ROWS:
-            clock.check()
+            work.check()
         if expr.__class__ is LinearExpression:
             terms, columns = expr.args, self.var_map
             linear = {}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from poetopt.backends.solvers.nodes import Nodes
 from poetopt.formulations.rows import Count, Row
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.imports import INSTALL
 from poetopt.util.text import closest
@@ -321,12 +321,12 @@ def backend(name: str | Backend) -> Backend:
         if point.name == name:
             package = point.dist.name if point.dist is not None else point.value
             try:
-                loaded = plugins.loaded(point)
+                loaded = imports.loaded(point)
             except Exception as error:
                 raise _absent(name, f"pip install --force-reinstall {package}", error) from error
             if not _whole(loaded):
                 raise BackendUnavailableError(
-                    f"backend '{name}' ({plugins.origin(point)}) is a {type(loaded).__name__}, and a backend has a "
+                    f"backend '{name}' ({imports.origin(point)}) is a {type(loaded).__name__}, and a backend has a "
                     "name, capabilities and `open`; tell its authors"
                 )
             return cast("Backend", loaded)

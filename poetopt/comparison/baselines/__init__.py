@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from poetopt.graph.problem import COMPUTES, Feature
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import OptionError, ProblemError
 
 if TYPE_CHECKING:
@@ -288,10 +288,10 @@ def method(name: str | Baseline) -> Baseline:
 
 
 def _loaded(point: EntryPoint) -> Baseline:
-    found = plugins.load(point, "method", OptionError)
+    found = imports.load(point, "method", OptionError)
     if not isinstance(found, Baseline) or found.name != point.name:
         held = f"the Baseline '{found.name}'" if isinstance(found, Baseline) else f"a {type(found).__name__}"
         raise OptionError(
-            f"method '{point.name}' ({plugins.origin(point)}) is {held}, not a Baseline of this name; tell its authors"
+            f"method '{point.name}' ({imports.origin(point)}) is {held}, not a Baseline of this name; tell its authors"
         )
     return found

@@ -33,7 +33,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
 from poetopt.formulations.poet.space import PoetSpace
-from poetopt.util import work as clock
+from poetopt.util import work
 
 
 def _build(block: PyomoBlock) -> None:
@@ -54,7 +54,7 @@ def _allocate(block: PyomoBlock) -> dict[tuple[int, int], int]:
     A = list(block.A.values())
 
     def allocates(_: PyomoBlock, x: int) -> PyomoRow:
-        clock.check()
+        work.check()
         t, i = allocations[x]
         made = R[space.compute_index[t, problem.tensors[i].producer]]
         resident = space.residence_index.get((t, i))
@@ -95,7 +95,7 @@ def _free(block: PyomoBlock) -> list[tuple[int, int, int]]:
                 rows.append((x, R[reader], 1))
 
     def freed(_: PyomoBlock, index: int) -> PyomoRow:
-        clock.check()
+        work.check()
         x, other, complement = rows[index]
         sign = 1 if complement else -1
         return None, LinearExpression(linear_coefs=[1, sign], linear_vars=[FREE[x], other]), complement
@@ -127,7 +127,7 @@ def _use(
             resident_in.setdefault(t, []).append(x)
 
     def usage(_: PyomoBlock, x: int) -> PyomoRow:
-        clock.check()
+        work.check()
         t, k = space.computes[x]
         variables, coefficients = [U[x]], [1.0]
         first = x == 0 or space.computes[x - 1][0] != t

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import DeviceError
 from poetopt.util.text import closest
 
@@ -49,12 +49,12 @@ def runtime(name: str) -> Runtime:
 
     for point in entry_points(group="poetopt.runtimes"):
         if point.name == name:
-            found = plugins.load(point, "runtime", DeviceError)
+            found = imports.load(point, "runtime", DeviceError)
             missing = [part for part in PARTS if not hasattr(found, part)]
             called = str(getattr(found, "name", name))
             wrong = f"without {', '.join(missing)}" if missing else f"of the name '{called}'" if called != name else ""
             if wrong:
                 kind = type(found).__name__
-                raise DeviceError(f"runtime '{name}' ({plugins.origin(point)}) is a {kind} {wrong}; tell its authors")
+                raise DeviceError(f"runtime '{name}' ({imports.origin(point)}) is a {kind} {wrong}; tell its authors")
             return cast("Runtime", found)
     raise DeviceError(str(unknown(name)))

@@ -39,7 +39,7 @@ from poetopt.search.cutting import cut, model_of, session_of
 from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options
-from poetopt.util import work as clock
+from poetopt.util import work
 from poetopt.util.errors import FormulationError, PoetError
 
 
@@ -89,7 +89,7 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
     chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s
-    with clock.ending(until):
+    with work.ending(until):
         model = model_of(chosen, problem, options, scope)
         session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))
     cuts = 0

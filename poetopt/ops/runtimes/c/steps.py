@@ -21,7 +21,7 @@ from poetopt.ops.nodes import constants_of, find, is_inner_view
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, MOST_BYTES, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.ops.runtimes.contract import InnerLayout, Operands
 from poetopt.ops.runtimes.workspace import node_by_node
-from poetopt.util import imports as plugins
+from poetopt.util import imports
 from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ def _points() -> list[EntryPoint]:
 
 
 def _registered(point: EntryPoint) -> Iterator[Kernel]:
-    held = plugins.load(point, "kernel", DeviceError)
+    held = imports.load(point, "kernel", DeviceError)
     for kernel in held if isinstance(held, (list, tuple)) else (held,):
         if not isinstance(kernel, Kernel):
             kind = type(kernel).__name__
-            origin = plugins.origin(point)
+            origin = imports.origin(point)
             raise DeviceError(f"kernel '{point.name}' ({origin}) is a {kind}, no Kernel; tell its authors")
         yield kernel
 
