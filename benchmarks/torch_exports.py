@@ -68,7 +68,7 @@ def main() -> None:
             if line is None:
                 with tempfile.TemporaryDirectory() as folder:
                     verdict, why = one(module, given, Path(folder) / "net.onnx", exporter == EXPORTERS[1])
-                why = " ".join(why.replace(folder, "").split()).replace("|", "/")
+                why = " ".join(why.replace(folder, "").split(" Defined at:")[0].split()).replace("|", "/")
                 line = f"| {name} | {exporter} | {verdict} | {why[:240]} |"
                 print(line, flush=True)
                 if options.kept:

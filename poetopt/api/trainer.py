@@ -202,8 +202,8 @@ class Trainer(Closing):
         validate
             Data that are evaluated after each epoch.
         checkpoint
-            A folder for checkpoints: one after each epoch, and after every `every` steps. The two newest are kept, each
-            of them whole, whenever the process is killed.
+            A folder for checkpoints: one after each epoch, and after every `every` steps. The two newest whole ones
+            are kept, whenever the process is killed.
         resume
             Go on from the newest checkpoint in the folder, if there is one: to the same bits. Data, their order, the
             schedule of rates and the starting weights must be those that it was made with; other hyperparameters count

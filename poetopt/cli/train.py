@@ -71,7 +71,7 @@ def train(
         str | None, typer.Option(metavar="FILE|FOLDER", help="Data to evaluate after each epoch.")
     ] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Keep the two newest checkpoints there.")
+        str | None, typer.Option(metavar="FOLDER", help="Keep the two newest whole checkpoints there.")
     ] = None,
     every: Annotated[
         int | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def check_beside(
             told(f"{name}: both run in evaluation mode")
             try:
                 evaluated = copy.deepcopy(module).eval()
-                plain = replace(_ran(torch, evaluated, arguments), gradients={})
+                plain = _ran(torch, evaluated, arguments)
                 precise = _precise(torch, evaluated, arguments)
             except Exception as error:  # a branch of that mode alone may do anything
                 raise ModelError(f"{name}: it fails on the example in evaluation mode ({error}); {SKIP}") from error
