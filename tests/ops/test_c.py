@@ -21,6 +21,7 @@ from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import as_run, layout, steps
 from poetopt.report.inspection import needs
+from poetopt.util import imports
 from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 NETWORKS = ("mlp", "lenet", "bert-tiny")
