@@ -263,50 +263,58 @@ AUTO = "auto"
 LEAST_S = 1.0
 """Each number is searched for so long at least."""
 
-Answer = Callable[[int, float | None, float], "tuple[Problem, Report | None]"]
+Answer = Callable[[int, float | None, float, "tuple[Schedule, ...]"], "tuple[Problem, Report | None]"]
 
 
-def least_energy(batch: int, answer: Answer, limit_s: float, begin: float) -> tuple[Problem, Report]:
+def least_energy(
+    batch: int, cut: Callable[[int], object], answer: Answer, limit_s: float, begin: float
+) -> tuple[Problem, Report]:
     """The report of the number of parts with the least energy, the fewest parts where several have it.
 
+    cut
+        Cuts the batch into so many parts; raises ModelError or OptionError where it can't be.
     answer
-        (parts, joules that are known to do, seconds) -> the problem and its report, or no report where one pass takes
-        more than these joules already.
+        (parts, joules that are known to do, seconds, schedules to begin with) -> the problem and its report, or no
+        report where one pass takes more than these joules already.
     limit_s, begin
-        The time limit of all together, and the moment at which it begins: each number has its share of what is left.
+        The time limit of all together, and the moment at which it begins. Half of it is shared out; then the best
+        number, where its proof is open, has what is left. All of it is for one part where nothing can be cut.
 
     Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read.
     """
-    numbers = divisors(batch)
-    best: tuple[Problem, Report] | None = None
-    last: tuple[Problem, Report] | None = None
-    tried: list[PartsTried] = []
-    for k, parts in enumerate(numbers):
-        left = limit_s - (time.monotonic() - begin)
-        known = None if best is None else best[1].to_dict()["energy_j"]
+    from poetopt.plan.assemble import schedule_of
+
+    tried: dict[int, PartsTried] = {}
+    numbers = [1]
+    for parts in divisors(batch)[1:]:
         try:
-            made, report = answer(
-                parts, known if isinstance(known, float) else None, max(LEAST_S, left / (len(numbers) - k))
-            )
+            cut(parts)
+            numbers.append(parts)
         except (ModelError, OptionError) as error:
-            if parts == 1:
-                raise
-            tried.append(PartsTried(parts=parts, why=str(error)))
-            continue
+            tried[parts] = PartsTried(parts=parts, why=str(error))
+    left = begin + limit_s - time.monotonic()
+    first_s = max(LEAST_S, left if len(numbers) == 1 else EARLY_SHARE * left / len(numbers))
+    answered: tuple[int, Problem, Report] | None = None
+    least: float | None = None
+    for parts in numbers:
+        made, report = answer(parts, least, first_s, ())
         if report is None:
-            tried.append(PartsTried(parts=parts, why="one compute of each operator takes more than the best step"))
+            tried[parts] = PartsTried(parts=parts, why="one compute of each operator takes more than the best step")
             continue
-        last = made, report
-        found = _figures(parts, report)
-        tried.append(found)
-        if found.energy_j is not None and (best is None or not isinstance(known, float) or found.energy_j < known):
-            best = made, report
+        tried[parts] = _figures(parts, report)
+        energy_j = tried[parts].energy_j
+        if least is None or (energy_j is not None and energy_j < least):
+            least, answered = energy_j, (parts, made, report)
         if report.solution.interrupted:
             break
-    chosen = best or last
-    assert chosen is not None  # the first number of parts has an answer, or raises
-    made, report = chosen
-    return made, replace(report, tried=tuple(tried))
+    assert answered is not None  # the first number of parts has an answer
+    parts, made, report = answered
+    left = begin + limit_s - time.monotonic()
+    if report.status in ("feasible", "unknown") and not report.solution.interrupted and left > 0:
+        made, again = answer(parts, None, left, () if report.plan is None else (schedule_of(report.plan),))
+        assert again is not None  # nothing is known to do with less
+        report, tried[parts] = again, _figures(parts, again)
+    return made, replace(report, tried=tuple(tried[parts] for parts in sorted(tried)))
 
 
 def _figures(parts: int, report: Report) -> PartsTried:

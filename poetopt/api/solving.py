@@ -215,7 +215,9 @@ def solve(
     largest: LargestBatch | None = None
     starts: tuple[Schedule, ...] = ()
 
-    def answer(tried: Iterable[Problem], least_j: float | None = None, **more: float) -> tuple[Problem, Report | None]:
+    def answer(
+        tried: Iterable[Problem], starts: tuple[Schedule, ...] = (), least_j: float | None = None, **more: float
+    ) -> tuple[Problem, Report | None]:
         """The first problem that has a schedule, with its report; none where one pass takes `least_j` already."""
         since = time.monotonic() if more else begin
         for made in tried:
@@ -236,13 +238,17 @@ def solve(
         if model.get("batch") == MAX:
             raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
 
-        def in_parts(parts: int, least_j: float | None, limit_s: float) -> tuple[Problem, Report | None]:
-            step = uncut if parts == 1 else step_of(given, **{**model, "micro_batch": parts})
-            return answer(at(step), least_j, time_limit_s=limit_s)
+        def in_parts(
+            parts: int, least_j: float | None, limit_s: float, known: tuple[Schedule, ...]
+        ) -> tuple[Problem, Report | None]:
+            return answer(at(cut(parts)), known, least_j, time_limit_s=limit_s)
+
+        def cut(parts: int) -> Problem | Training | TrainingFile:
+            return uncut if parts == 1 else step_of(given, **{**model, "micro_batch": parts})
 
         uncut = step_of(given, **{**model, "micro_batch": 1})
         limit_s = parse_time(time_limit, option="--time-limit")
-        made, report = least_energy(_batch_of(uncut, given), in_parts, limit_s, now if begin is None else begin)
+        made, report = least_energy(_batch_of(uncut, given), cut, in_parts, limit_s, now if begin is None else begin)
     else:
         if model.get("batch") == MAX:
             most = LARGEST_SIZE if samples is None else samples
@@ -250,7 +256,7 @@ def solve(
             largest, tried, starts = _of_largest(given, model, at, ask, ram, listener, since, most)
         else:
             tried = at(step_of(given, **model))
-        made, answered = answer(tried)
+        made, answered = answer(tried, starts)
         assert answered is not None
         report = answered
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
