@@ -49,11 +49,6 @@ class PoetSpace:
         ]
 
     @cached_property
-    def compute_index(self) -> dict[tuple[int, int], int]:
-        """(t, j) -> place in `computes`."""
-        return {pair: x for x, pair in enumerate(self.computes)}
-
-    @cached_property
     def residences(self) -> list[tuple[int, int]]:
         """(t, i): tensor i may be in RAM, or on storage, when stage t begins; after the last stage, the `lasting`."""
         tensors = self.problem.tensors
@@ -80,17 +75,15 @@ class PoetSpace:
     def paged_in(self, stage: int, i: int) -> tuple[int, int] | None:
         """The residence whose M_in brings tensor i back before `stage`; None where none does."""
         t = (stage or len(self.problem.operators)) - 1
-        return (t, i) if (t, i) in self.residence_index and self.arrives(t, i) == stage else None
+        return (t, i) if self.problem.tensors[i].producer < t and self.arrives(t, i) == stage else None
+
+    def frozen(self, i: int) -> bool:
+        """Whether storage holds tensor i for good: no operator updates it."""
+        return self.problem.tensors[i].stored and not self.problem.tensors[i].updated
 
     def unwritten(self, t: int, i: int) -> bool:
         """Whether tensor i is never written out in stage t: storage holds it for good, or the step is over."""
-        held = self.problem.tensors[i]
-        return t == len(self.problem.operators) or (held.stored and not held.updated)
-
-    @cached_property
-    def residence_index(self) -> dict[tuple[int, int], int]:
-        """(t, i) -> place in `residences`."""
-        return {pair: x for x, pair in enumerate(self.residences)}
+        return t == len(self.problem.operators) or self.frozen(i)
 
     @cached_property
     def memory_unit(self) -> float:

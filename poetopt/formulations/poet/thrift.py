@@ -26,29 +26,27 @@ from poetopt.formulations.rows import Row
 def thrift(model: Any) -> list[Row]:
     """All of them, for the decisions that a model has."""
     space: PoetSpace = model.space
-    problem, at = space.problem, space.residence_index
-    R, S = list(model.rematerialization.R.values()), list(model.rematerialization.S_ram.values())
-    M_in = list(model.paging.M_in.values()) if space.paging else []
+    problem, R, S = space.problem, model.rematerialization.R, model.rematerialization.S_ram
     rows: list[Row] = []
-    for x, (t, j) in enumerate(space.computes):
+    for t, j in model.computes:
         outputs = problem.operators[j].outputs
         if t == j:
             continue
         if len(outputs) == 1:
-            rows.append(_one_of(R[x], S[at[t, outputs[0]]]))
+            rows.append(_one_of(R[t, j], S[t, outputs[0]]))
         readers = {h for i in outputs for h in problem.readers[i] if h > j}
         if t not in readers:
-            kept = [S[at[t + 1, i]] for i in outputs if (t + 1, i) in at]
-            again = [R[space.compute_index[t, h]] for h in sorted(readers) if (t, h) in space.compute_index]
-            rows.append(_row([(1.0, one) for one in [*kept, *again]] + [(-1.0, R[x])], 0.0))
-    for x, (t, i) in enumerate(space.residences if space.paging else ()):
-        if M_in[x].fixed:
+            kept = [S[t + 1, i] for i in outputs if (t + 1, i) in S]
+            again = [R[t, h] for h in sorted(readers) if (t, h) in R]
+            rows.append(_row([(1.0, one) for one in [*kept, *again]] + [(-1.0, R[t, j])], 0.0))
+    for (t, i), back in model.paging.M_in.items() if space.paging else ():
+        if back.fixed:
             continue
-        kept = [S[at[t + 1, i]]] if (t + 1, i) in at else []
-        rows += [_one_of(M_in[x], S[x]), _row([*((1.0, one) for one in kept), (-1.0, M_in[x])], 0.0)]
-        made = space.compute_index.get((t, problem.tensors[i].producer))
-        if made is not None:
-            rows.append(_one_of(M_in[x], R[made]))
+        kept = [S[t + 1, i]] if (t + 1, i) in S else []
+        rows += [_one_of(back, S[t, i]), _row([*((1.0, one) for one in kept), (-1.0, back)], 0.0)]
+        made = (t, problem.tensors[i].producer)
+        if made in R:
+            rows.append(_one_of(back, R[made]))
     return rows
 
 
