@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pyomo.core.base.var import VarData
 from poetopt.formulations.goal import SUMS, Goal, Trial
 from poetopt.formulations.rows import Count, PointLike, Row, Terms
 from poetopt.graph.problem import Problem
+from poetopt.util import work
 from poetopt.util.errors import FormulationError
 
 
@@ -88,10 +88,32 @@ class _Members:
         return self._members(model.space)
 
 
-def in_order(rule: Callable[[PyomoBlock, int], PyomoRow]) -> Callable[..., PyomoRow]:
-    """A Constraint's rule over a Set's members, of one over their places 0, 1, ...: Pyomo asks once each, in order."""
-    places = itertools.count()
-    return lambda block, *_: rule(block, next(places))
+class OrZero(dict[Any, Any]):
+    """Entries of a variable by index; 0 where there is none: what can't run, be kept or move."""
+
+    def __missing__(self, index: object) -> float:
+        return 0.0
+
+
+def equation(
+    index: Any, rule: Callable[..., PyomoRow], doc: str, *, over: Iterable[Any] | None = None
+) -> pyo.Constraint:
+    """The Constraint with one row for each member of `index`, of a rule that is stated in symbols.
+
+    over
+        What the rule is called with, member by member, in the place of the members themselves: a tuple is its
+        arguments.
+
+    Raises TimeUpError inside of `clock.ending`.
+    """
+    places = None if over is None else iter(over)
+
+    def row(_: PyomoBlock, *member: Any) -> PyomoRow:
+        work.check()
+        at = member if places is None else next(places)
+        return rule(*at) if isinstance(at, tuple) else rule(at)
+
+    return pyo.Constraint(index, rule=row, doc=doc)
 
 
 PyomoBlock = Any

@@ -29,11 +29,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, distinct, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, distinct, equation
 from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.rows import Terms, linear, terms
 from poetopt.graph.problem import Problem
@@ -56,34 +57,24 @@ def _build(block: PyomoBlock) -> None:
     for c in range(count):
         if not problem.dma or not c:
             b[c].fix(0)
-    twice = -2.0 if all(s > 0 for s in seconds) and not problem.dma else -1.0
+    twice = 2.0 if all(s > 0 for s in seconds) and not problem.dma else 1.0
 
-    def arrival(_: PyomoBlock, y: int) -> PyomoRow:
-        stage, i, p = back[y]
+    def arrival(stage: int, i: int, p: Any) -> PyomoRow:
         gaps = range(gap_of[_last_real_use(problem, i, stage) + 1], gap_of[stage] + 1)
-        parts = [Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p], [-1.0])]
-        if problem.dma:
-            parts.append(Terms([b[c] for c in gaps], [1.0] * len(gaps)))
-        return 0, linear(parts), None
+        return sum(w[c] + b[c] if problem.dma else w[c] for c in gaps) >= p
 
-    def both(_: PyomoBlock, y: int) -> PyomoRow:
-        stage, i, p = back[y]
+    def both(stage: int, i: int, p: Any) -> PyomoRow:
         if problem.tensors[i].stored:
             return pyo.Constraint.Skip  # its page-out comes after its update, if there is one
         first = 0 if problem.dma else gap_of[problem.tensors[i].producer + 1]
-        gaps = range(first, gap_of[stage] + 1)
-        return 0, linear([Terms([w[c] for c in gaps], [1.0] * len(gaps)), Terms([p], [twice])]), None
+        return sum(w[c] for c in range(first, gap_of[stage] + 1)) >= twice * p
 
     names = distinct(problem.tensors)
     block.moved = pyo.Set(
         initialize=[(names[one.target], one.stage) for one in back], dimen=2, doc="(tensor, stage): page-ins"
     )
-    block.arrival = pyo.Constraint(
-        block.moved, rule=in_order(arrival), doc="the storage wakes between the last use and the page-in"
-    )
-    block.both = pyo.Constraint(
-        block.moved, rule=in_order(both), doc="the storage wakes for the page-out as well as for the page-in"
-    )
+    block.arrival = equation(block.moved, arrival, "the storage wakes between the last use and the page-in", over=back)
+    block.both = equation(block.moved, both, "the storage wakes for the page-out as well as for the page-in", over=back)
     if problem.dma:
         moving = model.paging.transfer_s
         busy = linear([Terms(b, before_s), Terms(moving.variables, [-s for s in moving.coefficients])])

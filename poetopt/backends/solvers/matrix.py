@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 from pyomo.common.errors import InfeasibleConstraintException
 from pyomo.core.base import Constraint, Objective, Var
 from pyomo.core.base.var import VarData
-from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
+from pyomo.core.expr.numeric_expr import (
+    LinearExpression,
+    MonomialTermExpression,
+    NegationExpression,
+    SumExpression,
+)
 from pyomo.repn.linear import LinearRepnVisitor
 from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler, _LinearStandardFormCompiler_impl
 
@@ -159,7 +164,7 @@ class Matrix:
         return int(self.rows.shape[0]), len(self.columns)
 
 
-NUMBERS = {int, float}
+NUMBERS, SUMS = {int, float}, {LinearExpression, SumExpression}
 ROWS = 1000
 """The clock is looked at once in this many rows."""
 
@@ -167,7 +172,7 @@ ROWS = 1000
 class _Rows(LinearRepnVisitor):  # type: ignore[misc]
     """Pyomo's walk through an expression, and a shorter way through what blocks are made of.
 
-    A LinearExpression of plain numbers times variables, all seen before and each once, is a dictionary as it stands.
+    Sums and differences of variables, times plain numbers, whose columns are known are added up at once.
     """
 
     rows = 0
@@ -176,23 +181,43 @@ class _Rows(LinearRepnVisitor):  # type: ignore[misc]
         self.rows += 1
         if not self.rows % ROWS:
             work.check()
-        if expr.__class__ is LinearExpression:
-            terms, columns = expr.args, self.var_map
-            linear = {}
-            for term in terms:
-                if term.__class__ is not MonomialTermExpression:
-                    break
-                coefficient, variable = term._args_
-                name = id(variable)
-                if coefficient.__class__ not in NUMBERS or not coefficient or name not in columns:
-                    break
-                linear[name] = coefficient
-            else:
-                if len(linear) == len(terms):
-                    result = self.Result()
-                    result.linear = linear
-                    return result
+        if expr.__class__ in SUMS:
+            linear: dict[int, float] = {}
+            constant = self._added(expr, 1, linear)
+            if constant is not None and all(linear.values()):
+                result = self.Result()
+                result.linear, result.constant = linear, constant
+                return result
         return super().walk_expression(expr)
+
+    def _added(self, expr: Any, sign: int, linear: dict[int, float]) -> float | None:
+        """The constant of a sum whose terms are added to `linear`; None where it takes Pyomo to read it."""
+        constant = 0.0
+        for term in expr.args:
+            kind, signed = term.__class__, sign
+            if kind is NegationExpression:
+                term, signed = term.args[0], -sign
+                kind = term.__class__
+            if kind is VarData:
+                coefficient, variable = signed, term
+            elif kind is MonomialTermExpression:
+                coefficient, variable = term._args_
+                if coefficient.__class__ not in NUMBERS:
+                    return None
+                coefficient *= signed
+            else:
+                inner = (
+                    self._added(term, signed, linear) if kind in SUMS else signed * term if kind in NUMBERS else None
+                )
+                if inner is None:
+                    return None
+                constant += inner
+                continue
+            name = id(variable)
+            if name not in self.var_map:
+                return None
+            linear[name] = linear.get(name, 0) + coefficient
+        return constant
 
 
 class _Compiler(_LinearStandardFormCompiler_impl):  # type: ignore[misc]

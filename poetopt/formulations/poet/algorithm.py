@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pyomo.environ as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space
+from poetopt.formulations.block import Block, OrZero, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import Terms
 from poetopt.formulations.storage import fits_storage
-from poetopt.util import work
 
 SKIP = pyo.Constraint.Skip
-
-
-class OrZero:
-    """A variable's entries by index; 0 where it has none: what can't run, be kept or move."""
-
-    def __init__(self, variable: Any) -> None:
-        self._entries = dict(variable.items())
-
-    def __getitem__(self, index: object) -> Any:
-        return self._entries.get(index, 0.0)
-
-
-def equation(index: Any, rule: Callable[..., PyomoRow], doc: str) -> pyo.Constraint:
-    """The Constraint for all of `index`. The clock is looked at, so that building ends in time."""
-
-    def row(_: PyomoBlock, *place: int) -> PyomoRow:
-        work.check()
-        return rule(*place)
-
-    return pyo.Constraint(index, rule=row, doc=doc)
 
 
 def _decisions(variable: Any, stages: dict[tuple[int, int], int]) -> Decisions:
@@ -87,7 +65,7 @@ def _paging(block: PyomoBlock) -> None:
     block.S_aux = pyo.Var(residences, domain=pyo.Binary)
     block.M_in = pyo.Var(residences, domain=pyo.Binary)
     block.M_out = pyo.Var(residences, domain=pyo.Binary)
-    S_aux, M_in, M_out = OrZero(block.S_aux), OrZero(block.M_in), OrZero(block.M_out)
+    S_aux, M_in, M_out = OrZero(block.S_aux.items()), OrZero(block.M_in.items()), OrZero(block.M_out.items())
     for t, i in residences:
         if space.frozen(i):
             S_aux[t, i].fix(1)
@@ -162,7 +140,11 @@ def _rematerialization(block: PyomoBlock) -> None:
     operators, T = space.problem.operators, len(space.problem.operators)
     block.R = pyo.Var(model.computes, domain=pyo.Binary)
     block.S_ram = pyo.Var(model.residences, domain=pyo.Binary)
-    R, S_ram, M_in = OrZero(block.R), OrZero(block.S_ram), OrZero(model.paging.M_in if space.paging else {})
+    R, S_ram, M_in = (
+        OrZero(block.R.items()),
+        OrZero(block.S_ram.items()),
+        OrZero(model.paging.M_in.items() if space.paging else ()),
+    )
     producer = [tensor.producer for tensor in space.problem.tensors]
     for t in model.stages:
         R[t, t].fix(1)
@@ -247,7 +229,7 @@ def _memory(block: PyomoBlock) -> None:
     space: PoetSpace = model.space
     problem, operators, unit = space.problem, space.problem.operators, space.memory_unit
     producer, B = [tensor.producer for tensor in problem.tensors], space.room_bytes / unit
-    R, S_ram = OrZero(model.rematerialization.R), OrZero(model.rematerialization.S_ram)
+    R, S_ram = OrZero(model.rematerialization.R.items()), OrZero(model.rematerialization.S_ram.items())
     block.m = pyo.Param(range(len(problem.tensors)), initialize=[tensor.nbytes / unit for tensor in problem.tensors])
     block.w = pyo.Param(range(len(operators)), initialize=[extra / unit for extra in problem.extra_bytes])
     m, w = dict(block.m.items()), dict(block.w.items())
@@ -283,7 +265,7 @@ def _memory(block: PyomoBlock) -> None:
     block.U = pyo.Var(model.computes, domain=pyo.NonNegativeReals)
     block.A = pyo.Var(block.allocations, bounds=(0, 1))
     block.FREE = pyo.Var(block.frees, bounds=(0, 1))
-    U, A, FREE = OrZero(block.U), OrZero(block.A), OrZero(block.FREE)
+    U, A, FREE = OrZero(block.U.items()), OrZero(block.A.items()), OrZero(block.FREE.items())
 
     block.allocates = equation(
         block.allocations,

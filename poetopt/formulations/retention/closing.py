@@ -39,7 +39,8 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
+from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Terms
 from poetopt.graph.problem.problem import run_bytes
 
@@ -110,38 +111,36 @@ def _build(block: PyomoBlock) -> None:
         initialize=[(names[u], v) for u, v in block.ways], dimen=2, doc="(update, variant): it may run by the variant"
     )
     block.y = pyo.Var(block.runs, domain=pyo.Binary)
-    of: dict[int, list[tuple[int, Any]]] = {}
+    of: dict[int, dict[int, Any]] = {}
     for (u, v), variable in zip(block.ways, block.y.values(), strict=True):
-        of.setdefault(u, []).append((v, variable))
-    choices = list(of.items())
+        of.setdefault(u, {})[v] = variable
 
-    def one_way(_: PyomoBlock, n: int) -> PyomoRow:
-        u, own = choices[n]
-        ways = LinearExpression(linear_coefs=[1] * len(own), linear_vars=[variable for _, variable in own])
+    def one_way(u: int) -> PyomoRow:
         forced = run_bytes(closing, u) > space.room_bytes and not space.limits.open
-        return (1, ways, 1) if forced else ways <= 1
+        return sum(of[u].values()) == 1 if forced else sum(of[u].values()) <= 1
 
-    block.one_way = pyo.Constraint([names[u] for u in of], rule=in_order(one_way), doc="an update goes one way")
-    pairs = [(u, i) for u in of for i in closing.operators[u].inputs if closing.tensors[i].name in stays]
-    pairs = [(u, i) for u, i in pairs if any(i in closing.operators[u].variant(v).streamed_in for v, _ in of[u])]
-
-    def away(_: PyomoBlock, n: int) -> PyomoRow:
-        u, i = pairs[n]
-        streamed = [variable for v, variable in of[u] if i in closing.operators[u].variant(v).streamed_in]
-        variables = [k[stays[closing.tensors[i].name]], *streamed]
-        return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables) <= 1
-
-    block.away = pyo.Constraint(
-        pyo.RangeSet(0, len(pairs) - 1), rule=away, doc="what stays in RAM is not streamed by its update"
+    block.one_way = equation([names[u] for u in of], one_way, "an update goes one way", over=of)
+    streamed = {
+        (u, i): own
+        for u in of
+        for i in closing.operators[u].inputs
+        if closing.tensors[i].name in stays
+        and (own := [y for v, y in of[u].items() if i in closing.operators[u].variant(v).streamed_in])
+    }
+    block.away = equation(
+        range(len(streamed)),
+        lambda u, i: k[stays[closing.tensors[i].name]] + sum(streamed[u, i]) <= 1,
+        "what stays in RAM is not streamed by its update",
+        over=streamed,
     )
 
     def room(_: PyomoBlock, u: int) -> PyomoRow:
         read = {closing.tensors[i].name for i in closing.operators[u].inputs}
         beside = [name for name in stays if name not in read]
         plain = run_bytes(closing, u)
-        variables = [*(k[stays[name]] for name in beside), *(variable for _, variable in of.get(u, ()))]
+        variables = [*(k[stays[name]] for name in beside), *of.get(u, {}).values()]
         coefficients = [size[name] for name in beside]
-        coefficients += [float(run_bytes(closing, u, v) - plain) for v, _ in of.get(u, ())]
+        coefficients += [float(run_bytes(closing, u, v) - plain) for v in of.get(u, {})]
         left = space.room_bytes - plain
         if not variables or (sum(c for c in coefficients if c > 0) <= left and not space.limits.open):
             return pyo.Constraint.Skip if plain <= space.room_bytes or variables else pyo.Constraint.Infeasible
@@ -166,29 +165,23 @@ def _build_gone(
     block: PyomoBlock, space: RetentionSpace, stays: dict[str, int], moves: dict[int, Moved]
 ) -> list[Moved]:
     """What doesn't stay in RAM; gives what moving it for the updates takes, which `moves` has."""
-    model = block.model()
-    k = list(model.residency.k.values())
-    y = list(model.streaming.y.values()) if space.streams else []
-    after = space.point_after.tolist()
+    s = Symbols(block.model())
     names = [name for name, e in stays.items() if int(space.point_tensor[e]) in moves]
     block.moved = pyo.Set(initialize=names, doc="what may stay in RAM from part to part, and updates read")
     block.a = pyo.Var(block.moved, bounds=(0, 1))
+    points = list(space.point_of)
 
-    def gone(_: PyomoBlock, name: str) -> PyomoRow:
-        return LinearExpression(linear_coefs=[1, 1], linear_vars=[block.a[name], k[stays[name]]]) >= 1
-
-    def idle(_: PyomoBlock, name: str) -> PyomoRow:
-        e = stays[name]
-        i, t = int(space.point_tensor[e]), int(space.point_stage[e])
-        own = space.streamed_in.get((i, t, t), ())
-        if not own:
+    def idle(name: str) -> PyomoRow:
+        i, t = points[stays[name]]
+        if (i, t, t) not in s.y_in:
             return pyo.Constraint.Skip
-        on = [k[after[e]]] if after[e] >= 0 and after[e] != e else []
-        variables = [block.a[name], *on, *(y[n] for n in own)]
-        return LinearExpression(linear_coefs=[1] * (1 + len(on)) + [-1] * len(own), linear_vars=variables) >= 0
+        on = s.k[s.after[i, t]] if s.after.get((i, t), (i, t)) != (i, t) else 0
+        return block.a[name] + on >= s.y_in[i, t, t]
 
-    block.gone = pyo.Constraint(block.moved, rule=gone, doc="it stays or is moved")
-    block.idle = pyo.Constraint(block.moved, rule=idle, doc="what is there for nothing doesn't stay")
+    block.gone = equation(
+        block.moved, lambda name: block.a[name] + s.k[points[stays[name]]] >= 1, "it stays or is moved"
+    )
+    block.idle = equation(block.moved, idle, "what is there for nothing doesn't stay")
     return [moves[int(space.point_tensor[stays[name]])] for name in names]
 
 
@@ -212,12 +205,11 @@ def _build_back(block: PyomoBlock, space: RetentionSpace, closing: Problem, stay
     block.w = pyo.Var(block.tensors, bounds=(0, 1))
     rows = [(name, variable) for name, i in zip(names, block.written, strict=True) for variable in reads[i]]
 
-    def back(_: PyomoBlock, n: int) -> PyomoRow:
-        name, read = rows[n]
-        return LinearExpression(linear_coefs=[1, 1, -1], linear_vars=[k[stays[name]], read, block.w[name]]) <= 1
-
-    block.back = pyo.Constraint(
-        pyo.RangeSet(0, len(rows) - 1), rule=back, doc="what stays in RAM and is read from storage is written there"
+    block.back = equation(
+        range(len(rows)),
+        lambda name, read: k[stays[name]] + read - block.w[name] <= 1,
+        "what stays in RAM and is read from storage is written there",
+        over=rows,
     )
     held = (updated[name] for name in names)
     return [Moved(one.page_out_j, one.page_out_s, float(one.nbytes)) for one in held]

@@ -51,9 +51,10 @@ import numpy as np
 import pyomo.environ as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.retention.instant import Instant, Instants
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Floats, PointLike, Row
 
 ACTIVE = 1e-3
@@ -130,30 +131,27 @@ def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float
     """
     if not space.streams:
         return {}
-    names = space.tensor_names
-    y, k = list(block.model().streaming.y.values()), block.keep
-    pairs = space.held
+    s = Symbols(block.model())
+    y, pairs = s.y, space.held
     block.held_pairs = pyo.Set(
-        initialize=[(names[i], t) for i, t in pairs],
+        initialize=[(space.tensor_names[i], t) for i, t in pairs],
         dimen=2,
         doc="(tensor, stage): the stage's own operator may stream it, and it may be kept beyond",
     )
     block.held = pyo.Var(block.held_pairs, bounds=(0, 1))
     held = dict(zip(pairs, block.held.values(), strict=True))
-
-    def read(_: PyomoBlock, n: int) -> PyomoRow:
-        i, t = pairs[n]
-        own = space.streamed_in[i, t, t]
-        variables = [held[i, t], *(y[n] for n in own)]
-        return LinearExpression(linear_coefs=[1] * len(variables), linear_vars=variables) >= 1
-
-    def kept_on(_: PyomoBlock, n: int) -> PyomoRow:
-        i, t = pairs[n]
-        on = k[space.point_after[space.point_of[i, t]]]
-        return LinearExpression(linear_coefs=[1, -1], linear_vars=[held[i, t], on]) >= 0
-
-    block.held_read = pyo.Constraint(block.held_pairs, rule=in_order(read), doc="what is not streamed is in RAM")
-    block.held_on = pyo.Constraint(block.held_pairs, rule=in_order(kept_on), doc="what is kept beyond is in RAM")
+    block.held_read = equation(
+        block.held_pairs,
+        lambda i, t: held[i, t] + s.y_in[i, t, t] >= 1,
+        "what is not streamed is in RAM",
+        over=pairs,
+    )
+    block.held_on = equation(
+        block.held_pairs,
+        lambda i, t: held[i, t] >= s.k[s.after[i, t]],
+        "what is kept beyond is in RAM",
+        over=pairs,
+    )
     found: dict[int, tuple[float, list[Any], list[float]]] = {}
     for t in range(len(space.problem.operators)):
         own = space.streams_of.get((t, t), [])

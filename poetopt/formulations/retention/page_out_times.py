@@ -25,11 +25,11 @@ from __future__ import annotations
 
 import numpy as np
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
+from poetopt.formulations.block import Block, PyomoBlock, Space, equation
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.symbols import Symbols
 
 
 def page_out_stages(space: RetentionSpace) -> list[tuple[int, int]]:
@@ -59,40 +59,31 @@ def _build(block: PyomoBlock) -> None:
         doc="(tensor, stage): the tensor may be written out there",
     )
     block.x = pyo.Var(block.moments, domain=pyo.Binary)
-    x, o = list(block.x.values()), list(model.paging.o.values())
-    k, p = list(model.residency.k.values()), list(model.paging.p.values())
-    of_tensor: dict[int, list[int]] = {}
-    for n, (i, _) in enumerate(pairs):
-        of_tensor.setdefault(i, []).append(n)
-    written = [(i, o[n]) for n, i in enumerate(model.paging.o_tensor.tolist()) if i in of_tensor]
-    pages = [e for e in space.page_point.tolist() if int(space.point_tensor[e]) in of_tensor]
-    paged = [p[space.page_index[e]] for e in pages]
-    held = [n for n, (i, t) in enumerate(pairs) if not there_anyway(space, i, t)]
-
-    def once(_: PyomoBlock, n: int) -> PyomoRow:
-        i, ever = written[n]
-        own = of_tensor[i]
-        return LinearExpression(linear_coefs=[*[1] * len(own), -1], linear_vars=[*(x[m] for m in own), ever]), 0
-
-    def before(_: PyomoBlock, y: int) -> PyomoRow:
-        i, q = int(space.point_tensor[pages[y]]), int(space.point_stage[pages[y]])
-        own = [m for m in of_tensor[i] if pairs[m][1] < q]
-        return LinearExpression(linear_coefs=[1, *[-1] * len(own)], linear_vars=[paged[y], *(x[m] for m in own)]) <= 0
-
-    def resident(_: PyomoBlock, index: int) -> PyomoRow:
-        i, t = pairs[held[index]]
-        return LinearExpression(linear_coefs=[1, -1], linear_vars=[x[held[index]], k[space.point_of[i, t]]]) <= 0
-
-    block.once = pyo.Constraint(
-        [names[i] for i, _ in written], rule=in_order(once), doc="what is written out is so in one stage"
+    s = Symbols(model)
+    o, k, p, x = s.o, s.k, s.p, dict(zip(pairs, block.x.values(), strict=True))
+    stages_of: dict[int, list[int]] = {}
+    for i, t in pairs:
+        stages_of.setdefault(i, []).append(t)
+    written = [i for i in o if i in stages_of]
+    paged = [(i, q) for i, q in p if i in stages_of]
+    held = [(i, t) for i, t in pairs if not there_anyway(space, i, t)]
+    block.once = equation(
+        [names[i] for i in written],
+        lambda i: sum(x[i, t] for t in stages_of[i]) == o[i],
+        "what is written out is so in one stage",
+        over=written,
     )
-    block.before = pyo.Constraint(
-        [space.points[e] for e in pages], rule=in_order(before), doc="(1d, 1e) what is paged in was written before"
+    block.before = equation(
+        [(names[i], q) for i, q in paged],
+        lambda i, q: p[i, q] <= sum(x[i, t] for t in stages_of[i] if t < q),
+        "(1d, 1e) what is paged in was written before",
+        over=paged,
     )
-    block.resident = pyo.Constraint(
-        [(names[pairs[n][0]], pairs[n][1]) for n in held],
-        rule=in_order(resident),
-        doc="(1f) what is written out is in RAM",
+    block.resident = equation(
+        [(names[i], t) for i, t in held],
+        lambda i, t: x[i, t] <= k[i, t],
+        "(1f) what is written out is in RAM",
+        over=held,
     )
     tensors, stages = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     block.page_outs = Decisions(block.x, np.arange(len(pairs)), stages, tensors)

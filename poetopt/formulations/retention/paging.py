@@ -38,10 +38,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
+from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Count, Terms, alike, terms
 from poetopt.formulations.storage import fits_storage
 
@@ -57,57 +57,47 @@ def _build(block: PyomoBlock) -> None:
     block.o = pyo.Var(model.page_outs, domain=pyo.Binary)
     block.o_tensor = candidates
     block.o_index = slot
-    p, o = list(block.p.values()), list(block.o.values())
-    written = [o[slot[int(i)]] if int(i) in slot else None for i in paged]
-    streamed = list(model.streaming.y.values()) if space.streams else []
-    left = {i: [streamed[n] for n in own] for i, own in space.streamed_out.items()}
-    at_once = [
-        int(i) in left and tensors[int(i)].producer + 1 == t and not space.stored[i]
-        for i, t in zip(paged, space.point_stage[space.page_point].tolist(), strict=True)
-    ]
+    s = Symbols(model)
+    p, o, y_in, y_out = s.p, s.o, s.y_in, s.y_out
 
-    def written_first(_: PyomoBlock, y: int) -> PyomoRow:
-        if written[y] is None:
-            return pyo.Constraint.Skip
-        there = [] if at_once[y] else [written[y]]
-        there += left.get(int(paged[y]), [])
-        return LinearExpression(linear_coefs=[1, *[-1] * len(there)], linear_vars=[p[y], *there]) <= 0
+    def written_first(i: int, t: int) -> PyomoRow:
+        if i not in o:
+            return pyo.Constraint.Skip  # it is on storage for good
+        at_once = i in y_out and tensors[i].producer + 1 == t and not space.stored[i]
+        return p[i, t] <= (y_out[i] if at_once else o[i] + y_out[i])
 
-    block.written_first = pyo.Constraint(
-        model.page_ins, rule=in_order(written_first), doc="(1d, 1e) what is paged in was written to storage"
+    block.written_first = equation(
+        model.page_ins, written_first, "(1d, 1e) what is paged in was written to storage", over=p
     )
-    gates = [(p[int(space.page_index[e])], [streamed[n] for n in own]) for e, own in space.gated.items()]
-
-    def streamed_before(_: PyomoBlock, index: int) -> PyomoRow:
-        back, own = gates[index]
-        return LinearExpression(linear_coefs=[1, *[-1] * len(own)], linear_vars=[back, *own]) <= 0
-
-    if gates:
-        block.streamed_before = pyo.Constraint(
-            pyo.RangeSet(0, len(gates) - 1), rule=streamed_before, doc="what isn't streamed stays for the next stage"
+    points = list(space.point_of)
+    gated = [points[e] for e in space.gated]
+    if gated:
+        block.streamed_before = equation(
+            range(len(gated)),
+            lambda i, t: p[i, t] <= y_in[i, t - 1, t - 1],
+            "what isn't streamed stays for the next stage",
+            over=gated,
         )
     # a run goes by one of its ways, so that those that stream a tensor in count together
     reads = [
         (i, own)
         for (i, _, _), ways in space.streamed_in.items()
-        if i in slot and (own := [n for n in ways if n not in space.streamed_out.get(i, ())])
+        if i in o and (own := [n for n in ways if n not in space.streamed_out.get(i, ())])
     ]
-
-    def streamed_first(_: PyomoBlock, index: int) -> PyomoRow:
-        i, own = reads[index]
-        variables = [*(streamed[n] for n in own), o[slot[i]], *left.get(i, [])]
-        coefficients = [*[1] * len(own), *[-1] * (len(variables) - len(own))]
-        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= 0
-
     if reads:
-        block.streamed_first = pyo.Constraint(
-            pyo.RangeSet(0, len(reads) - 1), rule=streamed_first, doc="what is streamed in is on storage"
+        block.streamed_first = equation(
+            range(len(reads)),
+            lambda i, own: sum(s.y[n] for n in own) <= o[i] + y_out[i],
+            "what is streamed in is on storage",
+            over=reads,
         )
     # each way to storage takes the blocks
-    ways = [(i, variable) for i, own in left.items() for variable in own]
+    ways = [(i, s.y[n]) for i, own in space.streamed_out.items() for n in own]
     block.storage = pyo.Constraint(
         rule=lambda _: fits_storage(
-            space.problem, [*candidates.tolist(), *(i for i, _ in ways)], [*o, *(variable for _, variable in ways)]
+            space.problem,
+            [*candidates.tolist(), *(i for i, _ in ways)],
+            [*o.values(), *(variable for _, variable in ways)],
         ),
         doc="what the storage holds",
     )

@@ -28,141 +28,96 @@ Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression, MonomialTermExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Count
-
-Terms = dict[int, list[MonomialTermExpression]]
-"""By point."""
 
 
 def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
     """Fill the block. `exclusive`: whether nothing may be made that is there."""
     model = block.model()
     space: RetentionSpace = model.space
-    n = len(space.point_tensor)
+    problem, points = space.problem, space.point_of
     block.k = pyo.Var(model.points, domain=pyo.Binary)
-    k = list(block.k.values())
-    r = list(model.recompute.r.values())
-    p = list(model.paging.p.values()) if space.paging else []
-    recompute_of_point = space.point_recompute.tolist()
-    page_of_point = space.page_index.tolist()
-    available = []
-    for e in range(n):
-        made = [k[e]]
-        if recompute_of_point[e] >= 0:
-            made.append(r[recompute_of_point[e]])
-        if page_of_point[e] >= 0:
-            made.append(p[page_of_point[e]])
-        available.append(made)
-    # terms are shared among rows: an expression is never changed
-    ones = [[_times(1, variable) for variable in made] for made in available]
-    taken = [[_times(-1, variable) for variable in made] for made in available]
-
-    real = space.point_real.tolist()
-    before, after = space.point_before.tolist(), space.point_after.tolist()
+    s = Symbols(model)
+    k, r, p, y_in, y_out, a, before, after = s.k, s.r, s.p, s.y_in, s.y_out, s.a, s.before, s.after
+    real = {point for point, own in zip(points, space.point_real.tolist(), strict=True) if own}
     missing = (space.point_first & space.stored[space.point_tensor] & ~space.wrapped).tolist()
-    tensor = space.point_tensor.tolist()
-    single = [
-        not made.computed or len(space.problem.operators[made.producer].outputs) == 1 for made in space.problem.tensors
-    ]
+    single = [not made.computed or len(problem.operators[made.producer].outputs) == 1 for made in problem.tensors]
+    names = list(points)
+    gone = {names[e]: i for i in space.streamed_out if (e := next_point(space, i)) >= 0}
+    """(i, q) before which the first run of i's operator, or its update, may have left it on storage alone."""
 
-    y = list(model.streaming.y.values()) if space.streams else []
-    # by point: what streams the tensor in for the stage's own operator, and what had left it on storage alone before
-    streamed = {
-        space.point_of[i, t]: [_times(1, y[n]) for n in own] for (i, j, t), own in space.streamed_in.items() if j == t
-    }
-    gone = {
-        after_run: [_times(1, y[n]) for n in own]
-        for i, own in space.streamed_out.items()
-        if (after_run := next_point(space, i)) >= 0
-    }
+    def occupancy(i: int, q: int) -> PyomoRow:
+        several = exclusive and (s.producer[i], q) in r and not single[i]
+        if (i, q) in real and (i, q, q) not in y_in:
+            return a(i, q) == 1 if exclusive and not several else a(i, q) >= 1
+        if not exclusive or ((s.producer[i], q) not in r and (i, q) not in p) or (several and (i, q) not in p):
+            return pyo.Constraint.Skip
+        return k[i, q] + p[i, q] <= 1 if several else a(i, q) <= 1
 
-    def occupancy(_: PyomoBlock, e: int) -> PyomoRow:
-        made = ones[e]
-        lower: int | None = 1 if real[e] else None
-        if e in streamed:  # or streamed in: a row below
-            lower = None
-        upper: int | None = 1 if exclusive else None
-        if exclusive and recompute_of_point[e] >= 0 and not single[tensor[e]]:
-            if lower is not None:
-                upper = None
-            else:
-                made = [made[0], *made[2:]]  # all but r
-        if lower is None:
-            return LinearExpression(made) <= 1 if exclusive and len(made) > 1 else pyo.Constraint.Skip
-        return lower, LinearExpression(made), upper
+    def continuity(i: int, q: int) -> PyomoRow:
+        if (i, q) in before:
+            return k[i, q] <= a(*before[i, q])
+        if (i, q) in gone:
+            return k[i, q] + y_out[i] <= 1
+        # what storage holds alone isn't there when the step begins
+        return k[i, q] <= 0 if missing[points[i, q]] else pyo.Constraint.Skip
 
-    def continuity(_: PyomoBlock, e: int) -> PyomoRow:
-        if before[e] < 0 and e in gone:  # its first run may stream it out
-            return LinearExpression([ones[e][0], *gone[e]]) <= 1
-        if before[e] < 0:
-            # what storage holds alone isn't there when the step begins
-            return ones[e][0] <= 0 if missing[e] else pyo.Constraint.Skip
-        return LinearExpression([ones[e][0], *taken[before[e]]]) <= 0
-
-    block.occupancy = pyo.Constraint(
-        model.points,
-        rule=in_order(occupancy),
-        doc="(1b) what a stage's own operator reads is there; nothing is made twice",
+    block.occupancy = equation(
+        model.points, occupancy, "(1b) what a stage's own operator reads is there; nothing is made twice", over=points
     )
-    block.continuity = pyo.Constraint(
-        model.points, rule=in_order(continuity), doc="(1c) only what was there can be kept"
-    )
-
+    block.continuity = equation(model.points, continuity, "(1c) only what was there can be kept", over=points)
     if space.streams:
-        _streamed(block, streamed, ones, gone)
-
-    needs = [
-        (x, space.point_of[i, t])
-        for x, (j, t) in enumerate(zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True))
-        for i in space.problem.operators[j].inputs
-        if space.problem.tensors[i].nbytes
-    ]
-
-    again = [_times(1, variable) for variable in r]
-
-    def dependence(_: PyomoBlock, index: int) -> PyomoRow:
-        x, e = needs[index]
-        run = (tensor[e], int(space.recompute_operator[x]), int(space.recompute_stage[x]))
-        elsewhere = [_times(-1, y[n]) for n in space.streamed_in.get(run, ())]
-        return LinearExpression([again[x], *taken[e], *elsewhere]) <= 0
-
-    recomputations, names, at = space.recomputations, space.tensor_names, tensor
+        own = [point for point in points if (*point, point[1]) in y_in]
+        block.there_or_streamed = equation(
+            [space.points[points[at]] for at in own],
+            lambda i, q: a(i, q) + y_in[i, q, q] >= 1,
+            "what a stage's own operator reads is in RAM, or streamed in",
+            over=own,
+        )
+        lost = [at for at in gone if at in before]
+        block.not_kept = equation(
+            [space.points[points[at]] for at in lost],
+            lambda i, q: k[i, q] + y_out[i] <= 1,
+            "what was streamed out isn't in RAM",
+            over=lost,
+        )
+    reads = [(j, t, i) for j, t in space.recompute_of for i in problem.operators[j].inputs if problem.tensors[i].nbytes]
     block.reads = pyo.Set(
-        initialize=[(*recomputations[x], names[at[e]]) for x, e in needs],
+        initialize=[(*space.recomputations[space.recompute_of[j, t]], space.tensor_names[i]) for j, t, i in reads],
         dimen=3,
         doc="(operator, stage, tensor): the recomputed operator reads the tensor",
     )
-    block.dependence = pyo.Constraint(
-        block.reads, rule=in_order(dependence), doc="(1b) what a recomputed operator reads is there"
+    block.dependence = equation(
+        block.reads,
+        lambda j, t, i: r[j, t] - y_in[i, j, t] <= a(i, t),
+        "(1b) what a recomputed operator reads is there",
+        over=reads,
     )
-    free = model.goal is not ENERGY or space.limits.open
-    idle = _idle_page_ins(space, streamed, free=free) if exclusive else []
+    free = model.goal is not ENERGY or space.limits.open  # all page-ins cost nothing
+    idle = [
+        (i, q)
+        for i, q in p
+        if exclusive and ((i, q) not in real or (i, q, q) in y_in) and (free or problem.tensors[i].page_in_j <= 0)
+    ]
 
-    def purpose(_: PyomoBlock, index: int) -> PyomoRow:
-        e = idle[index]
-        i, t = tensor[e], int(space.point_stage[e])
-        used = [ones[after[e]][0]] if after[e] >= 0 else []
-        for h in space.problem.readers[i]:
-            x = space.recompute_of.get((h, t))
-            if x is not None:
-                used += [again[x], *(_times(-1, y[n]) for n in space.streamed_in.get((i, h, t), ()))]
-        if e in streamed:  # the stage's own operator reads it, unless it streams it
-            used += [_times(-1, y[n]) for n in space.streamed_in[i, t, t]]
-        return LinearExpression([_times(-1, p[page_of_point[e]]), *used]) >= (-1 if e in streamed else 0)
+    def purpose(i: int, q: int) -> PyomoRow:
+        reading = sum(r[h, q] - y_in[i, h, q] for h in problem.readers[i] if (h, q) in r)
+        own = 1 - y_in[i, q, q] if (i, q) in real else 0
+        return p[i, q] <= k[after.get((i, q))] + reading + own
 
     block.idle = pyo.Set(
-        initialize=[space.points[e] for e in idle], dimen=2, doc="(tensor, stage): page-ins that may be for nothing"
+        initialize=[space.points[points[at]] for at in idle],
+        dimen=2,
+        doc="(tensor, stage): page-ins that may be for nothing",
     )
-    block.purpose = pyo.Constraint(block.idle, rule=in_order(purpose), doc="what is paged in is kept or read")
+    block.purpose = equation(block.idle, purpose, "what is paged in is kept or read", over=idle)
 
 
 def next_point(space: RetentionSpace, i: int) -> int:
@@ -172,45 +127,6 @@ def next_point(space: RetentionSpace, i: int) -> int:
     if update < 0:
         return first if first < last else -1
     return int(space.point_after[space.point_of[i, update]])
-
-
-def _streamed(block: PyomoBlock, streamed: Terms, ones: list[list[Any]], gone: Terms) -> None:
-    """The rows of `streaming` on what is in RAM."""
-    space: RetentionSpace = block.model().space
-    reads, lost = list(streamed), [e for e in gone if space.point_before[e] >= 0]
-
-    def there_or_streamed(_: PyomoBlock, n: int) -> PyomoRow:
-        return 1, LinearExpression([*ones[reads[n]], *streamed[reads[n]]]), None
-
-    def not_kept(_: PyomoBlock, n: int) -> PyomoRow:
-        return LinearExpression([ones[lost[n]][0], *gone[lost[n]]]) <= 1
-
-    block.there_or_streamed = pyo.Constraint(
-        [space.points[e] for e in reads],
-        rule=in_order(there_or_streamed),
-        doc="what a stage's own operator reads is in RAM, or streamed in",
-    )
-    block.not_kept = pyo.Constraint(
-        [space.points[e] for e in lost], rule=in_order(not_kept), doc="what was streamed out isn't in RAM"
-    )
-
-
-def _idle_page_ins(space: RetentionSpace, streamed: Terms, *, free: bool) -> list[int]:
-    """The points at which a page-in costs nothing and may be for nothing.
-
-    free
-        Whether all cost nothing, as something other than energy is minimised.
-    """
-    return [
-        e
-        for e in space.page_point.tolist()
-        if (not space.point_real[e] or e in streamed)
-        and (free or space.problem.tensors[int(space.point_tensor[e])].page_in_j <= 0)
-    ]
-
-
-def _times(coefficient: int, variable: object) -> MonomialTermExpression:
-    return MonomialTermExpression((coefficient, variable))
 
 
 def _counts(block: PyomoBlock) -> list[Count]:

@@ -40,10 +40,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyomo.environ as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, in_order
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
 from poetopt.graph.problem.problem import run_bytes
 
@@ -73,22 +73,19 @@ def _build(block: PyomoBlock) -> None:
         doc="(operator, stage, variant): the operator may run by the variant there",
     )
     block.y = pyo.Var(block.runs, domain=pyo.Binary)
-    y, r = list(block.y.values()), list(model.recompute.r.values())
-    choices = list(space.streams_of.items())
+    y, r = list(block.y.values()), Symbols(model).r
     room = space.room_bytes
     # a row of the budget alone would let a relaxation take a little of the plain run
     forced = {j for j, t in space.streams_of if j == t and space.working_set_bytes[j] > room and not space.limits.open}
 
-    def one_way(_: PyomoBlock, n: int) -> PyomoRow:
-        (j, t), own = choices[n]
-        if j == t:
-            ways = LinearExpression(linear_coefs=[1] * len(own), linear_vars=[y[e] for e in own])
-            return (1, ways, 1) if t in forced else ways <= 1
-        again = r[space.recompute_of[j, t]]
-        return LinearExpression(linear_coefs=[*[1] * len(own), -1], linear_vars=[*(y[e] for e in own), again]) <= 0
+    def one_way(j: int, t: int) -> PyomoRow:
+        ways = sum(y[n] for n in space.streams_of[j, t])
+        if j != t:
+            return ways <= r[j, t]
+        return ways == 1 if t in forced else ways <= 1
 
-    block.one_way = pyo.Constraint(
-        [(names[j], t) for (j, t), _ in choices], rule=in_order(one_way), doc="a run goes one way"
+    block.one_way = equation(
+        [(names[j], t) for j, t in space.streams_of], one_way, "a run goes one way", over=space.streams_of
     )
     ways = space.stream_ways
     plain = [operators[j] for j in streams.operator.tolist()]
