@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
@@ -138,6 +138,18 @@ class Incumbent:
         if arena > self.room_bytes:
             return Refusal(arena_excess=arena - self.room_bytes)
         return Candidate(schedule, laid_out, simulation, arena, value)
+
+    def take(self, plan: Plan) -> bool:
+        """Keep a plan that may be no schedule's, if it keeps all that is asked, has a layout, and is better."""
+        simulation = simulate(plan, ram_bytes=self._ram_bytes)
+        value = self._judge.goal.value(self._judge.trial(plan, simulation))
+        laid_out = plan if plan.offsets else self._laid_out(plan, quick=False)
+        arena = arena_bytes(laid_out)
+        fits = arena <= self.room_bytes and not self._late(simulation)
+        if not fits or (self.best is not None and self.best.value <= value):
+            return False
+        self.best = Candidate(schedule_of(plan, page_outs=True), laid_out, simulation, arena, value)
+        return True
 
     def broken(self, schedule: Schedule) -> str | None:
         """Which block's rule the plan of a schedule that keeps the budget breaks, in the block's words; or None."""
