@@ -10,7 +10,8 @@ $$ \begin{aligned}
    \end{aligned} $$
 
 The last row is none of the deadline's: the solve loop tightens by it. With $h = 0$ every order of the transfers is
-in time. How much of the transfers can be hidden at all with DMA is the matter of `transfer_overlap` (`retention`).
+in time. How much of the transfers can be hidden at all with DMA
+is the simulator's matter.
 
 Source: eq. 3 of the paper; the makespan is the simulator's.
 """

@@ -149,7 +149,7 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
     without = {
         block["name"] for entry in document for block in entry["blocks"] if not block["symbols"] and block["requires"]
     }
-    assert without <= {"paging_source", "rounding", "chain_cuts", "transfer_overlap"}, without
+    assert without <= {"paging_source", "rounding", "chain_cuts"}, without
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,6 @@ def test_show_has_the_papers_numbers_and_no_tex_for_spaces() -> None:
         assert "quad" not in text
         for number in ("(1b)", "(1c)", "(1g)"):
             assert number in text
-    for spelled in ("flash-wear", "flash_wear", "transfer-overlap", "transfer_overlap", "energy-budget"):
+    for spelled in ("flash-wear", "flash_wear", "storage-activation", "storage_activation", "energy-budget"):
         (entry,) = catalogue(spelled)
         assert spelled.replace("-", "_") in [block.name for block in entry.blocks]

@@ -52,7 +52,7 @@ def test_the_row_counts_what_the_inner_scope_lacks() -> None:
 def test_there_is_none_where_the_order_of_transfers_counts() -> None:
     problem = random_problem(random.Random(4), operators=12, training=True)
     model = retention.build(problem, ram_bytes=problem.least_ram_bytes, scope="forward")
-    assert scope_difference(model, "depth:1", frozenset({"transfer_overlap"})) is None
+    assert scope_difference(model, "depth:1", frozenset({"late"})) is None
     woken = retention.build(replace(problem, wake_j=1.0), ram_bytes=problem.least_ram_bytes, scope="forward")
     assert scope_difference(woken, "depth:1", frozenset()) is None
     assert retention.with_block(*()).scope_difference is None

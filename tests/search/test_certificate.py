@@ -92,7 +92,6 @@ def test_a_solver_s_word_counts_for_nothing(void: bool) -> None:
         if best is None or not best.overhead_j:
             continue
         chosen = formulation("retention")
-        chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
         model = chosen.build(problem, ram_bytes=ram_bytes)
         session = backend("highs").open(model, threads=1, scale=1.0)
         session.relax(10.0)

@@ -77,7 +77,7 @@ def test_the_row_counts_what_streams_and_what_the_proven_scope_lacks() -> None:
     assert streamed is not None
     assert len(streamed.variables) == len(model.streaming.y) > 0
     assert len(both.variables) == len(inner.variables) + len(streamed.variables)
-    assert streaming_difference(model, "full", frozenset({"transfer_overlap"})) is None
+    assert streaming_difference(model, "full", frozenset({"late"})) is None
 
 
 def test_the_plain_problem_is_searched_no_further_than_it_may_be_better() -> None:

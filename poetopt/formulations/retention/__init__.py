@@ -31,7 +31,6 @@ from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.scope_difference import no_good, scope_difference, streaming_difference, thrift
 from poetopt.formulations.retention.space import SETS, RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
-from poetopt.formulations.retention.transfer_overlap import transfer_overlap
 from poetopt.formulations.rows import Floats, Ints, PointLike
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
@@ -335,13 +334,12 @@ retention = Formulation(
         chain_cuts,
         storage_activation,
         deadline,
-        transfer_overlap,
     ),
     space=retention_space,
     points=POINTS,
     sets=SETS,
     priced=_decisions,
-    numbers=("storage_activation", "transfer_overlap"),
+    numbers=("storage_activation",),
     simulated=(
         "recompute",
         "streaming",
@@ -354,7 +352,6 @@ retention = Formulation(
         "chain_cuts",
         "storage_activation",
         "deadline",
-        "transfer_overlap",
     ),
     scopes=_scopes,
     scope_difference=scope_difference,

@@ -8,7 +8,7 @@ A schedule that takes none of them is no better than one of the inner scope: it 
 pages a tensor in at a point that the inner scope lacks, nothing reads it there, so that it may as well come in at the
 next point that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds as they
 are: so there is no such row where the order of transfers counts (a storage that is woken), nor where the proof of the
-inner scope rests on rows about when transfers run (`transfer_overlap`).
+inner scope rests on rows that leave schedules out as late.
 
 Where what is proven of the inner scope is of plain runs alone, with Y the streamed runs of operators that fit the
 budget plain, the row is
@@ -73,6 +73,9 @@ def thrift(model: Any) -> list[Row]:
 def _row(what: Any, uses: list[Any]) -> Row:
     return Row([what, *uses], [-1.0, *[1.0] * len(uses)], 0.0, math.inf, 1.0, "thrift", core=True)
 
+
+LATE = "late"
+"""The block that no-good cuts of late schedules name: a proof may rest on them."""
 
 # No-good cuts: what a refused schedule says of others.
 #
@@ -152,7 +155,7 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
         if space.streams and variable is model.streaming.y:
             variables += [entry for entry, value in zip(variable.values(), array, strict=True) if value < 0.5]
     signs = [-1.0] * active + [1.0] * (len(variables) - active)
-    return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block="transfer_overlap")
+    return Row(variables, signs, 1.0 - active, math.inf, 1.0, "late", core=True, block=LATE)
 
 
 def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
@@ -184,7 +187,7 @@ def streaming_difference(model: Any, inner: str, sources: frozenset[str]) -> Row
 def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any] | None:
     """r of the recomputes that the scope `inner` lacks; None where a row on them may leave out what isn't proven."""
     space: RetentionSpace = model.space
-    if space.problem.wake_j or "transfer_overlap" in sources:
+    if space.problem.wake_j or LATE in sources:
         return None
     known = retention_space(space.problem, space.limits, inner, space.paging, True, space.lean).recompute_of
     variables = list(model.recompute.r.values())

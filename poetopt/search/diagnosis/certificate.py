@@ -21,7 +21,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -86,8 +86,6 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     if scope == ALL:
         assert chosen.outer is not None
         chosen, scope = chosen.outer, "full"
-    # Rows of `transfer_overlap` stand on multipliers of their own, which nothing here derives again: none are used.
-    chosen = replace(chosen, blocks=tuple(block for block in chosen.blocks if block.name != "transfer_overlap"))
     until = begin + options.time_limit_s
     with work.ending(until):
         model = model_of(chosen, problem, options, scope)
