@@ -17,7 +17,6 @@ from poetopt.search.run import Budget
 from poetopt.search.solution import DeadlineModel, Options
 from poetopt.search.tuning import (
     ANEW,
-    CUT_FAR,
     PLATEAU_S,
     PLATEAU_SHARE,
     STALL,
@@ -88,7 +87,7 @@ class Cutting:
     infeasible
         Whether the relaxation is, and with it the model.
     whole_s
-        How long the first relaxation took, which was solved whole; at least that long where it didn't end.
+        How long the first relaxation took; at least that long where it didn't end.
     """
 
     infeasible: bool
@@ -126,9 +125,9 @@ def cut(
     work = until.work
     begin = gained = work.seconds
     longest = STALL_SHARE * until.meant_s
-    whole_s, near = 0.0, False
+    whole_s = 0.0
     while True:
-        relaxed = session.relax_partly(max(0.1, latest.limit_s))
+        relaxed = session.relax(max(0.1, latest.limit_s))
         if not whole_s:
             whole_s = work.seconds - begin
             until = latest if ANEW * whole_s > latest.until - until.until else until
@@ -136,9 +135,6 @@ def cut(
             return Cutting(True, whole_s)
         if relaxed.point is None or on_bound(relaxed.objective):
             break
-        near = near or relaxed.broken <= CUT_FAR
-        if not near:
-            continue
         if on_point is not None:
             on_point(relaxed.point)
         scale = overhead_j or abs(relaxed.objective)
@@ -158,7 +154,7 @@ def cut(
             break
         session.purge()
         rows = chosen.separate(model, relaxed.point)
-        if not rows and not relaxed.broken:
+        if not rows:
             break
         if on_rows is not None:
             on_rows(rows)

@@ -121,9 +121,6 @@ ANEW = 3.0
 """Where less than this many times the first relaxation's seconds are left, no solver search begins, which would solve
 it anew without a look at the clock: cutting and the tree have that time. Measured on exact_bert_base m4 30 % in
 `forward`."""
-CUT_FAR = 300
-"""Until a point breaks fewer rows than this, it is too far from what they allow to be worth cuts. Measured on zoo
-resnet50."""
 
 # Relaxation-guided schedules
 REPLAY_TARGETS = (1.0, 0.98)

@@ -26,8 +26,6 @@ from poetopt.testing.subject import ENOUGH_S, TOLERANCE, Subject, close
 from poetopt.util.errors import OptionError, PoetError
 
 SCALES = (1.0, 250.0)
-PARTS = 100
-"""More solves than a small problem has rows."""
 
 
 class Programs(Subject):
@@ -83,7 +81,6 @@ class Programs(Subject):
         self.need(relaxed.point is not None, "the relaxation of a small problem has no point")
         self.need(relaxed.objective <= best + TOLERANCE, f"the relaxation, {relaxed.objective}, is above {best}")
         self._duals(session, relaxed.objective)
-        self._partly(problem.model, relaxed.objective)
         if self.can(Capability.NODES):
             check_nodes(session, problem, self.rng, self.need)
         self._frozen(session, problem)
@@ -108,17 +105,6 @@ class Programs(Subject):
         session.tighten(best + 0.5)
         again = self.search(session)
         self.need(close(again.objective, best), f"after `tighten` to a worse value the optimum {best} is gone")
-
-    def _partly(self, model: Any, relaxed: float) -> None:
-        session, bound, broken = self.open(model), -math.inf, 1
-        for _ in range(PARTS):
-            if not broken:
-                break
-            found = session.relax_partly(ENOUGH_S)
-            self.need(found.objective >= bound - TOLERANCE, "`relax_partly` fell, though rows only come in")
-            bound, broken = found.objective, found.broken
-        self.need(not broken, f"`relax_partly` still breaks {broken} rows of a small model after {PARTS} solves")
-        self.need(close(bound, relaxed), f"`relax_partly` ends at {bound}, and the relaxation is {relaxed}")
 
     def _cutoff(self, model: Any, best: float) -> None:
         if not self.can(Capability.CUTOFF):

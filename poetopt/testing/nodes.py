@@ -33,7 +33,7 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
     twin = nodes.twin()
     need(nodes.counts == 1, "its nodes have no column for the count that was asked for")
     need(bool(nodes.integer.all()), "its nodes have columns that aren't integers, and all are")
-    root = _settled(nodes, None)
+    root = nodes.solve(None, math.inf)
     need(root is not None, "at the root its nodes have no solution, and the relaxation has")
     assert root is not None
     before = session.incumbent_bound
@@ -50,7 +50,7 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
         for x, value in held.items():
             lower[at[x]] = upper[at[x]] = value
         nodes.enter(lower, upper)
-        vertex = _settled(nodes, root.basis)
+        vertex = nodes.solve(root.basis, math.inf)
         known = _relaxed(problem, held, extra is not None)
         if vertex is None:
             need(math.isinf(known), f"a node has no solution, and its relaxation is {known}")
@@ -63,13 +63,11 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
             truth = _relaxed(problem, {**held, free: value}, extra is not None)
             below = objective <= truth + TOLERANCE * max(1.0, abs(truth))
             need(below or not proven, f"a probe says {objective} is a bound, and the relaxation is {truth}")
-        need(
-            _settled(nodes, None, known - 0.5) is None, "a node has something below a cutoff that is below its optimum"
-        )
-        again = _settled(nodes, vertex.basis, known + 0.5)
+        need(nodes.solve(None, known - 0.5) is None, "a node has something below a cutoff that is below its optimum")
+        again = nodes.solve(vertex.basis, known + 0.5)
         need(again is not None and _close(again.objective, known), "after probes a node isn't what it was")
         twin.enter(lower, upper)
-        same = _settled(twin, vertex.basis)
+        same = twin.solve(vertex.basis, math.inf)
         need(same is not None and _close(same.objective, known), "from a node's basis its twin comes to something else")
         assert same is not None
         need(_close(same.values[-1], same.values[at][summed].sum()), "a count isn't the sum of what it counts")
@@ -77,14 +75,6 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
     need(session.incumbent_bound == before, "what its nodes do changed the session's bound")
     nodes.stop()
     need(_refuses(nodes) and _refuses(twin), "nodes that were stopped, and their twins, must raise StoppedError")
-
-
-def _settled(nodes: Nodes, basis: object, cutoff: float = math.inf) -> Vertex | None:
-    """The vertex of a node that breaks nothing any more; None where the node has nothing below the cutoff."""
-    vertex = nodes.solve(basis, cutoff)
-    while vertex is not None and vertex.broken:
-        vertex = nodes.solve(None, cutoff)
-    return vertex
 
 
 def _refuses(nodes: Nodes) -> bool:
@@ -119,7 +109,7 @@ def _check_count(
         else:
             below[count] = middle + 1
         nodes.enter(below, above)
-        found = _settled(nodes, vertex.basis)
+        found = nodes.solve(vertex.basis, math.inf)
         known = _relaxed(problem, held, half, summed=(summed, below[count], above[count]))
         said = math.inf if found is None else found.objective
         need(said == known or _close(said, known), f"with a count bounded a node comes to {said} instead of {known}")

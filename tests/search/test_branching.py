@@ -12,7 +12,6 @@ import numpy as np
 import pyomo.environ as pyo
 import pytest
 
-from poetopt.backends.solvers import highs_nodes
 from poetopt.backends.solvers.highs import HighsBackend, HighsSession
 from poetopt.backends.solvers.nodes import StoppedError
 from poetopt.backends.solvers.solver import Outcome, Point, backend
@@ -32,15 +31,6 @@ from poetopt.util.errors import FormulationError
 from tests.seeds import seeds, some
 
 
-@pytest.fixture(params=["whole", "partly"])
-def rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relaxations are solved over all rows, or as large ones are: over what binds, and what was broken last."""
-    if request.param == "partly":
-        monkeypatch.setattr(highs_nodes, "LARGE", 0)
-        monkeypatch.setattr(highs_nodes, "SPARE", (0, 1.0))
-
-
-@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", seeds(40))
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("threads", [1, 2])
@@ -98,7 +88,6 @@ def test_where_there_is_nothing() -> None:
     assert bounds[-1] == math.inf
 
 
-@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", some(range(25), 12))
 @pytest.mark.parametrize("counted", [False, True])
 def test_schedules_as_the_search_alone(seed: int, counted: bool) -> None:
@@ -127,7 +116,6 @@ def test_schedules_as_the_search_alone(seed: int, counted: bool) -> None:
         assert run.bound == pytest.approx(reference.overhead_bound_j, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("seed", range(15))
 def test_two_explore_what_a_search_leaves(seed: int) -> None:
     """Both threads of `take_over`, with rows and bases of either, against HiGHS kept to one thread."""

@@ -46,11 +46,6 @@ class InfeasibleIsStopped(HighsSession):
         return replace(found, outcome=Outcome.STOPPED) if found.outcome is Outcome.INFEASIBLE else found
 
 
-class NeverWhole(HighsSession):
-    def relax_partly(self, time_limit_s: float) -> Relaxation:
-        return replace(super().relax_partly(time_limit_s), broken=1)
-
-
 class DropsRows(HighsSession):
     def add(self, rows: Sequence[Row]) -> None:
         super().add([row for row in rows if not math.isclose(row.lower, 7.0)])
@@ -79,7 +74,6 @@ class Faulty:
         (LosesFrozen, "frozen"),
         (BoundTooHigh, "proves its optimum"),
         (InfeasibleIsStopped, "the relaxation of an infeasible model is stopped"),
-        (NeverWhole, "still breaks 1 rows"),
         (DropsRows, "`added` holds the rows"),
         (OtherCapabilities, "its sessions' capabilities"),
     ],

@@ -7,11 +7,9 @@ the relaxation has at that moment.
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.attend import Attendant
-from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, entries, run, simplex_s
+from poetopt.backends.solvers.highs_interrupt import Interrupt, entries, run, simplex_s
 from poetopt.backends.solvers.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, basic_rows, compressed
 from poetopt.backends.solvers.matrix import Matrix
@@ -33,18 +31,6 @@ from poetopt.util.text import closest
 DEVEX = 1
 """Pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of
 steepest edge, whose weights cost more than the iterations that they save; on one of 1,000 both take the same."""
-PARTLY = {"simplex_dual_edge_weight_strategy": 2, "dual_simplex_cost_perturbation_multiplier": 0.3}
-"""Steepest edge, and less perturbation of costs, where a relaxation is solved again over part of its rows: half of the
-iterations. Its weights are there then, from the solve before."""
-
-LARGE = 20_000
-"""With fewer rows of its own a model is always solved whole: what is saved then is less than further solves take. There
-a row may come twice, too: it costs little, and trees begin a little better with it."""
-
-WHOLE_ITERATIONS, HUGE = 60_000, 120_000
-"""The first relaxation is solved whole, from presolve on, unless that takes more than so many iterations, or there are
-HUGE rows: it would take half a minute, in which rows that come in get on with the cuts."""
-
 _attendant = Attendant("highs")
 
 
@@ -69,13 +55,9 @@ class HighsSession(MatrixSession):
         self._lp = self._fresh(self._stop)
         self._lp.passModel(highs_model(matrix, matrix.lower, matrix.upper, scale))
         self._own = len(matrix.row_lower)
-        self._large = self._own >= LARGE
         self._rows = PresentRows(self._lp, RowPool(matrix), np.arange(self._own))
-        self._found: list[Row] = []
-        """The rows that were ever added, those of the pool from `_own` on; their terms are there."""
         self._broken: Places = np.zeros(0, dtype=np.int64)
         """Rows outside that the last point breaks: they come in before the next solve."""
-        self._partly = False
 
     def _fresh(self, stop: Interrupt) -> highspy.Highs:
         """A Highs object with the session's options; `stop` ends its simplex method."""
@@ -109,48 +91,16 @@ class HighsSession(MatrixSession):
         until = time.monotonic() + time_limit_s
         while True:
             found = self._relax(until - time.monotonic())
-            if not found.broken:
+            if not len(self._broken):
                 return found
-
-    def relax_partly(self, time_limit_s: float) -> Relaxation:
-        """Solve the linear relaxation over those rows that some point has broken so far; see the contract."""
-        if not self._large:
-            return self.relax(time_limit_s)
-        if self._partly:
-            return self._relax(time_limit_s)
-        until = time.monotonic() + time_limit_s
-        if self._last is None and self._own >= HUGE:
-            self._begin_anew()
-        elif self._last is None:
-            self._lp.setOptionValue("simplex_iteration_limit", WHOLE_ITERATIONS)
-            found = self.relax(time_limit_s)
-            self._lp.setOptionValue("simplex_iteration_limit", NO_LIMIT)
-            if found.outcome is not Outcome.STOPPED:
-                return found
-            self._begin_anew()
-        else:
-            self._set_unbinding_aside()
-        self._partly = True
-        for key, value in PARTLY.items():
-            if key not in self._options:
-                self._lp.setOptionValue(key, value)
-        return self._relax(until - time.monotonic())
-
-    def _begin_anew(self) -> None:
-        """Leave in the LP what the cheapest point breaks, and what was added."""
-        self._lp.clearSolver()
-        cheapest = np.where(self._matrix.costs < 0, self._upper, self._lower)
-        nothing = np.zeros(0, dtype=bool)
-        broken = self._rows.pool.broken(np.where(np.isfinite(cheapest), cheapest, 0.0), nothing)
-        here = self._rows.numbers
-        self._rows.drop(np.flatnonzero((here < self._own) & ~np.isin(here, broken)))
 
     def _relax(self, time_limit_s: float) -> Relaxation:
         """One solve, with the rows that the last point broke."""
         trivial = self._nothing_to_solve()
         if trivial is not None:
             return trivial
-        self._bring_in(self._broken)
+        self._rows.bring_in(self._broken)
+        self._broken = self._broken[:0]
         solver = self._lp
         # HiGHS counts its run time over all runs of one object
         solver.setOptionValue("time_limit", solver.getRunTime() + max(0.05, time_limit_s))
@@ -165,7 +115,8 @@ class HighsSession(MatrixSession):
             values, here = np.array(found.col_value), self._rows.numbers
             own = here < self._own
             activity, duals = self._matrix.rows @ values, np.array(found.row_dual)
-            self._broken = self._outside(values)
+            broken = self._rows.broken(values)
+            self._broken = broken[broken < self._own]  # what was purged stays away
             multipliers = np.zeros(self._own)
             multipliers[here[own]] = duals[own]
             return self._solved(
@@ -174,7 +125,6 @@ class HighsSession(MatrixSession):
                 np.concatenate([activity, np.array(found.row_value)[~own]]),
                 np.array(found.col_dual),
                 np.concatenate([multipliers, duals[~own]]),
-                broken=len(self._broken),
             )
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxation(Outcome.INFEASIBLE, math.inf, None)
@@ -186,49 +136,9 @@ class HighsSession(MatrixSession):
             return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
 
-    def _outside(self, values: Floats) -> Places:
-        """The rows outside that a point breaks. What was purged comes back where the model is solved partly."""
-        broken = self._rows.broken(values)
-        return broken if self._partly else broken[broken < self._own]
-
-    def _bring_in(self, rows: Places) -> None:
-        """Add those rows of the pool to the LP that aren't there."""
-        self._broken = self._broken[:0]
-        coming = self._rows.bring_in(rows)
-        back = coming[coming >= self._own]
-        if len(back):
-            self._added += self._again(back)
-
-    def _again(self, places: Places) -> list[Row]:
-        """Added rows that were purged, with their terms."""
-        found, names = self._rows.pool.rows(places), self._columns.variables
-        return [
-            replace(
-                self._found[place - self._own],
-                variables=[names[column] for column in found.indices[begin:end].tolist()],
-                coefficients=found.values[begin:end].tolist(),
-            )
-            for place, (begin, end) in zip(places.tolist(), itertools.pairwise(found.ends.tolist()), strict=True)
-        ]
-
     def _set_unbinding_aside(self) -> None:
         """Have those of the model's own rows wait outside that don't bind."""
         self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
-
-    def purge(self) -> int:
-        """Drop the added cuts that are slack; where rows may wait outside, all that don't bind go.
-
-        There all wait outside, and of the cuts those go, too, that are basic without any slack: they are many, and come
-        again where they are needed.
-        """
-        if not self._partly or self._activity is None:
-            return super().purge()
-        basic = basic_rows(self._lp.getBasis())[self._rows.numbers >= self._own]
-        solved = len(self._activity) - self._own
-        dropped = [x for x, row in enumerate(self._added[:solved]) if basic[x] and not row.core]
-        self._forget(dropped)
-        self._set_unbinding_aside()
-        return len(dropped)
 
     def _which(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
@@ -240,12 +150,9 @@ class HighsSession(MatrixSession):
         return solver.getModelStatus()
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        pool, before = self._rows.pool, len(self._rows.pool)
-        numbers = pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=not self._large)
-        by_number = dict(zip(numbers.tolist(), rows, strict=True))
-        fresh = (row for number, row in by_number.items() if number >= before)
-        self._found += [replace(row, variables=(), coefficients=()) for row in fresh]
-        return [by_number[number] for number in self._rows.bring_in(numbers).tolist()]
+        numbers = self._rows.pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=True)
+        self._rows.bring_in(numbers)
+        return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:
         added = np.flatnonzero(self._rows.numbers >= self._own)
@@ -352,11 +259,9 @@ class HighsSession(MatrixSession):
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
         self._set_unbinding_aside()
-        pool, places = self._rows.pool.copy(), self._rows.numbers.copy()
-        if not self._partly:  # without what was purged
-            pool = RowPool(self._matrix)
-            added = compressed(self._columns, self._added)
-            places[places >= self._own] = pool.add(added, [row.core for row in self._added], anew=not self._large)
+        pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without what was purged
+        added = compressed(self._columns, self._added)
+        places[places >= self._own] = pool.add(added, [row.core for row in self._added], anew=True)
         bounds = self._lower, self._upper
         return HighsNodes.of(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale, counts)
 

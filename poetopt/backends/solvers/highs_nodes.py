@@ -22,10 +22,6 @@ from poetopt.util.errors import FormulationError
 from poetopt.util.sparse import csr_matrix
 from poetopt.util.work import Work
 
-LARGE = 6_000
-"""Relaxations of more columns are solved over some of their rows."""
-SPARE = (200, 1.3)
-"""There, what doesn't bind at a vertex goes once there are so many rows, and so many times those that do."""
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
@@ -91,7 +87,6 @@ class HighsNodes:
         self.costs = np.append(matrix.costs, np.zeros(len(sizes)))
         # copies, as the session tightens its own
         self.lower, self.upper = np.append(bounds[0], np.zeros(len(sizes))), np.append(bounds[1], sizes)
-        self._large = len(self.costs) > LARGE
         self._at = self.lower, self.upper
         self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
         self._lp = solver = fresh(stop)
@@ -102,8 +97,6 @@ class HighsNodes:
         self._rows = PresentRows(solver, start.pool, start.basis.places, first=self.counts)
         self._coming: Places = np.zeros(0, dtype=np.int64)
         """Those that come before the next solve from where the last one ended."""
-        self._bind = 0
-        """How many of them bound at the last vertex."""
         solver.setBasis(self._with_counts(start.basis.highs))
 
     @classmethod
@@ -164,7 +157,7 @@ class HighsNodes:
         self._lp.changeColsBounds(len(self._columns), self._columns, lower, upper)
 
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
-        """The relaxation at this node; a large one over the rows that are here and those that the last vertex broke."""
+        """The relaxation at this node: those of its rows come in that a vertex breaks."""
         while True:
             status = self._run(basis, cutoff, NO_LIMIT)
             if status in _NOTHING:
@@ -176,12 +169,10 @@ class HighsNodes:
                 return None
             values = np.array(found.col_value)
             self._coming = self._rows.broken(values[: len(values) - self.counts])
-            if self._large or not len(self._coming):
-                break
+            if not len(self._coming):
+                ended = _Basis(self._lp.getBasis(), self._rows.numbers)
+                return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended)
             basis = None
-        ended = self._here()
-        self._bind = len(_binding(ended, self.counts)[0]) if self._large else 0
-        return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended, len(self._coming))
 
     def proof(self) -> DualProof:
         """The multipliers of the last solve, or a ray where it was infeasible."""
@@ -235,30 +226,17 @@ class HighsNodes:
         coming, self._coming = self._coming, self._coming[:0]
         self._rows.bring_in(coming)
 
-    def _here(self) -> _Basis:
-        """Where the last solve ended."""
-        return _Basis(self._lp.getBasis(), self._rows.numbers)
-
-    def _crowded(self, binding: int) -> bool:
-        """Whether more is here than is worth it where so many rows bind."""
-        return self._large and len(self._rows) > SPARE[0] + SPARE[1] * binding
-
     def _go(self, basis: _Basis) -> None:
-        """To a basis: what binds there comes in, and of the rest goes what is too much."""
+        """To a basis: what binds there comes in."""
         solver, counts, own = self._lp, self.counts, basis.highs
         more = len(self._rows) - len(basis.places)
-        if not self._large and np.array_equal(self._rows.numbers[: len(basis.places)], basis.places):
+        if np.array_equal(self._rows.numbers[: len(basis.places)], basis.places):
             # Its own, as nearly all are: nothing comes in or goes.
             basic = [highspy.HighsBasisStatus.kBasic] * more
             solver.setBasis(_basis(own.col_status, [*own.row_status, *basic]) if more else own)
             return
         numbers = len(self._rows.pool)
         binding, statuses = _binding(basis, counts)
-        if self._crowded(len(binding)):
-            keep = np.zeros(numbers, dtype=bool)
-            keep[binding] = True
-            keep[self._coming] = True
-            self._rows.drop(np.flatnonzero(~keep[self._rows.numbers]))
         self._coming = np.union1d(self._coming, binding)
         self._append()
         place = np.zeros(numbers, dtype=np.int64)
@@ -293,8 +271,6 @@ class HighsNodes:
         if isinstance(basis, _Basis):
             self._coming = self._coming[:0]
             self._go(basis)
-        elif self._bind and self._crowded(self._bind):
-            self._go(self._here())
         self._append()
         solver.setOptionValue("simplex_iteration_limit", iterations)
         solver.setOptionValue("objective_bound", self._scaled(cutoff))

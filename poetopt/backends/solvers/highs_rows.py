@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import threading
 from collections.abc import Sequence
@@ -107,12 +106,6 @@ class RowPool:
         self._count = len(own)
         self._known: dict[bytes, int] = {}
         self._guard = threading.Lock()
-
-    def copy(self) -> RowPool:
-        """One of its own for somebody else."""
-        twin = copy.copy(self)
-        twin._parts, twin._known, twin._guard = self._all(), self._known.copy(), threading.Lock()
-        return twin
 
     def __len__(self) -> int:
         return self._count

@@ -26,15 +26,12 @@ class Vertex:
         (n,) by column: the point, and its reduced costs.
     basis
         What a solve of a child begins from; only the nodes that gave it, and their twins, know what it is.
-    broken
-        How many rows it breaks that were left out: its objective is a bound all the same.
     """
 
     objective: float
     values: Floats
     reduced: Floats
     basis: object
-    broken: int = 0
 
 
 class Nodes(Protocol):
@@ -78,8 +75,6 @@ class Nodes(Protocol):
 
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
         """The relaxation at this node, or None where it has nothing below `cutoff`.
-
-        Rows may be left out of it. Those that the vertex breaks are there in the next solve without a basis.
 
         basis
             Of a vertex, where rows may have come since; None: where the last solve ended.

@@ -87,17 +87,16 @@ class MatrixSession(ABC):
         activity: Floats,
         reduced: Floats | None = None,
         multipliers: Floats | None = None,
-        broken: int = 0,
     ) -> Relaxation:
         """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled.
 
-        The m rows are the model's own, and then those that were added; `broken` rows were left out.
+        The m rows are the model's own, and then those that were added.
         """
         self._last, self._activity, self._reduced, self._relaxed = values, activity, reduced, objective
         self._multipliers = multipliers
         bound = self._objective(objective)
         self._bound = max(self._bound, bound)
-        return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False), broken)
+        return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False))
 
     def _nothing_to_solve(self) -> Relaxation | None:
         """The answer for a model without variables."""
@@ -116,10 +115,6 @@ class MatrixSession(ABC):
     @abstractmethod
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
-
-    def relax_partly(self, time_limit_s: float) -> Relaxation:
-        """Solve it over some of the model's own rows; here over all."""
-        return self.relax(time_limit_s)
 
     @property
     def incumbent_bound(self) -> float:

@@ -85,16 +85,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL.
-
-    broken
-        How many rows the point breaks that were left out: only where it was solved partly.
-    """
+    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL."""
 
     outcome: Outcome
     objective: float
     point: Point | None
-    broken: int = 0
 
 
 @dataclass(frozen=True)
@@ -155,14 +150,6 @@ class Session(Protocol):
 
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
-        ...
-
-    def relax_partly(self, time_limit_s: float) -> Relaxation:
-        """Solve it over some of its rows: quicker, and a bound as well.
-
-        What the point breaks is there in the next solve, of either kind, so that `broken` ends at 0; that may be what
-        was purged before. A backend that has no use for this solves it whole.
-        """
         ...
 
     def add(self, rows: Sequence[Row]) -> None:

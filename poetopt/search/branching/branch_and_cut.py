@@ -30,8 +30,6 @@ ROUNDS = 5
 """At most so many rounds of separation at a node below the root."""
 ROUND_GAIN = 2e-3
 """A round that closes less than this share of what is open at a node is its last, but for the first one."""
-FAR = 300
-"""A vertex that breaks more rows than this which were left out is too far from what they allow to be worth cuts."""
 NEAR = 0.2
 """In a dive all variables may be held at once that are nearer to whole than this."""
 LOOK = (60, 20)
@@ -126,8 +124,8 @@ class BranchAndCut:
                 return
             open_ = self._fractional(found)
             if not len(open_):
-                rows = [] if found.broken else self._judge(self._nodes.point(found, True))
-                if not rows and not found.broken:
+                rows = self._judge(self._nodes.point(found, True))
+                if not rows:
                     return
                 self._nodes.add(rows)
                 found = self._nodes.solve(None, self._tree.limit())
@@ -170,17 +168,15 @@ class BranchAndCut:
             if vertex is None:
                 break
             whole = not len(self._fractional(vertex))
-            rows: list[Row] = []
-            if not vertex.broken or not (whole or vertex.broken > FAR):
-                point = self._nodes.point(vertex, whole)
-                rows = self._judge(point) if whole else self._separate(point)
-            if not rows and not vertex.broken:
+            point = self._nodes.point(vertex, whole)
+            rows = self._judge(point) if whole else self._separate(point)
+            if not rows:
                 break
             before = vertex
             self._nodes.add(rows)
-            rounds += bool(rows)
+            rounds += 1
             vertex = self._nodes.solve(None, self._tree.limit())
-            if vertex is None or whole or not rows:
+            if vertex is None or whole:
                 continue  # a point that breaks rows of the model can't stay
             little = vertex.objective - before.objective < ROUND_GAIN * (self._tree.limit() - vertex.objective)
             last = (little and rounds > 1) or (rounds >= ROUNDS and self._tree.explored > 1)

@@ -135,7 +135,7 @@ class CertifiedNodes:
         bound_j = down(exact)
         if bound_j >= cutoff:
             return None
-        return Vertex(bound_j, vertex.values, _toward_zero(reduced), vertex.basis, vertex.broken)
+        return Vertex(bound_j, vertex.values, _toward_zero(reduced), vertex.basis)
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """A figure to go by, and no bound."""
