@@ -5,9 +5,9 @@ what is alive together, and real schedules nearly always reach it. Each method i
 leave to gain:
 
     greedy      buffers one by one into the lowest or the tightest gap, in several orders
-    exact       a complete search, where there are few buffers
     repair      buffers that end beyond a limit move forward in the order
     ejection    buffers that find no gap under a limit push others out, until all fit
+    exact       a complete search: first where buffers are few, last where they are some hundreds
     shared      buffers that must have one offset
     stream      in the order of time, where there are too many to look at all that live together
 

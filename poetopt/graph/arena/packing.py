@@ -15,6 +15,7 @@ from time import monotonic
 
 import numpy as np
 
+from poetopt.graph.arena import exact
 from poetopt.graph.arena.ejection import BRIEF, hurry, tighten
 from poetopt.graph.arena.instance import UNPLACED, Instance, Ints, Layout
 
@@ -238,46 +239,27 @@ def _fit(instance: Instance, order: list[int], limit: int, placements: int) -> t
     return used, order, offsets
 
 
-EXACT_BUFFERS = 12
-"""Up to this many buffers the search is complete, unless it takes more than EXACT_NODES nodes."""
-EXACT_NODES = 30_000
+FEW_BUFFERS = 12
+"""So few are searched completely, before anything else is tried."""
+PLACEMENTS_SEARCHED = 30_000
+"""Placements of the exact search."""
 
 
-def search(instance: Instance, best: Layout, goal: int) -> tuple[Layout, bool]:
-    """A better layout than `best`, or that; and whether nothing is left to gain.
+def searched(instance: Instance, together: list[Ints], best: Layout, goal: int, most: int) -> tuple[Layout, bool]:
+    """A better layout than `best`, or that, by an exact search; and whether nothing is left to gain.
 
-    Buffers come in ascending order of offsets, each on top of those placed that live with it: some optimal layout has
-    that form (push every buffer down as far as it goes). The search ends early at an arena of `goal` bytes.
+    The goal is asked for first; where there is no such layout, each time a byte less than what there is.
     """
-    sizes, rounded = instance.sizes, instance.rounded.tolist()
-    near = [neighbours.tolist() for neighbours in instance.near]
-    offsets = [-1] * len(sizes)
-    nodes = 0
-
-    def descend(left: frozenset[int], lowest: int, last: int) -> bool:
-        nonlocal nodes, best
-        nodes += 1
-        if not left:
-            best = Layout.of(instance, np.array(offsets, dtype=np.int64))
-            return best.arena <= goal
-        floors = {
-            k: max((offsets[j] + rounded[j] for j in near[k] if offsets[j] >= 0), default=0) for k in sorted(left)
-        }
-        if any(max(floor, lowest) + sizes[k] >= best.arena for k, floor in floors.items()):
-            return False
-        for k in sorted(left, key=lambda k: (floors[k], -sizes[k], k)):
-            if floors[k] < lowest or (floors[k] == lowest and k < last):
-                continue
-            offsets[k] = floors[k]
-            if descend(left - {k}, floors[k], k):
-                return True
-            offsets[k] = -1
-            if nodes > EXACT_NODES:
-                return True
-        return False
-
-    descend(frozenset(range(len(sizes))), 0, -1)
-    return best, best.arena <= goal or nodes <= EXACT_NODES
+    limit, proven = goal, False
+    while best.arena > goal and not proven:
+        offsets, final = exact.search(instance, together, limit, most)
+        if offsets is not None:
+            best = Layout.of(instance, offsets)
+        elif not final:
+            return best, False
+        proven = offsets is None and limit == best.arena - 1
+        limit = best.arena - 1
+    return best, True
 
 
 def join(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[Instance, Ints]:
@@ -322,6 +304,7 @@ def pack(
     target: int | None = None,
     quick: bool = False,
     brief: bool = False,
+    placements: int = PLACEMENTS_SEARCHED,
     until: float = inf,
     shared: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[int, ...], int]:
@@ -339,6 +322,9 @@ def pack(
         Whether ejection takes tenths of a second at most, instead of five seconds.
     brief
         Whether hundredths of a second must do: a few short ejections alone. For what is packed anew at every reading.
+    placements
+        How many the exact search may try where all else fails and there are up to `exact.MOST_BUFFERS` buffers: some
+        20,000 take a second.
     until
         The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
     shared
@@ -362,8 +348,9 @@ def pack(
     goal = max(instance.bound, target or 0)
     layout, order = place(instance, goal)
     settled = layout.arena <= goal
-    if not settled and len(places) <= EXACT_BUFFERS:
-        layout, settled = search(instance, layout, goal)
+    alive = [] if many else [np.unique(places[members]) for members in exact.sections(start, end)]
+    if not settled and len(instance.sizes) <= FEW_BUFFERS:
+        layout, settled = searched(instance, alive, layout, goal, PLACEMENTS_SEARCHED)
     enough = goal + goal // SLACK if target is None else goal
     if not settled and not many and layout.arena > enough and brief:
         layout = tighten(instance, layout, goal, until, *BRIEF)
@@ -374,6 +361,9 @@ def pack(
             layout = hurry(instance, first, goal, until) or layout
         if not quick and layout.arena > enough:
             layout = tighten(instance, layout, goal, until)
+        last = not quick and layout.arena > enough and monotonic() < until
+        if last and len(instance.sizes) <= exact.MOST_BUFFERS:
+            layout, _ = searched(instance, alive, layout, goal, placements)
     for k, offset in zip(kept, layout.offsets[places].tolist(), strict=True):
         offsets[k] = offset
     return tuple(offsets), layout.arena

@@ -1,0 +1,184 @@
+"""Exact search for offsets under a limit, in the manner of MiniMalloc (Moffitt 2023, "MiniMalloc: A Lightweight Memory
+Allocator for Hardware-Accelerated Machine Learning").
+
+Buffers come in ascending order of offsets, each on top of those placed that live with it: any layout can be pushed down
+into that form. A section is a set of buffers that live together and that no other such set contains. A search below a
+set of placed buffers ends where a section has no room for what it still has to take above its floor. A buffer is no
+candidate where another one fits below it, nor before its twin. What no unplaced buffer joins any more is searched
+apart; a buffer with nothing unplaced beside it stays where it is.
+
+Which order is tried first decides: three are tried in turn, each time with more placements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from poetopt.graph.arena.instance import UNPLACED, Instance, Ints
+
+MOST_BUFFERS = 600
+"""The search goes as deep as there are buffers."""
+FIRST, GROWTH = 2_000, 5
+"""Placements of an order's first try; each further one has so many times more."""
+
+
+def sections(starts: Sequence[int], ends: Sequence[int]) -> list[Ints]:
+    """The largest sets of buffers that live together, in the order of time."""
+    begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    # the sets only grow until a buffer ends: the last beginning before that has the largest
+    begins, ending = np.unique(begin), np.unique(end)
+    last = begins[np.unique(np.searchsorted(begins, ending) - 1)]
+    return [np.flatnonzero((begin <= time) & (end > time)) for time in last.tolist()]
+
+
+def search(instance: Instance, together: Sequence[Ints], limit: int, placements: int) -> tuple[Ints | None, bool]:
+    """Offsets with an arena of at most `limit` bytes, or None; and whether the answer is final.
+
+    together
+        The buffers of each section.
+    placements
+        So many buffers may be placed, in all tries together.
+    """
+    tried, left = FIRST, placements
+    orders = _ranks(instance, together)
+    while left > 0:
+        for rank in orders:
+            attempt = _Attempt(instance, together, limit, rank, min(tried, left))
+            try:
+                found = attempt.run()
+            except _Spent:
+                left -= attempt.spent
+                continue
+            return attempt.offsets if found else None, True
+        tried *= GROWTH
+    return None, False
+
+
+def _ranks(instance: Instance, together: Sequence[Ints]) -> list[Ints]:
+    """The place of each buffer in three orders: by how long it lives, its area, and the fullest of its sections."""
+    sizes = instance.rounded
+    width = np.array(instance.ends, dtype=np.int64) - np.array(instance.starts, dtype=np.int64)
+    fullest = np.zeros(len(sizes), dtype=np.int64)
+    for members in together:
+        fullest[members] = np.maximum(fullest[members], sizes[members].sum())
+    area = width * sizes
+    found = []
+    for keys in ((width, area, fullest), (fullest, area, width), (fullest, width, area)):
+        rank = np.empty(len(sizes), dtype=np.int64)
+        rank[np.lexsort([-key for key in reversed(keys)])] = np.arange(len(sizes))
+        found.append(rank)
+    return found
+
+
+class _Spent(Exception):  # noqa: N818 - it is no error
+    """All placements of a try are spent."""
+
+
+class _Attempt:
+    """A depth-first search in one order."""
+
+    def __init__(self, instance: Instance, together: Sequence[Ints], limit: int, rank: Ints, placements: int) -> None:
+        count = len(instance.sizes)
+        self.sizes, self.rounded, self.near = np.array(instance.sizes, dtype=np.int64), instance.rounded, instance.near
+        self.limit, self.rank, self.placements, self.spent = limit, rank, placements, 0
+        self.slack = int((self.rounded - self.sizes).max())
+        """Bytes that the topmost buffer of a section may leave out of its rounding, at most."""
+        self.members = np.concatenate(together)
+        self.begins = np.cumsum([0, *map(len, together)])
+        at: list[list[int]] = [[] for _ in range(count)]
+        for place, members in enumerate(together):
+            for k in members.tolist():
+                at[k].append(place)
+        self.at = [np.array(places) for places in at]
+        self.first, self.last = (np.array([end(places) for places in at]) for end in (min, max))
+        self.floors = np.zeros(count, dtype=np.int64)
+        """The lowest offset of each buffer that is left, on those placed."""
+        self.offsets = np.full(count, -1, dtype=np.int64)
+        self.left = np.array([self.rounded[members].sum() for members in together])
+        """Bytes that each section still has to take."""
+        self.joined = np.zeros(len(together) + 1, dtype=np.int64)
+        """Buffers left that live both in the section before a place and in the one there."""
+        for k in range(count):
+            self.joined[self.first[k] + 1 : self.last[k] + 1] += 1
+        self.twin = self._twins()
+
+    def _twins(self) -> Ints:
+        """The buffer of the same size and sections that goes before each; -1 for none."""
+        twin = np.full(len(self.sizes), -1, dtype=np.int64)
+        alike: dict[tuple[int, tuple[int, ...]], int] = {}
+        for k in np.argsort(self.rank).tolist():
+            key = (int(self.sizes[k]), tuple(self.at[k].tolist()))
+            twin[k] = alike.get(key, -1)
+            alike[key] = k
+        return twin
+
+    def run(self) -> bool:
+        """Place all. Raises _Spent."""
+        return self._parts(np.arange(len(self.sizes)), 0, len(self.left), 0, -1)
+
+    def _parts(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> bool:
+        """Place what is left in the sections from `begin` to before `end`, part by part."""
+        cuts = [begin, *(begin + 1 + np.flatnonzero(self.joined[begin + 1 : end] == 0)).tolist(), end]
+        for here, there in pairwise(cuts):
+            part = left if len(cuts) == 2 else left[(self.first[left] >= here) & (self.first[left] < there)]
+            if part.size and not self._descend(part, here, there, lowest, rank):
+                return False
+        return True
+
+    def _descend(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> bool:
+        for k in self._candidates(left, begin, end, lowest, rank):
+            if self.spent == self.placements:
+                raise _Spent
+            self.spent += 1
+            near, offset = self.near[k], self.floors[k]
+            before = self.floors[near]
+            self._move(k, 1)
+            self.offsets[k] = offset
+            self.floors[near] = np.maximum(before, offset + self.rounded[k])
+            rest = left[left != k]
+            if self._parts(rest, begin, end, int(offset), int(self.rank[k])):
+                return True
+            for other in rest[self.offsets[rest] >= 0].tolist():  # parts that were placed before one that failed
+                self._take_back(other)
+            self._take_back(k)
+            self.floors[near] = before
+            if not (self.offsets[near] < 0).any():  # wherever it lies, the rest fails
+                return False
+        return False
+
+    def _candidates(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> list[int]:
+        """The next buffers to be tried, the lowest first; none where a section has too little room."""
+        floors = self.floors[left]
+        tops = np.maximum(floors, lowest) + self.sizes[left]
+        if tops.max() > self.limit:
+            return []
+        room = np.maximum(self.floors, lowest)
+        room[self.offsets >= 0] = UNPLACED
+        first, last = self.begins[begin], self.begins[end]
+        needed = self.left[begin:end]
+        ground = np.minimum.reduceat(room[self.members[first:last]], self.begins[begin:end] - first)
+        if (ground + needed > self.limit + self.slack)[needed > 0].any():
+            return []
+        ranks, twins = self.rank[left], self.twin[left]
+        lowest_top = (np.maximum(floors, lowest) + self.rounded[left]).min()
+        fits = (floors < lowest_top) & ((floors > lowest) | ((floors == lowest) & (ranks > rank)))
+        found = left[fits & ((twins < 0) | (self.offsets[twins] >= 0))]
+        order: list[int] = found[np.lexsort((self.rank[found], self.floors[found]))].tolist()
+        return order
+
+    def _move(self, k: int, sign: int) -> None:
+        """Take buffer k out of what its sections have left (1), or back into it (-1)."""
+        self.left[self.at[k]] -= sign * self.rounded[k]
+        self.joined[self.first[k] + 1 : self.last[k] + 1] -= sign
+
+    def _take_back(self, k: int) -> None:
+        self.offsets[k] = -1
+        self._move(k, -1)
+        near = self.near[k]
+        for other in near[self.offsets[near] < 0].tolist():
+            placed = self.near[other]
+            placed = placed[self.offsets[placed] >= 0]
+            self.floors[other] = (self.offsets[placed] + self.rounded[placed]).max() if placed.size else 0
