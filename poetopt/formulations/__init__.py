@@ -87,7 +87,7 @@ def formulation(name: str | Formulation | ModuleType) -> Formulation:
 
 
 def _loaded(point: EntryPoint) -> Formulation:
-    """What an entry point holds. Raises FormulationError where it can't be loaded, or holds something else."""
+    """The object of an entry point. Raises FormulationError where it can't be loaded, or holds something else."""
     from poetopt.formulations.language import Formulation
 
     found = imports.load(point, "formulation", FormulationError)

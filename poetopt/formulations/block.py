@@ -120,14 +120,14 @@ PyomoBlock = Any
 """A pyo.Block under construction: its attributes are its components, which no type can list."""
 
 PyomoRow = Any
-"""What a constraint rule returns: (lower, LinearExpression, upper), or Constraint.Skip and its kin."""
+"""The result of a constraint's rule: (lower, LinearExpression, upper), or Constraint.Skip and its kin."""
 
 Separator = Callable[[PyomoBlock, PointLike], list[Row]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a schedule must keep.
+    """The limits that a schedule must keep.
 
     ram_bytes
         Budget of everything that is not resident.
@@ -155,7 +155,7 @@ class Limits:
 
 @runtime_checkable
 class Space(Protocol):
-    """Which decisions exist: the index sets of a formulation, as arrays.
+    """The decisions that exist: the index sets of a formulation, as arrays.
 
     name
         How results call it: `depth<=8`, `needed`, `forward`, `full`.
@@ -249,7 +249,7 @@ class Block:
 
     @property
     def cares_when(self) -> bool:
-        """Whether it may matter to it in which stage a tensor is moved."""
+        """Say whether it may matter to it in which stage a tensor is moved."""
         if self.transfer_times is not None:
             return self.transfer_times
         return self.restricts or self.adds_j is not None or self.goal not in (None, *SUMS)
@@ -262,7 +262,7 @@ def baseline_before_j(block: PyomoBlock) -> float:
 
 
 def contributions(model: Any, attribute: str, names: Iterable[str] | None = None) -> list[Terms]:
-    """What the model's blocks contribute under `attribute` (see the table of `language`), in building order.
+    """The contributions of the model's blocks under `attribute` (see the table of `language`), in building order.
 
     names
         Of these blocks alone; None: of all.
@@ -282,7 +282,7 @@ def contributions(model: Any, attribute: str, names: Iterable[str] | None = None
 
 
 def _no_terms(given: object) -> str | None:
-    """What is wrong with it, without a step of Python for each entry."""
+    """The fault in it, without a step of Python for each entry."""
     if not isinstance(given, Terms):
         return f"must be made by `terms`, and is a {type(given).__name__}"
     try:

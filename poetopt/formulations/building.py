@@ -34,7 +34,7 @@ REFUSED = {
     "LogicalConstraint": "backends take rows alone: say it with binaries, or end the block's build with "
     "TransformationFactory('core.logical_to_linear').apply_to(block)",
 }
-"""What a block may not leave behind, and what to do instead."""
+"""Components that a block may not leave behind, each with the remedy."""
 
 
 def finish(model: Any, blocks: Iterable[Block]) -> None:
@@ -60,7 +60,7 @@ def finish(model: Any, blocks: Iterable[Block]) -> None:
 
 
 def _words(block: Block) -> tuple[str, dict[str, str]]:
-    """What the block's docstring calls it, and the meaning of each symbol by its attribute."""
+    """The title in the block's docstring, and the meaning of each symbol by its attribute."""
     try:
         return _read(block)
     except TypeError:  # a block with a list in it can't be remembered

@@ -1,4 +1,4 @@
-"""What a formulation asks of its blocks: whatever is wrong with one, or with an answer of its, is told by its name.
+"""Checks of what blocks give a formulation: whatever is wrong with one, or with an answer of its, is told by its name.
 
 Blocks come from other packages too, and their functions run deep inside a solve. `Formulation` takes no block that
 wasn't `checked`, and calls its functions through `answer` alone.
@@ -36,7 +36,7 @@ Values = list[tuple[Any, Floats]]
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """What has a price in a model, for costs that are Params: the entries of variables, and whose they are.
+    """The priced decisions of a model, for costs that are Params: the entries of variables, and whose they are.
 
     computes, page_ins, page_outs
         (an entry, the place of its operator or tensor).
@@ -61,7 +61,7 @@ class NoGood(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Points:
-    """How the points of a model and schedules stand for each other.
+    """The points of a model, and the schedules that they stand for.
 
     schedule
         (model, integral point) -> the schedule that the point stands for.
@@ -84,9 +84,9 @@ class Points:
 
 
 ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
-"""What `Formulation.abstract` sets on the model itself."""
+"""The attributes that `Formulation.abstract` sets on the model itself."""
 TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
-"""What functions of figures are called with."""
+"""The arguments of functions of figures."""
 
 
 def checked(block: object) -> Block:
@@ -124,7 +124,7 @@ def checked(block: object) -> Block:
 
 
 def answer(block: Block, function: str, *arguments: object) -> Any:
-    """What one of the block's functions returns, checked.
+    """The checked result of one of the block's functions.
 
     Raises FormulationError for an answer that can't be right, and for what the function raises, which is its cause. Our
     own errors pass, and so does what a function of poetopt's own raises: that is a defect, and told as such.

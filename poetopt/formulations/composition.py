@@ -45,7 +45,7 @@ def trial(blocks: Sequence[Block], plan: Plan, simulation: Simulation) -> Trial:
 
 
 def refusal(blocks: Sequence[Block], found: Trial) -> str | None:
-    """Why a simulated plan breaks a block's rule, or None."""
+    """The reason why a simulated plan breaks a block's rule, or None."""
     for block in blocks:
         reason: str | None = None if block.refuses is None else answer(block, "refuses", found)
         if reason is not None:
@@ -54,7 +54,7 @@ def refusal(blocks: Sequence[Block], found: Trial) -> str | None:
 
 
 def impossible(blocks: Sequence[Block], problem: Problem) -> str | None:
-    """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
+    """The reason why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
     _, baseline_j = baselines_j(blocks, problem)
     for block in blocks:
         told = None if block.impossible is None else answer(block, "impossible", problem, baseline_j)
@@ -116,7 +116,7 @@ def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
 
 
 def _place(chosen: Formulation, block: Block, together: Sequence[Block]) -> int:
-    """Where a new block stands among the others: see `Formulation.with_block`."""
+    """The place of a new block among the others: see `Formulation.with_block`."""
     if not block.collects:
         return next((k for k, other in enumerate(together) if other.collects), len(together))
     if block.adds_j is None:

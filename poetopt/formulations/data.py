@@ -58,7 +58,7 @@ WHOLE = frozenset({"tensor_bytes", "workspace_bytes", "count"})
 
 
 class DataModel(pyo.AbstractModel):  # type: ignore[misc]
-    """What a problem says, as Sets and Params without data; its instances are models of a formulation.
+    """A problem as Sets and Params without data; its instances are models of a formulation.
 
     formulation, options
         What instances are built of, and with which options of `Formulation.build`.
@@ -126,7 +126,7 @@ def data_of(problem: Problem, *, ram_bytes: int, deadline_s: float | None = None
 
 
 def _line(error: Exception) -> str:
-    """What Pyomo says, in a line."""
+    """Pyomo's error, in a line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

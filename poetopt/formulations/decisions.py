@@ -1,4 +1,4 @@
-"""What a model decides stage by stage, told alike by every formulation: a block that reads it works in all of them.
+"""The decisions of a model stage by stage, told alike by every formulation: a block that reads it works in all of them.
 
 `recomputes(model)`, `page_ins(model)` and `page_outs(model)` give a `Decision` for each binary that says "in this
 stage". They mean what the pairs of a `Schedule` do, and `Trial.recomputes` and its kin are the same of a simulated
@@ -42,17 +42,17 @@ class Decisions:
 
 
 def recomputes(model: Any) -> list[Decision]:
-    """Which operators run again, and when."""
+    """The recomputes of operators, each with its stage."""
     return _told(model, "recomputes")
 
 
 def page_ins(model: Any) -> list[Decision]:
-    """Which tensors come back from storage, and when; none where nothing is paged."""
+    """The page-ins of tensors, each with its stage; none where nothing is paged."""
     return _told(model, "page_ins")
 
 
 def page_outs(model: Any) -> list[Decision]:
-    """Which tensors are written to storage, and when; none where nothing is paged.
+    """The page-outs of tensors, each with its stage; none where nothing is paged.
 
     Raises FormulationError where the model's blocks all say that they don't care.
     """

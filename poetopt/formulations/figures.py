@@ -9,7 +9,7 @@ from poetopt.util.errors import FormulationError
 
 
 def is_figure(value: object, *, positive: bool = False) -> bool:
-    """Whether it is a finite number from 0 on; `positive`: above 0."""
+    """Say whether it is a finite number from 0 on; `positive`: above 0."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     number = float(value)

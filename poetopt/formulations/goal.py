@@ -1,4 +1,4 @@
-"""What a formulation minimises, and how a simulated plan is judged by it.
+"""The goal of a formulation, and the judgement of a simulated plan by it.
 
 A solver's point becomes a plan, and the plan is simulated; only then it counts. So whatever a block adds to
 the objective, or forbids, has two sides that must agree: terms and rows in the model, and a judgement of the
@@ -67,7 +67,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """What is minimised, counted above one compute of each operator; never below 0.
+    """A quantity that is minimised, counted above one compute of each operator; never below 0.
 
     name, unit
         For people and for `--json`: `energy` in `J`.
@@ -124,13 +124,13 @@ TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
 """The makespan. A block that sets it contributes `late_s`."""
 
 WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes, timed=False)
-"""What goes to storage; ordinary training writes nothing."""
+"""The bytes that go to storage; ordinary training writes nothing."""
 
 SUMS = (ENERGY, TIME, WRITTEN)
 """The goals to which it is all one in which stage a tensor is moved; with DMA the planner orders transfers later."""
 
 
 def describe(model: Any) -> str:
-    """What a built model minimises, as in `energy (J)`."""
+    """The goal of a built model, as in `energy (J)`."""
     goal: Goal = model.goal
     return f"{goal.name} ({goal.unit})"

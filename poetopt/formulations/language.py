@@ -159,32 +159,32 @@ class Formulation:
 
     @property
     def judged(self) -> bool:
-        """Whether a simulated plan can be judged without the model: each block's rule is the simulator's or its own."""
+        """Say whether a plan can be judged without the model: each block's rule is the simulator's or its own."""
         return all(b.name in self.simulated or b.refuses is not None or not b.restricts for b in self.blocks)
 
     @property
     def plans_count(self) -> bool:
-        """Whether a simulated plan that is no point of the model counts as an answer."""
+        """Say whether a simulated plan that is no point of the model counts as an answer."""
         return self.judged and not self.strict
 
     @property
     def transfer_times(self) -> bool:
-        """Whether a block may care in which stage a tensor is moved; those that the simulator holds itself don't."""
+        """Say whether a block may care in which stage a tensor is moved; those that the simulator holds don't."""
         return any(b.cares_when for b in self.blocks if b.name not in self.simulated)
 
     @property
     def goal(self) -> Goal:
-        """What is minimised: what a block says, else energy."""
+        """The quantity that is minimised: a block's, else energy."""
         return next((block.goal for block in self.blocks if block.goal is not None), ENERGY)
 
     @property
     def plain(self) -> bool:
-        """Whether what is minimised is the energy that the simulator counts, and nothing else."""
+        """Say whether what is minimised is the energy that the simulator counts, and nothing else."""
         return self.goal is ENERGY and all(block.adds_j is None for block in self.blocks)
 
     @property
     def timed(self) -> bool:
-        """Whether the makespan may count for more than a deadline: in the objective."""
+        """Say whether the makespan may count for more than a deadline: in the objective."""
         return self.goal.timed or any(block.adds_j is not None for block in self.blocks)
 
     def with_block(self, *blocks: Block, name: str | None = None, doc: str | None = None) -> Formulation:
@@ -241,11 +241,11 @@ class Formulation:
         return composition.trial(self.blocks, plan, simulation)
 
     def refusal(self, trial: Trial) -> str | None:
-        """Why a simulated plan breaks a block's rule, or None."""
+        """The reason why a simulated plan breaks a block's rule, or None."""
         return composition.refusal(self.blocks, trial)
 
     def impossible(self, problem: Problem) -> str | None:
-        """Why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
+        """The reason why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
         return composition.impossible(self.blocks, problem)
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
@@ -321,7 +321,7 @@ class Formulation:
         ]
 
     def counts(self, model: Any) -> list[list[Count]]:
-        """What a tree may branch on beside single variables, block by block."""
+        """The counts that a tree may branch on beside single variables, block by block."""
         return [
             answer(block, "counts", model.component(block.name))
             for block in self.blocks

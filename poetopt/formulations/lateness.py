@@ -1,4 +1,4 @@
-r"""How late a step ends: the makespan above one pass, as a variable that blocks price or minimise.
+r"""The lateness of a step: the makespan above one pass, as a variable that blocks price or minimise.
 
 With C the compute seconds above one pass, X the seconds on the transfer channel and $\Psi$ one pass:
 

@@ -33,7 +33,7 @@ HOMES = {
 
 @dataclass(frozen=True)
 class BlockOption:
-    """How a block is made from a text.
+    """A block that is made from a text.
 
     metavar
         What the value looks like, for people: `WATTS`.
@@ -51,7 +51,7 @@ class BlockOption:
 
 
 def asked_by(name: str) -> str:
-    """How the command line asks for one of them: `--with flash-wear`."""
+    """The words by which the command line asks for one of them: `--with flash-wear`."""
     return f"--with {name}"
 
 

@@ -114,7 +114,7 @@ def _priced(entries: Sequence[tuple[Any, int]], param: Any) -> Any:
 
 
 def _others(model: Any, attribute: str, own: frozenset[str], unit: Any) -> Any:
-    """What blocks of other decisions contribute, as numbers."""
+    """The contributions of other blocks, as numbers."""
     names = [name for name in model.block_names if name not in own]
     parts = contributions(model, attribute, names)
     return pyo.quicksum((c * unit * v for part in parts for v, c in zip(*part, strict=True)), start=0.0 * unit)

@@ -68,12 +68,12 @@ class Row:
     block: str = ""
     """The block that found it; filled in by `Formulation.separate`."""
     key: Hashable = None
-    """What the block that found the row can make it from again in another scope's variables; None: it can't."""
+    """The key from which the row's block can make it again in another scope's variables; None: it can't."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many decisions of one kind are taken: the sum of a variable's entries, each of them whole.
+    """The number of decisions of one kind that are taken: the sum of a variable's entries, each of them whole.
 
     Where many decisions are alike, none of them alone decides anything, but their number does: a tree may branch on it.
 
@@ -100,7 +100,7 @@ class PointLike(Protocol):
     """Values of a model's variables, as a backend found them."""
 
     integral: bool
-    """Whether the point satisfies integrality (a candidate schedule), or is an LP solution."""
+    """True where the point satisfies integrality (a candidate schedule), or is an LP solution."""
 
     def __getitem__(self, variable: Any) -> Floats:
         """(n,) the values of a variable's entries, in the order of its index set."""

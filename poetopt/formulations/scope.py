@@ -1,4 +1,4 @@
-"""How scopes are spelled: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
+"""The spelling of scopes: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from poetopt.util.errors import FormulationError
 
 ALL = "all"
-"""What results call the space of all plans."""
+"""The name in results of the space of all plans."""
 
 
 def scope_depth(scope: str) -> float:
@@ -21,12 +21,12 @@ def scope_depth(scope: str) -> float:
 
 
 def scope_name(scope: str) -> str:
-    """How results call a scope: `depth:8` is `depth<=8`."""
+    """The name of a scope in results: `depth:8` is `depth<=8`."""
     return scope.replace("depth:", "depth<=")
 
 
 def scope_option(name: str) -> str:
-    """How options call a scope of a result: `depth<=8` is `depth:8`."""
+    """The name in options of a result's scope: `depth<=8` is `depth:8`."""
     return name.replace("depth<=", "depth:")
 
 

@@ -1,4 +1,4 @@
-"""What fits on the storage: the row that both formulations bound their written tensors by."""
+"""The room on the storage: the row that both formulations bound their written tensors by."""
 
 from __future__ import annotations
 

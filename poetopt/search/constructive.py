@@ -95,7 +95,7 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
 
 
 def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
-    """Whether a schedule is the best so far; it is a start then, and told where plans count."""
+    """Say whether a schedule is the best so far; it is a start then, and told where plans count."""
     if schedule is None or not trial.offer(schedule):
         return False
     run.starts.insert(0, schedule)
@@ -128,7 +128,7 @@ def _quick_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
 
 
 def quick_prices(problem: Problem) -> list[float]:
-    """What a second is worth in replays that hurry, in joules, ascending."""
+    """The prices of a second in replays that hurry, in joules, ascending."""
     watts = problem.baseline_energy_j / (problem.baseline_time_s or 1.0)
     return [times * watts for times in QUICK_PRICES]
 

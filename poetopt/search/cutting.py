@@ -28,7 +28,7 @@ from poetopt.search.tuning import (
 
 
 def limits_of(options: Options) -> Limits:
-    """What schedules must keep: the budget, and the deadline in its model."""
+    """The limits of schedules: the budget, and the deadline in its model."""
     paper = options.deadline_model is DeadlineModel.PAPER
     return Limits(
         ram_bytes=options.ram_bytes,
@@ -82,7 +82,7 @@ def session_of(model: Any, options: Options, *, scale: float, threads: int | Non
 
 @dataclass(frozen=True)
 class Cutting:
-    """How it ended.
+    """The end of cutting.
 
     infeasible
         Whether the relaxation is, and with it the model.

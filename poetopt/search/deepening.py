@@ -51,7 +51,7 @@ def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
 
 
 def _wide(scope: str) -> bool:
-    """Whether its chains have any length."""
+    """Say whether its chains have any length."""
     return math.isinf(scope_depth(scope))
 
 
@@ -71,13 +71,13 @@ class Deepening:
         self._at_hand = self.first
         """The scope that is searched."""
         self._last: Proof | None = None
-        """What the last one proved, if anything."""
+        """The last one's proof, if any."""
         self._proven: Proof | None = None
         self._nearly: Proof | None = None
         """The widest scope that is proven, and the widest that is but for a little, where each may be the answer."""
 
     def deepen(self) -> Proof:
-        """What is proven in the end, or was when it was interrupted."""
+        """The proof at the end, or at an interrupt."""
         try:
             return self._through() if self._asked == "auto" else self._to(self._asked)
         except KeyboardInterrupt:
@@ -183,7 +183,7 @@ class Deepening:
 
 
 def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -> Proof:
-    """What is said of several scopes: the widest that is proven, with a note of what a wider one left open.
+    """The proof that is claimed of several scopes: of the widest proven, with a note of what a wider one left open.
 
     proven, nearly, last
         The widest scope that is proven, the widest that is but for a little, and the last one searched.

@@ -38,7 +38,7 @@ Ram = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Asked:
-    """What plans must keep: bytes, seconds, no transfers, nothing computed again; `placed`: and have a layout."""
+    """The demands on plans: bytes, seconds, no transfers, nothing computed again; `placed`: and have a layout."""
 
     ram_bytes: int
     deadline_s: float | None = None
@@ -58,7 +58,7 @@ class Found:
 
 
 def small(problem: Problem) -> bool:
-    """Whether all plans of a problem can be looked at; none may save by streaming, as no move may cost less than 0."""
+    """Say whether all plans can be looked at; none may save by streaming, as no move may cost less than 0."""
     plain = problem.parts == 1 and problem.closing is None
     dearer = all(way.energy_j >= operator.energy_j for operator in problem.operators for way in operator.variants)
     few = len(problem.operators) <= MOST_OPERATORS and len(problem.tensors) <= MOST_TENSORS
@@ -101,7 +101,7 @@ def cheapest(problem: Problem, asked: Asked, ceiling: float, until: float, most:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """What it cost to come here, by which instructions, and how things are; `places`: blocks of whom storage holds."""
+    """The cost of coming here, the instructions, and the state; `places`: blocks of whom storage holds."""
 
     cost: float
     done: int
@@ -112,9 +112,9 @@ class _Moment:
     before: _Moment | None = None
     steps: tuple[Instruction, ...] = ()
     made: Ram = ()
-    """What the last of them made, with offsets; its workspace is -1."""
+    """The tensors that the last of them made, with offsets; its workspace is -1."""
     began: Ram = ()
-    """Where what lasts from step to step lay at the start."""
+    """The places at the start of what lasts from step to step."""
 
 
 class _Search:
@@ -142,7 +142,7 @@ class _Search:
         self._seen: dict[object, list[tuple[float, ...]]] = {}
 
     def _useful(self, done: int) -> frozenset[int]:
-        """What may be read from now on, or has to be there at the end."""
+        """The tensors that may be read from now on, or have to be there at the end."""
         found = {*self.at_end, *self.home}
         for k in range(self.count - 1, -1, -1):
             operator = self.problem.operators[k]
@@ -166,7 +166,7 @@ class _Search:
         return max(now.clock.cpu + self.rest_s[now.done], now.clock.channel) > self.limit_s
 
     def seen(self, now: _Moment) -> bool:
-        """Whether a moment like this one, and no later, was seen; else remember it."""
+        """Say whether a moment like this one, and no later, was seen; else remember it."""
         clock, cpu = now.clock, now.clock.cpu
         awake = clock.wakes > 0 and clock.channel >= cpu
         capacity = now.places if self.problem.storage_bytes is not None else None
@@ -291,7 +291,7 @@ class _Search:
                 yield from self._places(kept, needed, later, gone | hit, (*made, (i, offset)))
 
     def plan(self, now: _Moment) -> Plan:
-        """How it came to this moment; laid out where layouts count, else freed as early as can be."""
+        """The plan that led to this moment; laid out where layouts count, else freed as early as can be."""
         moments: list[_Moment] = []
         moment: _Moment | None = now
         while moment is not None:
@@ -308,7 +308,7 @@ class _Search:
 
 
 def _offsets(problem: Problem, room: int) -> list[int]:
-    """Where a buffer may begin: pushed down as far as they go, all stand on others."""
+    """The offsets at which a buffer may begin: pushed down as far as they go, all stand on others."""
     unit, found = problem.alignment, {0}
     sizes = {-(-n // unit) * unit for n in (*(t.nbytes for t in problem.tensors), *problem.extra_bytes) if n > 0}
     grown = list(found)
@@ -327,7 +327,7 @@ CLOSED_STATES = 5_000
 
 
 def decidable(run: Run) -> bool:
-    """Whether every plan is asked for, by nothing but energy, RAM and the makespan, and there are few."""
+    """Say whether every plan is asked for, by nothing but energy, RAM and the makespan, and there are few."""
     chosen, options = run.chosen, run.options
     plain = chosen.goal is ENERGY and all(block.name in chosen.simulated for block in chosen.blocks)
     timed = options.deadline_s is None or options.deadline_model is DeadlineModel.MAKESPAN

@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a schedule that keeps the budget was refused: its layout took too many bytes, or its plan too long.
+    """The reason why a schedule within the budget was refused: its layout took too many bytes, or its plan too long.
 
     hidden_share
         Of a late one: the part of its transfers' time that its plan hides.
@@ -152,7 +152,7 @@ class Incumbent:
         return True
 
     def broken(self, schedule: Schedule) -> str | None:
-        """Which block's rule the plan of a schedule that keeps the budget breaks, in the block's words; or None."""
+        """The rule that the plan of a schedule within the budget breaks, in its block's words; or None."""
         trial = self._trial(schedule)
         return None if trial is None else self._judge.refusal(trial)
 
@@ -162,7 +162,7 @@ class Incumbent:
         self._note(refusal)
 
     def weigh(self, schedule: Schedule) -> float:
-        """What its plan is worth, inf where it breaks the budget, or the deadline in whatever order transfers are.
+        """The value of its plan, inf where it breaks the budget, or the deadline in whatever order transfers are.
 
         Whether it has a layout is open.
         """
@@ -172,7 +172,7 @@ class Incumbent:
         return self._judge.goal.value(trial)
 
     def excess_bytes(self, schedule: Schedule) -> int:
-        """How many bytes a schedule's plan takes beyond the budget; 0 for what is no plan at all."""
+        """The bytes that a schedule's plan takes beyond the budget; 0 for what is no plan at all."""
         try:
             return max(0, simulate(plan_of(self.problem, schedule)).peak_bytes - self._ram_bytes)
         except PlanError:
@@ -210,16 +210,16 @@ class Incumbent:
         self.hidden_share = 1.0
 
     def refused(self, schedule: Schedule) -> Refusal | None:
-        """Why layout, clock or a block refused a schedule that was offered, or None where they didn't."""
+        """The reason why layout, clock or a block refused a schedule that was offered, or None where they didn't."""
         return self._seen.get(schedule)
 
     @property
     def orders(self) -> bool:
-        """Whether a schedule has several plans, as the order of its transfers counts: with a channel, or a waking."""
+        """Say whether a schedule has several plans, as the transfers' order counts: with a channel, or a waking."""
         return self.problem.dma or self.problem.wake_j > 0
 
     def hopeless(self, schedule: Schedule) -> bool:
-        """Whether no plan of a schedule that was refused as late is in time, by proof."""
+        """Say whether no plan of a schedule that was refused as late is in time, by proof."""
         limit = self.options.deadline_s
         if limit is None or self.options.deadline_model is DeadlineModel.PAPER or schedule.writes_again(self.problem):
             return False
@@ -265,7 +265,7 @@ class Incumbent:
         return self._ram_bytes - self.problem.reserve_bytes
 
     def _time_s(self, simulation: Simulation) -> float:
-        """What the deadline bounds."""
+        """The seconds that the deadline bounds."""
         return self.options.deadline_model.seconds(simulation)
 
     def _hurried(self, trial: Trial) -> Trial:
@@ -288,12 +288,12 @@ class Incumbent:
         return Refusal(late_s=time_s - limit, hidden_share=max(0.0, share))
 
     def _late(self, simulation: Simulation) -> bool:
-        """Whether what the deadline bounds exceeds it."""
+        """Say whether what the deadline bounds exceeds it."""
         limit = self.options.deadline_s
         return limit is not None and self._time_s(simulation) > limit * (1 + RELATIVE_TOLERANCE)
 
     def _queues(self, simulation: Simulation) -> bool:
-        """Whether another order of transfers may take less time."""
+        """Say whether another order of transfers may take less time."""
         paper = self.options.deadline_model is DeadlineModel.PAPER
         return self.problem.dma and not paper and simulation.page_ins > 0
 

@@ -23,7 +23,7 @@ class Refusal(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Step:
-    """What must be in RAM while one operator runs for the first time, whatever the schedule.
+    """The bytes that must be in RAM while one operator runs for the first time, whatever the schedule.
 
     working_bytes
         Its inputs, outputs and workspace, in the way that takes the least.
@@ -38,7 +38,7 @@ class Step:
 
 
 def impossible(problem: Problem, options: Options) -> Refusal | None:
-    """Why no schedule can keep the options, or None where that isn't plain from sums."""
+    """The reason why no schedule can keep the options, or None where that isn't plain from sums."""
     found, reasons = Refusal(), []
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
         found["deadline_bound_s"] = problem.baseline_time_s
@@ -72,13 +72,13 @@ def impossible(problem: Problem, options: Options) -> Refusal | None:
 
 
 def _share_words(problem: Problem, options: Options) -> str:
-    """Where a bare number may have been meant as a percentage: how that is written."""
+    """The spelling of a percentage, where a bare number may have been meant as one."""
     meant = 0 < options.ram_bytes <= 100 < problem.least_ram_bytes
     return f" ({options.ram_bytes}% would be a share of what ordinary training takes)" if meant else ""
 
 
 def least_time_s(problem: Problem, options: Options) -> float:
-    """What one run of each operator takes in the quickest way that fits the budget; of one that has none, plain."""
+    """The seconds of one run of each operator in the quickest way that fits the budget; of one that has none, plain."""
     room, paging = options.ram_bytes - problem.reserve_bytes, options.paging and problem.paging
 
     def quickest_s(k: int) -> float:
@@ -91,7 +91,7 @@ def least_time_s(problem: Problem, options: Options) -> float:
 
 
 def kind(problem: Problem) -> str:
-    """Which schedules sums are of: where operators might stream paged parameters and don't, of plain runs alone."""
+    """The schedules that sums are of: where operators might stream paged parameters and don't, of plain runs alone."""
     plain = problem.parameters == "paged" and not any(operator.variants for operator in problem.operators)
     return "schedule of plain runs" if plain else "schedule"
 
@@ -134,7 +134,7 @@ def hardest_step(problem: Problem, options: Options) -> Step:
 
 
 def placed_bytes(problem: Problem) -> int:
-    """What no plan's arena undercuts, with the reserve: the largest working set, each buffer at its alignment."""
+    """The least arena of any plan, with the reserve: the largest working set, each buffer at its alignment."""
     unit = problem.alignment
 
     def placed(sizes: Sequence[int]) -> int:
@@ -158,7 +158,7 @@ def taken_bytes(options: Options, problem: Problem, simulation: Simulation, aren
 
 
 def within(options: Options, problem: Problem, simulation: Simulation, arena_bytes: int) -> bool:
-    """Whether a simulated plan keeps the budget, the deadline and the moves of `options`; not what blocks ask."""
+    """Say whether a simulated plan keeps the budget, the deadline and the moves of `options`; not what blocks ask."""
     if taken_bytes(options, problem, simulation, arena_bytes) > options.ram_bytes:
         return False
     if not options.paging and simulation.page_ins + simulation.page_outs:
@@ -170,7 +170,7 @@ def within(options: Options, problem: Problem, simulation: Simulation, arena_byt
 
 
 def binds(problem: Problem) -> str:
-    """What takes the least RAM of all, in words."""
+    """The operator that decides the least RAM of all, in words."""
     closing = problem.closing
     if closing is not None and closing.least_ram_bytes == problem.least_ram_bytes:
         return f"behind the last part of the batch, {binds(closing)}"

@@ -169,7 +169,7 @@ def _search(
 
 @dataclass(frozen=True)
 class Mode:
-    """How a model is to be searched.
+    """The way in which a model is searched.
 
     exact
         Whether the model is what was asked: the bounds of a restriction prove nothing.
@@ -215,11 +215,11 @@ class ModelSearch:
         """Until a schedule is left out that isn't proven to be late."""
         self._tree: ParallelTree | None = None
         self._unsearched = False
-        """Whether schedules were left out that nobody looked at, and that may be in time."""
+        """True where schedules were left out that nobody looked at, and that may be in time."""
         self._thrifty = False
-        """Whether the rows of `Formulation.thrift` are there."""
+        """True where the rows of `Formulation.thrift` are there."""
         self._root_s = 0.0
-        """What the first relaxation took."""
+        """The seconds of the first relaxation."""
         self._root: PointLike | None = None
         """The point to which cutting came."""
 
@@ -274,7 +274,7 @@ class ModelSearch:
 
     @property
     def _over(self) -> bool:
-        """Whether searching ends: proven, out of time, or by an error in the parallel tree."""
+        """Say whether searching ends: proven, out of time, or by an error in the parallel tree."""
         failed = self._tree is not None and self._tree.failed
         return self._closed() or self.run.remaining_s(self.budget) <= 0 or failed
 
@@ -409,7 +409,7 @@ class ModelSearch:
 
 
 def _proven(bound: float, cutoff: float | None, value: float) -> float:
-    """What a search proves that began with a solution of `value`: the margin of the cutoff is a tolerance."""
+    """The bound that a search from a solution of `value` proves: the margin of the cutoff is a tolerance."""
     return value if cutoff is not None and bound >= cutoff else min(bound, value)
 
 

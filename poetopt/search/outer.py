@@ -1,4 +1,4 @@
-"""What is proven of all plans, also of those that a formulation has no decisions for: by its outer approximation.
+"""Bounds on all plans, also of those that a formulation has no decisions for: by its outer approximation.
 
 Where it has no point there is no plan; and no plan costs less than its optimum. So an answer is held against more than
 the scope that was searched for it.
@@ -30,7 +30,7 @@ AGAIN_S = 3.0
 
 
 def no_plan(run: Run, budget: Budget) -> bool:
-    """Whether it is proven that nothing keeps what was asked. False says nothing: there may be a plan or not."""
+    """Say whether it is proven that nothing keeps what was asked. False says nothing: there may be a plan or not."""
     outer = run.chosen.outer_of
     if outer is None or run.problem.beyond(SUPPORTS) is not None:
         return False
@@ -133,7 +133,7 @@ def _raised(run: Run, budget: Budget, outer: Formulation, model: Any, session: S
 
 
 def _no_point(run: Run, budget: Budget, outer: Formulation, model: Any, session: Session) -> bool:
-    """Whether the model has no solution; rows of a separator are added until one keeps them all."""
+    """Say whether the model has no solution; rows of a separator are added until one keeps them all."""
     while run.remaining_s(budget) > 0:
         kept: list[Point] = []
 

@@ -112,12 +112,12 @@ class ParallelTree:
 
     @property
     def grows(self) -> bool:
-        """Whether there is a tree that isn't given up."""
+        """Say whether there is a tree that isn't given up."""
         return self._tree is not None and not self._tree.over
 
     @property
     def failed(self) -> bool:
-        """Whether an error (a separator's, say) ended one who explores it: it is raised where the context ends."""
+        """Say whether an error (a separator's, say) ended one who explores it: it is raised where the context ends."""
         return any(future.done() and future.exception() is not None for future in self._futures)
 
     def catch_up(self) -> None:

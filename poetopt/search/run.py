@@ -94,12 +94,12 @@ BETTER = 1e-6
 
 
 def outdone(value: float, bound: float) -> bool:
-    """Whether no schedule of a scope with this bound is as good as a plan of this value."""
+    """Say whether no schedule of a scope with this bound is as good as a plan of this value."""
     return value < bound * (1 - BETTER)
 
 
 class Ending(Enum):
-    """How the search of one model ended."""
+    """The end of one model's search."""
 
     FINISHED = "solved within the gap"
     STOPPED = "out of time"
@@ -110,7 +110,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """What one scope ended with.
+    """The end of one scope's search.
 
     asked, scope
         The scope as options spell it, and as results call it.
@@ -149,7 +149,7 @@ class Proof:
 
     @property
     def outdone(self) -> bool:
-        """Whether the plan is better than anything in the scope, so that it lies outside."""
+        """Say whether the plan is better than anything in the scope, so that it lies outside."""
         return self.value is not None and outdone(self.value, self.bound)
 
     @property
@@ -158,16 +158,16 @@ class Proof:
         return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
 
     def within(self, share: float) -> bool:
-        """Whether there is a plan, and no more than that `share` of it is open."""
+        """Say whether there is a plan, and no more than that `share` of it is open."""
         return self.value is not None and self.gap <= share
 
     @property
     def settled(self) -> bool:
-        """Whether a wider scope need not search this one again."""
+        """Say whether a wider scope need not search this one again."""
         return self.closed or self.infeasible
 
     def pays(self, before: float | None, gap: float) -> bool:
-        """Whether a scope that began with a plan of `before` has found enough for a wider one to be worth it."""
+        """Say whether a scope that began with a plan of `before` has found enough for a wider one to be worth it."""
         if before is None or self.value is None:
             return False
         return self.outdone or before - self.value > gap * max(self.value, 1e-300)
@@ -175,7 +175,7 @@ class Proof:
 
 @dataclass
 class Proving:
-    """What is proven of one scope so far.
+    """The proof of one scope so far.
 
     scope
         As options spell it.
@@ -189,10 +189,10 @@ class Proving:
     bound: float = 0.0
     ceiling: float = math.inf
     root: tuple[float, float] | None = None
-    """What was done when the search began that followed the root's cuts, in seconds, and the bound then."""
+    """The work done when the search began that followed the root's cuts, in seconds, and the bound then."""
 
     def in_reach(self, value: float, budget: Budget) -> bool:
-        """Whether `value` is proven within the budget's gap in time, if the bound rises as it did since the root."""
+        """Say whether `value` is proven within the gap in time, if the bound rises as it did since the root."""
         if self.root is None:
             return True
         begin, bound = self.root
@@ -218,11 +218,11 @@ class Run:
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
     plain: Proof | None = None
-    """What is proven of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
+    """The proof of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
     given: Budget | None = None
-    """What it may use, where it is a part of another search."""
+    """The budget that it may use, where it is a part of another search."""
     least: float = 0.0
-    """What is proven of all plans: none costs less."""
+    """The bound on all plans: none costs less."""
     interrupted: bool = False
     share: float = 1.0
     """Of the time: the rest is for another search than the one at hand."""
@@ -256,7 +256,7 @@ class Run:
 
     @property
     def scale(self) -> float:
-        """What solvers' objectives are multiplied by."""
+        """The factor of solvers' objectives."""
         baseline = self.chosen.goal.baseline(self.problem, self.chosen.baseline_j(self.problem))
         return OBJECTIVE_TARGET / (self.incumbent.value or baseline or 1.0)
 
@@ -271,7 +271,7 @@ class Run:
 
     @property
     def bound(self) -> float:
-        """What is proven of the scope at hand."""
+        """The bound of the scope at hand."""
         return self.proving.bound
 
     def enter(self, scope: str, bound: float = 0.0) -> None:
@@ -317,7 +317,7 @@ class Run:
             self.listener(progress)
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
-        """Whether it is the best now. `quick`: see `Incumbent.offer`."""
+        """Say whether it is the best now. `quick`: see `Incumbent.offer`."""
         incumbent = self.incumbent
         if self.interrupted or not incumbent.offer(schedule, quick=quick):
             return False
@@ -349,6 +349,6 @@ class Run:
             self.say(phase)
 
     def closed(self, gap: float) -> bool:
-        """Whether the incumbent is proven to within `gap` in the scope at hand."""
+        """Say whether the incumbent is proven to within `gap` in the scope at hand."""
         value = self.incumbent.value
         return value is not None and value - self.bound <= gap * value

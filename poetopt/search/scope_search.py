@@ -23,7 +23,7 @@ from poetopt.util.units import show_bytes, show_seconds
 
 @dataclass(frozen=True)
 class Restriction:
-    """What a model lacks of what was asked: bytes of the budget, seconds of the deadline; and what may hide."""
+    """The part of what was asked that a model lacks: bytes, seconds; and the share that may hide."""
 
     shrink: int = 0
     slower: float = 0.0
@@ -31,11 +31,11 @@ class Restriction:
 
     @property
     def exact(self) -> bool:
-        """Whether the model is what was asked, so that its bounds prove something."""
+        """Say whether the model is what was asked, so that its bounds prove something."""
         return self == Restriction()
 
     def of(self, options: Options) -> Options:
-        """What was asked, less what the model lacks of it."""
+        """The options that were asked, less what the model lacks of it."""
         deadline_s = None if options.deadline_s is None else options.deadline_s - self.slower
         return replace(options, ram_bytes=options.ram_bytes - self.shrink, deadline_s=deadline_s)
 
@@ -58,7 +58,7 @@ class Refinement:
         self._last = False
 
     def next(self, found: Incumbent) -> Restriction | None:
-        """What to try now, by what was refused of the model before; None where that leaves nothing to try."""
+        """The restriction to try now, by what was refused of the model before; None where nothing is left."""
         if self._last:
             return None
         if found.arena_excess is not None:
@@ -76,7 +76,7 @@ class Refinement:
         return self._now
 
     def ended(self, ending: Ending) -> Restriction | None:
-        """What to try at once where the last step was too tight: between what was refused and what is impossible."""
+        """The restriction to try at once after one that was too tight: between the refused and the impossible."""
         now = self._now
         if ending is not Ending.INFEASIBLE or self._last:
             return None
@@ -122,13 +122,13 @@ def search_scope(
 
 
 def relax_scope(run: Run, scope: str, budget: Budget) -> Proof:
-    """What the relaxation of one scope proves, with the plans that its points lead to: its model isn't searched."""
+    """The proof of one scope's relaxation, with the plans that its points lead to: its model isn't searched."""
     run.enter(scope)
     return _ScopeSearch(run, scope, budget, None, bound_only=True).relax()
 
 
 def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
-    """What is known of the scope at hand or, where that is nothing yet, of the last one with the plan found since."""
+    """The proof of the scope at hand or, where there is none yet, of the last one with the plan found since."""
     value, gap = run.incumbent.value, run.options.gap
     if run.bound <= 0 and last is not None and not last.infeasible:
         run.enter(last.asked, last.bound)  # a plan that is better lies outside of that scope
@@ -137,7 +137,7 @@ def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
 
 
 def _refused(found: Incumbent) -> str:
-    """Why the schedules that a model has for less are no plans, where nothing else keeps a gap open; empty: unknown."""
+    """The reason why a model's cheaper schedules are no plans, where nothing else keeps a gap open; empty: unknown."""
     if found.arena_excess is not None:
         return (
             "what is open is of schedules that keep the budget in bytes; none that was tried has a memory layout "
@@ -214,7 +214,7 @@ class _ScopeSearch:
             restriction = steps.ended(self._attempt(restriction, budget))
 
     def _without_refused(self, before: Ending, share: float) -> Ending:
-        """What was asked once more: each refused schedule is left out, with what else it proves late."""
+        """Search once more for what was asked: each refused schedule is left out, with what else it proves late."""
         budget = self.budget.part(share)
         if self.run.remaining_s(budget) <= LEAST_S:
             return before
@@ -271,7 +271,7 @@ class _ScopeSearch:
         return ending
 
     def _covered(self, model: Any, restriction: Restriction) -> list[tuple[Row, Proof]]:
-        """What is proven already of a part of the model, each with the row that leaves that part out.
+        """The proofs of parts of the model, each with the row that leaves that part out.
 
         It is proven of the limits that were asked for.
         """
@@ -286,7 +286,7 @@ class _ScopeSearch:
         return [(row, proof) for row, proof in rows if row is not None]
 
     def _ceiling(self) -> float:
-        """What the best plan costs, where a model may leave out what costs more: which runs may stream."""
+        """The cost of the best plan, where a model may leave out what costs more: which runs may stream."""
         run, value = self.run, self.run.incumbent.value
         useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
         return math.inf if value is None or not useful else value

@@ -87,7 +87,7 @@ class PlainRun(Run):
         )
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
-        """Whether it is the whole problem's best now."""
+        """Say whether it is the whole problem's best now."""
         return self.whole.offer(schedule, phase, quick=quick)
 
     def say(self, phase: str) -> None:
@@ -116,7 +116,7 @@ def plain_first(run: Run, scope: str) -> Proof | None:
 
 
 LAST = "end of the step"
-"""What the operator is called that reads what has to be there."""
+"""The name of the operator that reads what has to be there."""
 
 
 def without_ends(problem: Problem) -> Problem:
@@ -293,7 +293,7 @@ def search(
 
 
 def _with_ends(found: Solution, run: Run) -> Solution:
-    """What was found of `without_ends` of a problem, of the problem itself."""
+    """The solution of a problem, from that of its `without_ends`."""
     if found.plan is None:
         return found
     problem, options = run.problem, run.options
@@ -307,7 +307,7 @@ def _with_ends(found: Solution, run: Run) -> Solution:
 
 
 def _streams_behind(plan: Plan) -> bool:
-    """Whether something streams behind the last part of a batch, for what the parts keep in RAM: less might do."""
+    """Say whether something streams behind the last part of a batch, for what the parts keep in RAM: less might do."""
     behind = closing_of(plan.problem, plan.instructions)
     return behind is not None and any(step.variant for step in behind.instructions)
 
@@ -332,8 +332,11 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
 
 
 def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
-    """What is known where no plan was found. It is infeasible where that is proven of all that was asked for: of all
-    plans, or of those of the scope, or of the formulation with rules of its own, that was named."""
+    """The status and the reason where no plan was found.
+
+    It is infeasible where that is proven of all that was asked for: of all plans, or of those of the scope, or of the
+    formulation with rules of its own, that was named.
+    """
     chosen, kind = run.chosen, kind_words(proof.scope)
     if proof.exhausted:
         return Status.UNKNOWN, (

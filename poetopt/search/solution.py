@@ -1,4 +1,4 @@
-"""What is asked of the solve loop, and what it answers."""
+"""The questions to the solve loop, and its answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 OPTIMAL_GAP = 1e-6
 """An `overhead_gap` up to this is called optimal."""
 IMPORTED = "imported"
-"""What results call the backend of a schedule that a solver elsewhere found."""
+"""The name in results of the backend of a schedule that a solver elsewhere found."""
 
 
 class Status(StrEnum):
-    """What is known of the answer, the best first."""
+    """The standing of an answer, the best first."""
 
     OPTIMAL = "optimal"
     WITHIN_GAP = "within-gap"
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 def graded(gap: float | None, asked: float) -> Status:
-    """What a plan with this gap is called, where `asked` is tolerated; None: nothing is proven."""
+    """The status of a plan with this gap, where `asked` is tolerated; None: nothing is proven."""
     if gap is None or gap > max(asked, OPTIMAL_GAP):
         return Status.FEASIBLE
     return Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.WITHIN_GAP
@@ -42,13 +42,13 @@ def share_open(value: float, bound: float) -> float:
 
 
 class DeadlineModel(StrEnum):
-    """What a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
+    """The quantity that a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
 
     MAKESPAN = "makespan"
     PAPER = "paper"
 
     def seconds(self, simulation: Simulation) -> float:
-        """What a deadline bounds of a simulated plan."""
+        """The seconds of a simulated plan that a deadline bounds."""
         return simulation.compute_s if self is DeadlineModel.PAPER else simulation.makespan_s
 
 
@@ -92,17 +92,17 @@ class Options:
 
     @property
     def backend_name(self) -> str:
-        """How results call the backend."""
+        """The backend's name in results."""
         return self.backend if isinstance(self.backend, str) else self.backend.name
 
     @property
     def formulation_name(self) -> str:
-        """How results call the formulation."""
+        """The formulation's name in results."""
         return self.formulation if isinstance(self.formulation, str) else self.formulation.name
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """What blocks ask for beside the budget and the deadline, in words."""
+        """The demands of blocks beside the budget and the deadline, in words."""
         if isinstance(self.formulation, str):
             return ()
         return tuple(block.says for block in self.formulation.blocks if block.says)
@@ -114,7 +114,7 @@ RAM = "RAM"
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What was minimised, where it isn't the energy that the simulator counts; figures in `unit`.
+    """The quantity that was minimised, where it isn't the energy that the simulator counts; figures in `unit`.
 
     baseline
         Of one compute of each operator.

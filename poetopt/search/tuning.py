@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # How long, and how well
 NEARLY = 0.005
-"""Where no more than this is open, a wider scope is worth more than the rest of the proof. Measured on zoo resnet50
+"""The open share below which a wider scope is worth more than the rest of the proof. Measured on zoo resnet50
 a72 30 %, whose last 0.1 % of depth 4 took 58 s where depth 8 has a fifth less."""
 EFFORT_S = 60.0
 """Seconds that a search is meant for: what its parts' shares are of, unless the time limit is shorter."""
@@ -35,7 +35,7 @@ second on all of it."""
 OFFER_WORK = 20
 """Units for each operator, of simulating a schedule and finding its layout."""
 QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
-"""What a second costs, in units of the power that computing takes, where schedules of least energy come late.
+"""The price of a second, in units of the power that computing takes, where schedules of least energy come late.
 Measured on resnet18-cifar on tx2 at 45 % within 1.25x."""
 QUICK_SHARE = 0.1
 """Share of the time limit that schedules of those prices may take."""
@@ -87,14 +87,14 @@ at depth 8, where 0.6996 takes a second more."""
 
 # One scope
 ATTEMPTS = 8
-"""How many restrictions of a model are tried. Measured on random problems with DMA."""
+"""The number of restrictions of a model that are tried. Measured on random problems with DMA."""
 RESTRICTED_SHARE = 0.5
 """Share of the remaining time that they may take where there is a plan already."""
 SETTLED_DEPTH = 8
 """Beyond a proven scope of this depth better schedules are rare: what is left to do is to raise the bound. Measured
 on exact_resnet18_cifar m4 in `forward`."""
 OBJECTIVE_TARGET = 1e4
-"""What the objective is scaled to: solvers' tolerances are absolute."""
+"""The size to which the objective is scaled: solvers' tolerances are absolute."""
 
 # Restriction refinement
 SHRINK = 400
@@ -118,8 +118,8 @@ STEEP, STEEP_ROUNDS = 0.01, 10
 differ much from each other: once there are this many, their mean counts. Measured on exact_bert_base m4 30 % in
 `forward`."""
 ANEW = 3.0
-"""Where less than this many times the first relaxation's seconds are left, no solver search begins, which would solve
-it anew without a look at the clock: cutting and the tree have that time. Measured on exact_bert_base m4 30 % in
+"""With less left than this many times the first relaxation's seconds no solver search begins, which would solve it
+anew without a look at the clock: cutting and the tree have that time. Measured on exact_bert_base m4 30 % in
 `forward`."""
 
 # Relaxation-guided schedules
@@ -139,10 +139,10 @@ WAIT_S = 1.0
 """A search whose best point breaks lazy constraints goes on for this long at least. Measured on exact_resnet18_cifar
 m4 40 %."""
 WINDOWS_GAP = 0.03
-"""Where the relaxation leaves no more than this open, no windows are searched before the whole. Measured on
+"""The open share of the relaxation up to which no windows are searched before the whole. Measured on
 resnet18_cifar at depth 8."""
 CORE_GAP = 0.01
-"""Where it leaves no more than this, the core is searched first, whether in an inner scope or not. Measured on zoo
+"""The open share up to which the core is searched first, whether in an inner scope or not. Measured on zoo
 mobilenetv2."""
 NEIGHBOURHOODS_SHARE = 0.3
 """Share of the remaining time that both may take before the whole is searched."""
@@ -160,8 +160,8 @@ ds-cnn in 64 KB: they end at 1.703 J, where the others alone do at 1.728."""
 NARROWEST = 3
 """No windows of fewer stages."""
 CORES = (0.1, 0.3)
-"""How close to the relaxation the optimum is taken to be, as a share of the way from there to the incumbent. Measured
-on resnet18_cifar, zoo mobilenetv2."""
+"""The distance of the optimum from the relaxation that is assumed, as a share of the way to the incumbent. Measured on
+resnet18_cifar, zoo mobilenetv2."""
 CORE_S = 6.0
 """At most this many seconds for each."""
 WINDOW_S = 4.0
@@ -169,7 +169,7 @@ WINDOW_S = 4.0
 
 # The parallel tree
 TREE_GRACE_S = 0.3
-"""What a solver closes in less isn't worth a second copy of the model."""
+"""The seconds that a model must take to be worth a second copy."""
 
 # The incumbent
 LAYOUT_S = 0.5

@@ -1,1 +1,1 @@
-"""What solves a model: HiGHS, Gurobi, and any solver that Pyomo knows."""
+"""Solvers of models: HiGHS, Gurobi, and any solver that Pyomo knows."""

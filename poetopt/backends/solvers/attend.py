@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from poetopt.util import interrupts
 
 TURN_S = 0.1
-"""How often the clock is looked at."""
+"""The time between two looks at the clock."""
 GRACE_S = 0.3
 """A solver that was told of an interrupt is waited for this long: some of its steps, and our judging of a point that it
 found, take many seconds and can't be stopped."""

@@ -199,7 +199,7 @@ class GurobiSession(MatrixSession):
 
 
 def _failure(error: gp.GurobiError) -> PoetError:
-    """What a call of Gurobi's failed with, as one of our errors."""
+    """The failure of a call of Gurobi's, as one of our errors."""
     if error.errno in (GRB.Error.NO_LICENSE, GRB.Error.NETWORK, GRB.Error.JOB_REJECTED, GRB.Error.CLOUD):
         return BackendUnavailableError(
             f"backend 'gurobi' has no valid licence ({error}); get or renew one from {LICENCES}, unset "

@@ -44,7 +44,7 @@ class _Basis:
 
 @dataclass(frozen=True)
 class _Start:
-    """What twins share: the pool of rows, the columns that each count sums, and where the session's last solve ended.
+    """The common part of twins: the pool of rows, the columns of each count, and the end of the session's last solve.
 
     basis
         Without counts.
@@ -203,7 +203,7 @@ class HighsNodes:
         )
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
-        """What the objective comes to with other bounds of one column."""
+        """The objective with other bounds of one column."""
         self._lp.changeColBounds(column, lower, upper)
         try:
             status = self._run(basis, cutoff, PROBE_ITERATIONS)

@@ -138,7 +138,7 @@ class RowPool:
         return _part(matrix, rows.lower, rows.upper, np.array(core, dtype=bool))
 
     def broken(self, values: Floats, active: NDArray[np.bool_]) -> Places:
-        """Which rows the point `values` (n,) breaks, without those that are `active` ((m,), or fewer)."""
+        """The rows that the point `values` (n,) breaks, without those that are `active` ((m,), or fewer)."""
         breaks = []
         for part in self._all():
             activity = part.rows @ values
@@ -181,7 +181,7 @@ def _joined(parts: Sequence[_Part]) -> _Part:
 
 
 def _keys(rows: HighsRows, core: Sequence[bool]) -> list[bytes]:
-    """What tells each row from all others: its terms and sides, and whether it is the model's own."""
+    """A key of each row: its terms and sides, and whether it is the model's own."""
     sides = np.stack([rows.lower, rows.upper], axis=1)
     return [
         blake2b(
@@ -222,7 +222,7 @@ class PresentRows:
         self.numbers = np.delete(self.numbers, places)
 
     def broken(self, values: Floats) -> Places:
-        """Which rows outside the point `values` (n,) breaks."""
+        """The rows outside that the point `values` (n,) breaks."""
         here = np.zeros(len(self.pool), dtype=bool)
         here[self.numbers] = True
         return self.pool.broken(values, here)

@@ -33,7 +33,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Which column is which Pyomo variable."""
+    """The Pyomo variable of each column."""
 
     variables: Sequence[Any]
 
@@ -98,7 +98,7 @@ class Columns:
 
 
 def _unknown(row: Row, variable: Any) -> str:
-    """What is wrong with a row over what is no column, and whose row it is."""
+    """The fault of a row over something else than columns, and its block."""
     found = f"block '{row.block}': " if row.block else ""
     if not isinstance(variable, VarData):
         return f"{found}a separator's row ({row.kind}) has a {type(variable).__name__} in place of a variable's entry"

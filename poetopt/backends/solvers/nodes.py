@@ -46,7 +46,7 @@ class Nodes(Protocol):
 
     @property
     def counts(self) -> int:
-        """How many of the n columns, the last ones, are counts: sums of others, in the order that was asked for."""
+        """The number of the n columns, the last ones, that are counts: sums of others, in the order asked for."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Nodes(Protocol):
         ...
 
     def proof(self) -> DualProof:
-        """What shows the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
+        """The proof of the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
 
         Where that found nothing, costs and constant are 0 and multipliers a ray: they prove more than 0, which nothing
         comes to. Rows of counts are among the rows.
@@ -92,7 +92,7 @@ class Nodes(Protocol):
         ...
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
-        """What the objective comes to with other bounds of one column, in a limited effort; and whether it is a bound.
+        """The objective with other bounds of one column, in a limited effort; and whether it is a bound.
 
         A bound is never above what `solve` would come to; it may be below, where rows of the model were left out. inf,
         as a bound, where nothing under `cutoff` is left. The node is as before afterwards.

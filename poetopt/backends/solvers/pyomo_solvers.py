@@ -40,16 +40,16 @@ from poetopt.util.text import closest
 
 CAPABILITIES = frozenset({Capability.NODES})
 GRACE_S = 3.0
-"""How long a program may take to end after it has been asked to, before it is killed."""
+"""The longest that a program may take to end after it has been asked to, before it is killed."""
 TOLERANCE = 1e-5
-"""How far from whole a value may be, and, relative to its terms, how far a row from its side."""
+"""The distance at which a value counts as whole, and, relative to its terms, a row as kept."""
 
 _attendant = Attendant("programs", grace_s=0.7)  # what a program has found is told as it ends
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a solver says: OPTIMAL within the tolerance that was asked for, INFEASIBLE, or STOPPED.
+    """A solver's answer: OPTIMAL within the tolerance that was asked for, INFEASIBLE, or STOPPED.
 
     values, bound
         (n,) by column, None where there are none; what is proven, -inf where that is nothing.
@@ -139,7 +139,7 @@ class OtherSession(HighsSession):
 
 
 def _holds(matrix: Matrix, values: Floats) -> bool:
-    """Whether a point within bounds is whole where it must be, and keeps the rows."""
+    """Say whether a point within bounds is whole where it must be, and keeps the rows."""
     whole = values[matrix.integer]
     activity, room = matrix.rows @ values, TOLERANCE * (1.0 + np.abs(matrix.rows) @ np.abs(values))
     kept = np.all((activity >= matrix.row_lower - room) & (activity <= matrix.row_upper + room))
@@ -148,7 +148,7 @@ def _holds(matrix: Matrix, values: Floats) -> bool:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of one of Pyomo's solvers.
+    """The facts about one of Pyomo's solvers.
 
     gap, threads, limit
         The options that set them; None: it has none, so that it solves to the end, in one thread, and to the time

@@ -1,4 +1,4 @@
-"""What the sessions of our backends share: the arrays, the rows that came late, and what a solved relaxation proves."""
+"""The common part of our backends' sessions: arrays, rows that came late, and the proof of a solved relaxation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLACK = 1e-6
 """A cut with more slack than this at the relaxation is purged."""
 
 SEPARATION_S = 2e-6
-"""What a separation takes for each column. Measured on bert and exact_bert_base."""
+"""The time of a separation for each column. Measured on bert and exact_bert_base."""
 
 
 class MatrixSession(ABC):
@@ -173,7 +173,7 @@ class MatrixSession(ABC):
 
     @property
     def tightened(self) -> bool:
-        """Whether `tighten` has fixed anything."""
+        """Say whether `tighten` has fixed anything."""
         return bool(self._fixed)
 
     def tighten(self, cutoff: float) -> int:
@@ -190,7 +190,7 @@ class MatrixSession(ABC):
         return len(chosen)
 
     def outside(self, variable: Any, cutoff: float) -> Frozen:
-        """What of a variable no solution better than `cutoff` changes; see the contract."""
+        """The part of a variable that no solution better than `cutoff` changes; see the contract."""
         columns = self._columns.of(variable)
         used = columns >= 0
         mask, values = np.zeros(len(columns), dtype=bool), np.zeros(len(columns))

@@ -22,7 +22,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class SolutionFile:
-    """What a solver wrote.
+    """A solution as a solver wrote it.
 
     form
         Whose format it is.

@@ -37,7 +37,7 @@ BACKENDS = {
 
 
 class Capability(StrEnum):
-    """What a backend can do beyond the contract's least; the solve loop asks for these, never for names."""
+    """An ability of a backend beyond the contract's least; the solve loop asks for these, never for names."""
 
     WARM_START = "warm start"
     """`search` begins with the given start."""
@@ -52,11 +52,11 @@ class Capability(StrEnum):
     NODES = "nodes"
     """`nodes` gives the relaxation for a tree of ours, beside the solver's own search."""
     WORK = "work"
-    """What it does is counted in `work`; without it searches go by the clock."""
+    """Its work is counted in `work`; without it searches go by the clock."""
 
 
 class Outcome(StrEnum):
-    """How a solve ended."""
+    """The end of a solve."""
 
     OPTIMAL = "optimal"
     """Solved within the tolerance that was asked for."""
@@ -188,12 +188,12 @@ class Session(Protocol):
         ...
 
     def outside(self, variable: Any, cutoff: float) -> Frozen:
-        """What of a variable `tighten(cutoff)` would fix, and at what."""
+        """The part of a variable that `tighten(cutoff)` would fix, with its values."""
         ...
 
     @property
     def tightened(self) -> bool:
-        """Whether `tighten` has fixed anything."""
+        """Say whether `tighten` has fixed anything."""
         ...
 
     def search(
@@ -247,12 +247,12 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What `--backend` calls it."""
+        """Its name for `--backend`."""
         ...
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What its sessions can do."""
+        """The abilities of its sessions."""
         ...
 
     def open(

@@ -78,11 +78,11 @@ class PoetSpace:
         return (t, i) if self.problem.tensors[i].producer < t and self.arrives(t, i) == stage else None
 
     def frozen(self, i: int) -> bool:
-        """Whether storage holds tensor i for good: no operator updates it."""
+        """Say whether storage holds tensor i for good: no operator updates it."""
         return self.problem.tensors[i].stored and not self.problem.tensors[i].updated
 
     def unwritten(self, t: int, i: int) -> bool:
-        """Whether tensor i is never written out in stage t: storage holds it for good, or the step is over."""
+        """Say whether tensor i is never written out in stage t: storage holds it for good, or the step is over."""
         return t == len(self.problem.operators) or self.frozen(i)
 
     @cached_property

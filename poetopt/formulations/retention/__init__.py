@@ -120,7 +120,7 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
 
 
 def _behind(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) -> list[tuple[Any, Floats]]:
-    """How what follows the last part runs, of a schedule with these k; and what it writes though it stays in RAM."""
+    """The runs behind the last part, of a schedule with these k; and the writes of tensors that stay in RAM."""
     stays = staying(space)
     kept = [int(space.point_tensor[e]) for e in stays.values() if k[e]]
     after, beside = closing_with(space.problem, kept)
@@ -148,7 +148,7 @@ def _streamed(space: RetentionSpace, schedule: Schedule) -> Floats | None:
 
 
 def _held(space: RetentionSpace, k: Floats, y: Floats) -> Floats:
-    """What is in RAM though the stage's own operator may stream it, of a schedule with these k and y."""
+    """The tensors in RAM though the stage's own operator may stream it, of a schedule with these k and y."""
     return np.array(
         [
             max(1.0 - y[space.streamed_in[i, t, t]].sum(), k[space.point_after[space.point_of[i, t]]])
@@ -208,12 +208,12 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
 
 
 def _streams_in(space: RetentionSpace, schedule: Schedule, i: int, stage: int) -> bool:
-    """Whether the first run of that stage's operator reads tensor i from storage."""
+    """Say whether the first run of that stage's operator reads tensor i from storage."""
     return i in space.problem.operators[stage].variant(schedule.variant_of.get((stage, stage), 0)).streamed_in
 
 
 def _streams_out(space: RetentionSpace, schedule: Schedule, i: int) -> bool:
-    """Whether the first run of tensor i's operator, or its update, leaves it on storage and not in RAM."""
+    """Say whether the first run of tensor i's operator, or its update, leaves it on storage and not in RAM."""
     return any(
         i in space.problem.operators[operator].variant(variant).streamed_out
         for stage, operator, variant in schedule.variants

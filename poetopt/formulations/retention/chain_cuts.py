@@ -53,7 +53,7 @@ FULL = 1e-4
 
 
 class Pressure:
-    """What a model's points have shown of it. N stages.
+    """The shortness of memory that a model's points have shown. N stages.
 
     by_stage
         (N,) how short memory is between each stage and the next; 0 where it never was full.
@@ -101,7 +101,7 @@ NOTHING = 1e-6
 ROUND = 1500
 """At most this many cuts a round, the most violated first."""
 ALWAYS = np.float32(1)
-"""What takes no room crosses every window: no path that goes through it is violated."""
+"""Tensors of no bytes cross every window: no path that goes through it is violated."""
 IMAGES = 3000
 """At most this many of their images in other blocks."""
 
@@ -343,7 +343,7 @@ def _collect(
 
 
 def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
-    """Where windows of one use that are worth a cut begin, by what each misses and how short memory is there."""
+    """The beginnings of a use's windows that are worth a cut, by what each misses and how short memory is there."""
     if pressed is not None:
         worst = int(missing.argmax())
         others = np.where(missing > PRESSED_SHARE * missing[worst], pressed, 0.0)
@@ -365,7 +365,7 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
     memo: dict[int, tuple[Any, int]] = {}
 
     def came(v: int, reader: int) -> Any:
-        """What of v came back in (s, b], or was streamed in by `reader`, without a look at whether it was written."""
+        """The share of v that came back in (s, b], or was streamed in by `reader`, written before or not."""
         found = values.paged[v, b + 1] - values.paged[v, s + 1]
         if (v, reader) in values.streamed:
             shares = values.streamed[v, reader]

@@ -14,7 +14,7 @@ from poetopt.formulations.rows import Row
 
 
 class Chain(NamedTuple):
-    """What identifies a cut in every scope: the window (s, b], and the path from its last tensor to its first.
+    """The identity of a cut in every scope: the window (s, b], and the path from its last tensor to its first.
 
     by_page
         For each tensor of the path, whether its page-ins (True) or its one page-out stand in the cut.

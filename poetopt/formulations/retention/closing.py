@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Moved:
-    """What reading and writing back takes: joules, seconds, bytes written."""
+    """The cost of reading and writing back: joules, seconds, bytes written."""
 
     energy_j: float = 0.0
     time_s: float = 0.0
@@ -84,7 +84,7 @@ def _moved_if_away(problem: Problem, closing: Problem) -> tuple[dict[int, Moved]
 
 
 def _moved(closing: Problem, tensor: int, operator: int) -> Moved:
-    """What paging a tensor in for an operator takes, and writing it back where that updates it."""
+    """The cost of paging a tensor in for an operator, and of writing it back where that updates it."""
     held = closing.tensors[tensor]
     back = Moved(held.page_out_j, held.page_out_s, float(held.nbytes)) if held.updated_by == operator else NOTHING
     return Moved(held.page_in_j, held.page_in_s) + back
@@ -164,7 +164,7 @@ def _build(block: PyomoBlock) -> None:
 def _build_gone(
     block: PyomoBlock, space: RetentionSpace, stays: dict[str, int], moves: dict[int, Moved]
 ) -> list[Moved]:
-    """What doesn't stay in RAM; gives what moving it for the updates takes, which `moves` has."""
+    """Build the rows on what doesn't stay in RAM; the cost of moving it for the updates, which `moves` has."""
     s = Symbols(block.model())
     names = [name for name, e in stays.items() if int(space.point_tensor[e]) in moves]
     block.moved = pyo.Set(initialize=names, doc="what may stay in RAM from part to part, and updates read")
@@ -186,7 +186,7 @@ def _build_gone(
 
 
 def _build_back(block: PyomoBlock, space: RetentionSpace, closing: Problem, stays: dict[str, int]) -> list[Moved]:
-    """What stays in RAM and is read from storage as well; gives what writing it back takes."""
+    """Build the rows on what stays in RAM and is read from storage as well; the cost of writing it back."""
     model = block.model()
     k, p = list(model.residency.k.values()), list(model.paging.p.values())
     y = list(model.streaming.y.values()) if space.streams else []
@@ -238,7 +238,7 @@ def _ways(space: RetentionSpace, closing: Problem, staying_bytes: float) -> Iter
 
 
 def _more(closing: Problem, update: int, variant: int) -> Moved:
-    """What a streamed run takes above a plain one with all that it streams paged in and written back."""
+    """The cost of a streamed run above a plain one with all that it streams paged in and written back."""
     operator = closing.operators[update]
     way = operator.variant(variant)
     found = Moved(way.energy_j - operator.energy_j, way.time_s - operator.time_s, float(way.written_bytes))

@@ -1,4 +1,4 @@
-"""Which decisions a scope has: the recomputations of a problem, and the points of its tensors' lives."""
+"""The decisions of a scope: the recomputations of a problem, and the points of its tensors' lives."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
 
 
 def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool) -> int:
-    """How many recomputes a lean space of `scope` has, without enumerating anything else."""
+    """The number of recomputes of a lean space of `scope`, without enumerating anything else."""
     costly = dominated(problem, limits, paging)
     allowed, _ = recomputable_stages(problem, scope, True)
     return int((allowed & ~replaced(costly)).sum())

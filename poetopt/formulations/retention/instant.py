@@ -70,7 +70,7 @@ class Instants:
 
     @cached_property
     def _unpointed(self) -> tuple[Ints, Ints, Floats]:
-        """What is written where it has no point: (m,) recomputation, the point whose keep spans it or -1, bytes."""
+        """The outputs without a point there: (m,) recomputation, the point that spans it or -1, bytes."""
         space = self._space
         found: list[tuple[int, int, float]] = []
         made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
@@ -174,14 +174,14 @@ class Instants:
 
 
 Way = list[tuple[list[Any], int, float]]
-"""How a tensor may be there: (the entries of a variable, the place of one of them, its value), to be added up.
+"""A way for a tensor to be there: (the entries of a variable, the place of one of them, its value), to be added up.
 
 A place below 0 is taken from the rest: -1 - place is the variable's. Without entries it is a constant, the value.
 """
 
 
 class Instant:
-    """What is live while operator j is recomputed in stage t: terms beside those that span the stage."""
+    """The bytes that are live while operator j is recomputed in stage t: terms beside those that span the stage."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class Instant:
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
         self.nbytes = 0.0
-        """What all of it comes to at the point."""
+        """The sum at the point."""
         self.terms: list[tuple[float, list[Any], int]] = []
         """(bytes, the entries of a variable, the place of one of them)"""
         keep, again = block.keep, block.again
@@ -299,13 +299,13 @@ class Instant:
                 self._add(sign * m, way)
 
     def _read(self, i: int, h: int, r: list[float]) -> Way:
-        """How much of operator h runs again in the stage with tensor i in RAM."""
+        """The share of operator h that runs again in the stage with tensor i in RAM."""
         x = self.space.recompute_of[h, self.t]
         streamed = self.space.streamed_in.get((i, h, self.t), ())
         return [(self.block.again, x, r[x]), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
 
     def _own_read(self, i: int) -> Way:
-        """How much of the stage's own operator runs with tensor i in RAM, where it may stream it."""
+        """The share of the stage's own operator that runs with tensor i in RAM, where it may stream it."""
         streamed = self.space.streamed_in[i, self.t, self.t]
         return [([], 0, 1.0), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
 

@@ -114,7 +114,7 @@ def _build(block: PyomoBlock) -> None:
 
 
 def _start_row(space: RetentionSpace, k: list[Any]) -> PyomoRow:
-    """What begins in RAM, with what stays there from the step before: the first operator may stream it."""
+    """The row on what begins in RAM, with what stays there from the step before: the first operator may stream it."""
     kept = np.flatnonzero(space.wrapped).tolist()
     size = space.tensor_bytes[space.point_tensor]
     room = space.room_bytes - float(space.tensor_bytes[list(space.problem.at_start)].sum())

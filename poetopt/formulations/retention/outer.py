@@ -112,7 +112,7 @@ def _range(problem: Problem) -> range:
 
 
 def _ways_bytes(problem: Problem, k: int, paging: bool) -> list[int]:
-    """What operator k takes of the arena, run plain and by each of its variants."""
+    """The bytes that operator k takes of the arena, run plain and by each of its variants."""
     variants = problem.operators[k].variants if paging else ()
     return [int(run_bytes(problem, k, v)) for v in range(len(variants) + 1)]
 
@@ -187,7 +187,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
 
 
 def _stays(block: PyomoBlock, t: int, r: list[float], k: list[float], p: list[float]) -> list[_Stay]:
-    """What is in RAM throughout stage t at a point, as far as that is certain."""
+    """The tensors in RAM throughout stage t at a point, as far as that is certain."""
     space: RetentionSpace = block.model().space
     keep, again, back = block.keep, block.again, block.back
     size = space.tensor_bytes[space.point_tensor].tolist()

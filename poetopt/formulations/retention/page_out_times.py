@@ -43,7 +43,7 @@ def page_out_stages(space: RetentionSpace) -> list[tuple[int, int]]:
 
 
 def there_anyway(space: RetentionSpace, i: int, t: int) -> bool:
-    """Whether tensor i is in RAM as stage t begins whatever is kept: the operator before it wrote or read it."""
+    """Say whether tensor i is in RAM as stage t begins whatever is kept: the operator before it wrote or read it."""
     return t - 1 == space.problem.tensors[i].producer or t - 1 in space.problem.readers[i]
 
 

@@ -118,7 +118,7 @@ def _sum(first: Terms, second: Terms) -> Terms:
 
 
 def _counts(block: PyomoBlock) -> list[Count]:
-    """How often each tensor comes back, and all of one size together; how many of one size are written."""
+    """Counts of page-ins by tensor and by size, and of page-outs by size."""
     space = block.model().space
     energy = np.array([tensor.page_in_j for tensor in space.problem.tensors])
     size = np.array([float(tensor.nbytes) for tensor in space.problem.tensors])

@@ -39,7 +39,7 @@ def _build(block: PyomoBlock) -> None:
 
 
 def _counts(block: PyomoBlock) -> list[Count]:
-    """How often each operator runs again, and all that cost the same together."""
+    """Counts of recomputes by operator and by cost."""
     space = block.model().space
     energy = np.array([operator.energy_j for operator in space.problem.operators])
     cost = energy[space.recompute_operator]

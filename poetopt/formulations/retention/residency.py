@@ -130,7 +130,7 @@ def next_point(space: RetentionSpace, i: int) -> int:
 
 
 def _counts(block: PyomoBlock) -> list[Count]:
-    """How many tensors of one size are kept in each stage: which of them seldom matters as much."""
+    """Counts of the tensors of one size that are kept in each stage: which of them seldom matters as much."""
     space = block.model().space
     size = space.tensor_bytes[space.point_tensor]
     found = []

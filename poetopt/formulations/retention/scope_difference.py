@@ -48,7 +48,7 @@ def thrift(model: Any) -> list[Row]:
     p = list(model.paging.p.values()) if space.paging else []
 
     def uses(i: int, t: int, above: int) -> list[Any] | None:
-        """What may need tensor i once it is there in stage t; None where its own operator does."""
+        """The decisions that may need tensor i once it is there in stage t; None where its own operator does."""
         e = space.point_of.get((i, t))
         if e is None:
             return []

@@ -111,7 +111,7 @@ class RetentionSpace:
         return after
 
     def crosses(self, e: int, s: int) -> bool:
-        """Whether the interval up to point e holds the moment between stages s and s + 1."""
+        """Say whether the interval up to point e holds the moment between stages s and s + 1."""
         after, until = self.point_previous[e] <= s, s < self.point_stage[e]
         return bool(after or until if self.wrapped[e] else after and until)
 

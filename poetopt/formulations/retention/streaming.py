@@ -49,7 +49,7 @@ from poetopt.graph.problem.problem import run_bytes
 
 
 class Room(NamedTuple):
-    """What identifies a row on room: the stage, and the point whose interval spans it."""
+    """The identity of a row on room: the stage, and the point whose interval spans it."""
 
     stage: int
     point: int
@@ -100,7 +100,7 @@ def _build(block: PyomoBlock) -> None:
 
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
-    """What is kept across a stage though the ways that leave room for it are taken for less."""
+    """Find what is kept across a stage though the ways that leave room for it are taken for less."""
     if point.integral:
         return []
     model = block.model()
@@ -156,7 +156,7 @@ def _room_row(block: PyomoBlock, t: int, e: int, fitting: tuple[int, ...], viola
 
 
 def _counts(block: PyomoBlock) -> list[Count]:
-    """How many runs of all stages cost the same above a plain one."""
+    """Counts of the runs of all stages that cost the same above a plain one."""
     space = block.model().space
     more = np.array(
         [

@@ -115,7 +115,7 @@ def _undominated(operator: ProblemOperator, variants: list[int]) -> list[int]:
 
 
 def _whole_is_better(problem: Problem, k: int, v: int) -> bool:
-    """Whether the plain run with transfers around it costs no more than the variant, and takes no more room."""
+    """Say whether the plain run with transfers around it costs no more than the variant, and takes no more room."""
     operator, tensors = problem.operators[k], problem.tensors
     way: Variant = operator.variants[v - 1]
     moved = sum(tensors[i].page_in_j for i in way.streamed_in) + sum(tensors[i].page_out_j for i in way.streamed_out)

@@ -37,10 +37,10 @@ LOOK = (60, 20)
 LOOK_ON = (30, 5)
 """Probing ends after so many in a row that were no better than the best."""
 RELIABLE = 8
-"""What was learned of a variable counts at other nodes once each of its sides was solved so often; in a large tree,
+"""Knowledge of a variable counts at other nodes once each of its sides was solved so often; in a large tree,
 where probing is dear, once it was solved at all."""
 COUNTED = 0.25
-"""What branching on a count gains, the product of both sides, is worth this share of the same on a single variable:
+"""The gain of branching on a count, the product of both sides, is worth this share of the same on a single variable:
 below it all that it counts is open still. Where no count is best at the root, none is branched on in that tree."""
 SUMMED = 100
 """A sum of columns that are whole may be so many times further from it."""
@@ -142,7 +142,7 @@ class BranchAndCut:
             found = below
 
     def _nearly_whole(self, vertex: Vertex, open_: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What a dive holds next, the nearest to whole first: at most a fifth of what is open, and one at least."""
+        """The columns that a dive holds next, the nearest to whole first: one, or up to a fifth of the open."""
         away = np.abs(vertex.values[open_] - np.round(vertex.values[open_]))
         order = np.argsort(away, kind="stable")
         near = int(np.searchsorted(away[order], NEAR))
@@ -276,7 +276,7 @@ class BranchAndCut:
     def _probed(
         self, vertex: Vertex, column: int, lower: Floats, upper: Floats
     ) -> tuple[tuple[float, float], tuple[float, float]]:
-        """What branching on a column gains on both sides, and what is proven of each."""
+        """The gains of branching on a column on both sides, and the bounds of each."""
         value = float(vertex.values[column])
         floor = math.floor(value)
         limit = self._tree.limit()

@@ -28,7 +28,7 @@ DIVE_SHARE, DIVE_S = 0.25, 2.0
 PROBE_S, PROBE_SHARE = (2.0, 0.5), 0.1
 """Probing may take so many seconds at least, at the root and at others; at the root, this share of what is left."""
 TURN_S = 0.1
-"""How often one who waits for a node looks whether the tree is given up."""
+"""The time between two looks of one who waits for a node whether the tree is given up."""
 
 
 @dataclass(order=True)
@@ -47,7 +47,7 @@ class Open:
 
 
 class Pseudocosts:
-    """What branching on a column brought: sums and counts by column and side, per unit of what it moved."""
+    """The gains of branching on columns: sums and counts by column and side, per unit of what it moved."""
 
     def __init__(self, columns: int) -> None:
         self._sums, self.counts = np.zeros((columns, 2)), np.zeros((columns, 2))
@@ -130,19 +130,19 @@ class Tree:
 
     @property
     def bound(self) -> float:
-        """What is proven of all that is left."""
+        """The bound of all that is left."""
         with self._change:
             first = self._queue[0].bound if self._queue else math.inf
             return min(first, self._whole, *self._at_work.values(), self.limit())
 
     @property
     def over(self) -> bool:
-        """Whether nobody needs to look any further, or can."""
+        """Say whether nobody needs to look any further, or can."""
         return self._over
 
     @property
     def quick(self) -> bool:
-        """Whether its nodes take little."""
+        """Say whether its nodes take little."""
         return len(self.lower) <= QUICK
 
     def give_up(self) -> None:
@@ -194,12 +194,12 @@ class Tree:
 
     @property
     def _node_s(self) -> float:
-        """What a node took, without dives, in the mean."""
+        """The mean seconds of a node, without dives."""
         return (self._spent_s - self._dived_s) / self.explored
 
     @property
     def _spent_s(self) -> float:
-        """What all who explore have spent on nodes."""
+        """The seconds that all who explore have spent on nodes."""
         return self.work.seconds - self._begun_s
 
     def time_to_dive(self) -> float:
@@ -212,7 +212,7 @@ class Tree:
             return max(DIVE_S, share_s)
 
     def dived(self, seconds: float) -> None:
-        """What a dive took."""
+        """Note the seconds of a dive."""
         with self._change:
             self._dived_s += seconds
 

@@ -1,1 +1,1 @@
-"""What to tell where there is no schedule, and what a proof rests on: minimum budgets, what binds, certificates."""
+"""Answers where there is no schedule, and the grounds of a proof: minimum budgets, what binds, certificates."""

@@ -185,7 +185,7 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
 
 
 def _rederive_room(model: Any, row: Row, key: Room) -> None:
-    """What stays across a stage, and a way to run its operator for which there is no room beside it: never both."""
+    """Check that what stays across a stage leaves no room for a way to run its operator."""
     space: RetentionSpace = model.space
     problem, t = space.problem, key.stage
     operator = problem.operators[t]

@@ -30,7 +30,7 @@ from poetopt.util.errors import FormulationError
 
 
 def exact_bound(proof: DualProof) -> Fraction:
-    """What the multipliers prove, over the rationals. Raises FormulationError where that is minus infinity."""
+    """The bound that the multipliers prove, over the rationals. Raises FormulationError where it is infinite."""
     return exact_sum(proof)[0]
 
 
@@ -66,7 +66,7 @@ def down(value: Fraction) -> float:
 
 @dataclass(frozen=True)
 class Grown:
-    """What a tree proved: `bound_j` of the objective, over so many nodes."""
+    """The proof of a tree: `bound_j` of the objective, over so many nodes."""
 
     bound_j: float
     explored: int
@@ -148,7 +148,7 @@ class CertifiedNodes:
 
 
 def _empty(proof: DualProof) -> bool:
-    """Whether the ray, or its opposite, proves that the box holds no point."""
+    """Say whether the ray, or its opposite, proves that the box holds no point."""
     feasible = replace(proof, constant=0.0, costs=[0.0] * len(proof.costs))
     for sign in (1.0, -1.0):
         ray = [sign * y for y in proof.multipliers]

@@ -1,4 +1,4 @@
-"""Why there is no schedule: what binds, found by leaving out one thing at a time, and the step that needs the most.
+"""The reasons why there is no schedule: what binds, by leaving out one thing at a time, and the hardest step.
 
 Everything said here is of a schedule that was found, or of sums that hold for all of them.
 """
@@ -26,18 +26,18 @@ from poetopt.util.units import show_bytes, show_joules, show_limit, show_seconds
 from poetopt.util.work import Work
 
 SECONDS = 6.0
-"""What all trials together may take."""
+"""The seconds that all trials together may take."""
 TRIAL_S = 2.5
-"""What one of them may take."""
+"""The seconds that one of them may take."""
 LEAST_GAP = 0.01
-"""How close a trial comes to the least of what a block limits, in time."""
+"""The gap within which a trial comes to the least of what a block limits, in time."""
 NAMED = 3
-"""How many kept tensors are named."""
+"""The number of kept tensors that are named."""
 
 
 @dataclass(frozen=True)
 class Why:
-    """What `explain` found: sentences, and figures that are sharper than those known before (None: they aren't)."""
+    """The findings of `explain`: sentences, and figures that are sharper than those known (None: they aren't)."""
 
     says: tuple[str, ...] = ()
     ram_bound_bytes: int | None = None
@@ -48,7 +48,7 @@ class Why:
 def explain(
     problem: Problem, options: Options, solution: Solution, search: Search | None, seconds: float = SECONDS
 ) -> Why:
-    """What binds in a problem that `solution` found no schedule for.
+    """Find what binds in a problem that `solution` found no schedule for.
 
     search
         A whole solve, for the trials; without it they are of heuristics alone, and say the same in each call.
@@ -123,7 +123,7 @@ def _trial(problem: Problem, options: Options, search: Search) -> Solution:
 
 
 def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
-    """What was asked for beside the RAM, the options without it, and the block that asked, if one did.
+    """Yield what was asked for beside the RAM, the options without it, and the block that asked, if one did.
 
     Without a block that limits something, the least of that is what is looked for.
     """
@@ -157,7 +157,7 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
 
 
 def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> str:
-    """What `block` can be asked for at least: what `found`, which minimises that, takes and proves."""
+    """The least that `block` can be asked for: the value and the proof of `found`, which minimises that."""
     assert found.plan is not None
     assert found.simulation is not None
     chosen = formulation(found.options.formulation)
@@ -175,7 +175,7 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
 
 
 def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
-    """What leaving out one thing at a time makes possible by heuristics."""
+    """Yield what becomes possible by heuristics where one thing at a time is left out."""
     for what, eased, block in _eased(options, problem):
         trial = Incumbent(problem, eased)
         for schedule in greedy_schedules(problem, eased, eased.ram_bytes, Work(WORK)):

@@ -91,7 +91,7 @@ class LateAnswer:
 
 
 OVER_SHARE, OVER_S = 0.1, 1.0
-"""What is looked for beside a schedule ends by this share of the time limit, and this many seconds, after it."""
+"""The search for remedies ends by this share of the time limit, and this many seconds, after it."""
 
 
 def solve(

@@ -40,12 +40,12 @@ from poetopt.util.units import show_limit
 PREFIXES = ("", "m", "µ", "n", "p", "f")
 """Each a thousandth of the one before."""
 LEAST = 1e4
-"""What one pass is at least, in the unit that is chosen: single costs are then mostly between 1 and 1e4."""
+"""The least value of one pass, in the unit that is chosen: single costs are then mostly between 1 and 1e4."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How a written objective counts.
+    """The unit of a written objective.
 
     name
         Of the objective in the file: letters, digits and `_`.
@@ -80,7 +80,7 @@ TOLERANCE = 1e-5
 """Solvers write about eight digits: a value may be this far from whole, and a row broken by this share of its size."""
 REMEDY = "give more --ram or a longer --deadline; `poetopt solve` says what would be feasible"
 SHOWN = 3
-"""How many names are given as examples in a message."""
+"""The number of names that are given as examples in a message."""
 
 
 @dataclass(frozen=True)

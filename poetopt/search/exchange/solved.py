@@ -22,7 +22,7 @@ from poetopt.util.errors import FormulationError, PlanError
 from poetopt.util.units import show_limit
 
 WHOLE = 1e-4
-"""How far from a whole number a solver may leave what must be one."""
+"""The distance from a whole number at which a solver may leave one."""
 LATE, CUTS = "late_rows", "cuts"
 """The attributes of the model under which rows that came late stand, and those that a relaxation broke."""
 
@@ -68,7 +68,7 @@ class _Values:
 
 
 def _possible(entry: Any) -> bool:
-    """Whether the value of a variable is a number within its bounds, as far as solvers keep them."""
+    """Say whether the value of a variable is a number within its bounds, as far as solvers keep them."""
     if not isinstance(entry.value, Real) or not math.isfinite(entry.value):
         return False
     value = float(entry.value)
@@ -147,7 +147,7 @@ def plan_in(model: Any) -> Plan:
 
 
 def _options(chosen: Formulation, space: Any) -> Options:
-    """What the model was built with, as a solve is asked for it."""
+    """The options that the model was built with, as a solve is asked for it."""
     limits = space.limits
     paper = limits.compute_s is not None
     return Options(
@@ -187,7 +187,7 @@ def _by_itself(model: Any) -> Iterator[None]:
 
 
 def _formulation(model: Any) -> Formulation:
-    """What the model was built of. Raises FormulationError for what no formulation has built, naming those inside."""
+    """The formulation of the model. Raises FormulationError for what no formulation has built, naming those inside."""
     found = getattr(model, "formulation", None)
     if isinstance(found, Formulation):
         if model.space.limits.open:

@@ -62,9 +62,9 @@ class Replay:
     page_ins: set[tuple[int, int]] = field(default_factory=set)
     variants: set[tuple[int, int, int]] = field(default_factory=set)
     unneeded: set[int] = field(default_factory=set)
-    """What came back for another's sake, and nothing reads later."""
+    """Tensors that came back for another's sake, and that nothing reads later."""
     known: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """What computing a tensor again costs as long as what is there stays the same, and how deep that was asked."""
+    """The costs of computing tensors again while what is there stays, and the depth at which that was asked."""
 
     def __post_init__(self) -> None:
         # Lists by index: a replay looks figures up by the hundred thousand.
@@ -197,7 +197,7 @@ class Replay:
             self._page_j[i] = self._in_j[i]
 
     def _pages(self, i: int) -> bool:
-        """Whether tensor i comes back from storage rather than by computing."""
+        """Say whether tensor i comes back from storage rather than by computing."""
         page_cost = self._page_cost(i)
         return page_cost < math.inf and page_cost <= self._recompute_cost(i)
 
@@ -227,11 +227,11 @@ class Replay:
         return self.machine.blocks + self.problem.blocks(i) <= self._capacity
 
     def _page_cost(self, i: int) -> float:
-        """What bringing tensor i back from storage costs; infinite where it can't have been there."""
+        """The cost of bringing tensor i back from storage; infinite where it can't have been there."""
         return self._page_j[i] if self._fits_storage(i) else math.inf
 
     def _recompute_cost(self, i: int, depth: int = 0) -> float:
-        """What bringing tensor i back by computing costs, from what is resident now; infinite where it can't be."""
+        """The cost of bringing tensor i back by computing, from what is resident now; infinite where it can't be."""
         producer = self._producer[i]
         if producer not in self.recomputable or depth > DEEPEST:
             return math.inf
@@ -247,7 +247,7 @@ class Replay:
         return cost
 
     def _return_cost(self, i: int) -> float:
-        """What the next read of i costs if it is evicted now."""
+        """The cost of the next read of i if it is evicted now."""
         cost = self._page_cost(i)
         if self.problem.last_forward < self._next_read[i] <= self._last_run[self._producer[i]]:
             cost = min(cost, self._recompute_cost(i))
@@ -285,12 +285,12 @@ class Replay:
         return (able,)
 
     def _price(self, i: int) -> float:
-        """What bringing back tensor i costs for the bytes and the time that its absence frees."""
+        """The cost of bringing back tensor i for the bytes and the time that its absence frees."""
         away = self._next_read[i] - self.stage + 1
         return self._return_cost(i) / (self._nbytes[i] * away)
 
     def _comes_back(self, i: int) -> bool:
-        """Whether tensor i, evicted now, still has a way back on a storage that fills; blocks are set aside for it."""
+        """Say whether tensor i, evicted now, has a way back on a storage that fills; blocks are set aside for it."""
         pages = self._page_cost(i)
         if pages == math.inf:
             return self._return_cost(i) < math.inf

@@ -48,7 +48,7 @@ class Ways:
         return min(ranked, key=lambda way: (nbytes(k, way), way)) if found is None else found
 
     def more_j(self, ways: Mapping[int, int]) -> float:
-        """What first runs by these ways cost above plain ones."""
+        """The cost of first runs by these ways above plain ones."""
         operators = self.problem.operators
         return sum(operators[k].variant(way).energy_j - operators[k].energy_j for k, way in ways.items())
 
@@ -76,7 +76,7 @@ def whole_readers(problem: Problem, ways: Mapping[int, int]) -> Sequence[Sequenc
 
 
 def _cost_j(problem: Problem, k: int, way: int) -> float:
-    """What a run costs with the transfers around it, if parameters come and go for it alone."""
+    """The cost of a run with the transfers around it, if parameters come and go for it alone."""
     operator, tensors = problem.operators[k], problem.tensors
     variant = operator.variant(way)
     cost = variant.energy_j
