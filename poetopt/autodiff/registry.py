@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
@@ -40,6 +41,8 @@ Cotangents = tuple[Tensor | None, ...]
 Gradients = tuple[Tensor | None, ...]
 Rule = Callable[["Primal", Cotangents], Gradients]
 RuleT = TypeVar("RuleT", bound=Rule)
+Single = Callable[["OperatorBuilder", "Primal", Tensor], Tensor]
+"""dX, of the backward operator, the forward one and dY."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,19 @@ def register_vjp(op_type: str, *, since: int, domain: str = "") -> Callable[[Rul
             )
         versions[since] = rule
         return rule
+
+    return add
+
+
+def single(op_type: str, *, since: int) -> Callable[[Single], Rule]:
+    """Makes the decorated function, which gives dX, the rule of an op whose first input alone has a gradient."""
+
+    def add(dx: Single) -> Rule:
+        @wraps(dx)
+        def rule(op: Primal, cotangents: Cotangents) -> Gradients:
+            return (dx(op.emit("grad_input"), op, op.only(cotangents)),)
+
+        return register_vjp(op_type, since=since)(rule)
 
     return add
 

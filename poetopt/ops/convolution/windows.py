@@ -10,7 +10,7 @@ from functools import reduce
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Primal, single
 from poetopt.graph import Tensor
 from poetopt.util.errors import MissingVjpError, ModelError
 
@@ -108,20 +108,19 @@ def transposed(k: OperatorBuilder, y: Tensor, w: Tensor, window: Window, group: 
     return k.node("ConvTranspose", [y, w], shape, y.dtype, **attributes)
 
 
-@register_vjp("Col2Im", since=18)
-def col2im(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Col2Im", since=18)
+def col2im(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = the windows of dY (im2col): one Gather from its padded planes.
 
     Reads nothing but dY; the padded image, and the place of each element of a plane's windows (4 bytes).
     """
-    dy, frame = op.only(cotangents), _frame(op)
-    k = op.emit("grad_input")
+    frame = _frame(op)
     planes = math.prod(dy.shape[:2])
     wide = k.pad(k.reshape(dy, (planes, *frame.size)), (0, *frame.before), (0, *frame.declared_after))
     flat = k.reshape(wide, (planes, wide.size // max(planes, 1)))
     places = _places(k, frame, wide.shape[1:])
     columns = k.node("Gather", [flat, places], (planes, *places.shape), dy.dtype, axis=1)
-    return k.reshape(columns, op.x.shape), None, None
+    return k.reshape(columns, op.x.shape)
 
 
 def _frame(op: Primal) -> Window:

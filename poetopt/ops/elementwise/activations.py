@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
-from poetopt.autodiff.registry import STRAIGHT, Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
+from poetopt.autodiff.registry import (
+    STRAIGHT,
+    Cotangents,
+    Gradients,
+    Primal,
+    declare_nondifferentiable,
+    register_vjp,
+    single,
+)
 from poetopt.graph import Role, Tensor
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.util.errors import MissingVjpError
@@ -163,38 +171,35 @@ def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     return (_bent(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
 
 
-@register_vjp("Softmax", since=13)
-def softmax(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Softmax", since=13)
+def softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = Y (dY - sum(dY Y)) along the axis."""
-    dy, y = op.only(cotangents), op.y
-    k = op.emit("grad_input")
+    y = op.y
     inner = k.reduce_sum(k.mul(dy, y), [op.attr_int("axis", -1)])
     dx = k.mul(k.sub(dy, inner), y)
     k.amounts_to("Softmax.grad_input", [dy, y], [dx], axis=op.attr_int("axis", -1))
-    return (dx,)
+    return dx
 
 
-@register_vjp("LogSoftmax", since=13)
-def log_softmax(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("LogSoftmax", since=13)
+def log_softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY - exp(Y) sum(dY) along the axis."""
-    dy, y = op.only(cotangents), op.y
-    k = op.emit("grad_input")
+    y = op.y
     total = k.reduce_sum(dy, [op.attr_int("axis", -1)])
-    return (k.sub(dy, k.mul(k.unary("Exp", y), total)),)
+    return k.sub(dy, k.mul(k.unary("Exp", y), total))
 
 
 _TANH = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
 
-@register_vjp("Gelu", since=20)
-def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Gelu", since=20)
+def gelu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With erf: dX = dY (P + X p), P and p the normal distribution and its density.
 
     With tanh, Y = X s(u), s the sigmoid and u = 2 sqrt(2 / pi) (X + 0.044715 X^3): dX = dY (s + X u' s (1 - s)).
     """
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
+    x = op.x
     if op.attr_text("approximate", "none") == "tanh":
         square = k.mul(x, x)
         inner = k.mul(x, affine(k, square, 2 * _TANH * _CUBIC, 2 * _TANH))
@@ -203,93 +208,48 @@ def gelu(op: Primal, cotangents: Cotangents) -> Gradients:
         rest = k.mul(slope, k.sub(k.graph.scalar(1.0, x.dtype), s))
         dx = k.mul(dy, k.add(s, k.mul(rest, s)))
         k.amounts_to("Gelu.grad_input", [dy, x], [dx], approximate="tanh")
-        return (dx,)
+        return dx
     density = k.unary("Exp", affine(k, k.mul(x, x), -0.5, -0.5 * math.log(2 * math.pi)))
     weighted = k.mul(x, density)
     below = affine(k, k.unary("Erf", k.mul(x, math.sqrt(0.5))), 0.5, 0.5)
     dx = k.mul(dy, k.add(below, weighted))
     k.amounts_to("Gelu.grad_input", [dy, x], [dx])
-    return (dx,)
+    return dx
 
 
-Slope = Callable[[OperatorBuilder, Primal], Tensor]
-"""dY/dX, or X's over Y's."""
-
-
-def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
-    """scale x^2 + bias."""
-    return affine(k, k.mul(x, x), scale, bias)
-
-
-def _celu_slope(k: OperatorBuilder, op: Primal) -> Tensor:
-    """1 where X > 0, else Y / alpha + 1. Reads Y; two temporaries."""
+@single("Celu", since=12)
+def celu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
+    """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
     below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
-    return affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0)
+    return k.mul(dy, affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0))
 
 
-TIMES: Mapping[tuple[str, int], Slope] = {
-    ("Exp", 6): lambda k, op: op.result(k),
-    ("Sin", 7): lambda k, op: k.unary("Cos", op.x),
-    ("Cos", 7): lambda k, op: k.neg(k.unary("Sin", op.x)),
-    ("Tan", 7): lambda k, op: _square(k, op.y, 1.0, 1.0),
-    ("Sinh", 9): lambda k, op: k.unary("Cosh", op.x),
-    ("Cosh", 9): lambda k, op: k.unary("Sinh", op.x),
-    ("Erf", 9): lambda k, op: k.unary("Exp", _square(k, op.x, -1.0, math.log(2 / math.sqrt(math.pi)))),
-    ("Celu", 12): _celu_slope,
-}
-OVER: Mapping[tuple[str, int], Slope] = {
-    ("Atan", 7): lambda k, op: _square(k, op.x, 1.0, 1.0),
-    ("Atanh", 9): lambda k, op: _square(k, op.x, -1.0, 1.0),
-    ("Asin", 7): lambda k, op: k.unary("Sqrt", _square(k, op.x, -1.0, 1.0)),
-    ("Acos", 7): lambda k, op: k.neg(k.unary("Sqrt", _square(k, op.x, -1.0, 1.0))),
-    ("Asinh", 9): lambda k, op: k.unary("Sqrt", _square(k, op.x, 1.0, 1.0)),
-    ("Acosh", 9): lambda k, op: k.unary("Sqrt", _square(k, op.x, 1.0, -1.0)),
-}
-"""Functions whose gradient is dY times a slope, and dY over one, with the opset that they are known from."""
-
-
-def _by_slope(slope: Slope, *, over: bool) -> Callable[[Primal, Cotangents], Gradients]:
-    def rule(op: Primal, cotangents: Cotangents) -> Gradients:
-        k = op.emit("grad_input")
-        dy, by = op.only(cotangents), slope(k, op)
-        return (k.div(dy, by) if over else k.mul(dy, by),)
-
-    return rule
-
-
-for (_op, _since), _slope in (*TIMES.items(), *OVER.items()):
-    register_vjp(_op, since=_since)(_by_slope(_slope, over=(_op, _since) in OVER))
-
-
-@register_vjp("Softsign", since=1)
-def softsign(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Softsign", since=1)
+def softsign(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (1 - |Y|)^2. Reads Y; two temporaries."""
-    k = op.emit("grad_input")
     rest = affine(k, k.unary("Abs", op.result(k)), -1.0, 1.0)
-    return (k.mul(k.mul(op.only(cotangents), rest), rest),)
+    return k.mul(k.mul(dy, rest), rest)
 
 
-@register_vjp("ThresholdedRelu", since=10)
-def thresholded_relu(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("ThresholdedRelu", since=10)
+def thresholded_relu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY where X > alpha, which is where Y > 0 unless alpha is negative. Reads X or Y; two temporaries."""
-    k = op.emit("grad_input")
     alpha = op.attr_float("alpha", 1.0)
     if alpha >= 0 and op.reads_output(k):
-        return (masked(k, op.only(cotangents), positive(k, op.y)),)
-    return (masked(k, op.only(cotangents), positive(k, affine(k, op.x, 1.0, -alpha))),)
+        return masked(k, dy, positive(k, op.y))
+    return masked(k, dy, positive(k, affine(k, op.x, 1.0, -alpha)))
 
 
-@register_vjp("Swish", since=24)
-def swish(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Swish", since=24)
+def swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X, and Y where it is kept anyway.
 
     Three temporaries.
     """
     alpha = op.attr_float("alpha", 1.0)
-    k = op.emit("grad_input")
     s = k.unary("Sigmoid", k.mul(op.x, alpha))
     y = op.y if op.builder.kept(op.y) else k.mul(op.x, s)
-    return (k.mul(op.only(cotangents), k.add(s, k.mul(k.mul(y, alpha), affine(k, s, -1.0, 1.0)))),)
+    return k.mul(dy, k.add(s, k.mul(k.mul(y, alpha), affine(k, s, -1.0, 1.0))))
 
 
 @register_vjp("Mean", since=8)
@@ -297,12 +257,6 @@ def mean(op: Primal, cotangents: Cotangents) -> Gradients:
     """Every operand gets its share of dY."""
     share = op.emit("grad_input").mul(op.only(cotangents), 1.0 / len(op.inputs))
     return (share,) * len(op.inputs)
-
-
-@register_vjp("CastLike", since=15)
-def cast_like(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Back to the input's type."""
-    return op.emit("grad_input").cast(op.only(cotangents), op.x.dtype), None
 
 
 for _op in (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.graph import Tensor
-from poetopt.ops.pieces import masked, positive, sign
+from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.util.errors import ModelError
 
 
@@ -75,22 +78,10 @@ def mod(op: Primal, cotangents: Cotangents) -> Gradients:
     return dy, db
 
 
-@register_vjp("Neg", since=6)
-def neg(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = -dY."""
-    return (op.emit("grad_input").neg(op.only(cotangents)),)
-
-
 @register_vjp("Sum", since=8)
 def sum_of_operands(op: Primal, cotangents: Cotangents) -> Gradients:
     """Every operand gets dY."""
     return (op.only(cotangents),) * len(op.inputs)
-
-
-@register_vjp("Cast", since=9)
-def cast(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Back to the input's type; from integers nothing flows."""
-    return (op.emit("grad_input").cast(op.only(cotangents), op.x.dtype),)
 
 
 def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
@@ -103,36 +94,11 @@ def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
     return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
 
 
-@register_vjp("Log", since=6)
-def log(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY / X = dY exp(-Y)."""
-    dy = op.only(cotangents)
-    k = op.emit("grad_input")
-    if op.reads_output(k, default=False):
-        return (k.mul(dy, k.unary("Exp", k.neg(op.y))),)
-    return (k.div(dy, op.x),)
-
-
-@register_vjp("Sqrt", since=6)
-def sqrt(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY / (2 Y)."""
-    k = op.emit("grad_input")
-    return (k.div(k.mul(op.only(cotangents), 0.5), op.result(k)),)
-
-
-@register_vjp("Reciprocal", since=6)
-def reciprocal(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Reciprocal", since=6)
+def reciprocal(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = -dY Y^2."""
-    k = op.emit("grad_input")
     y = op.result(k)
-    return (k.mul(k.mul(op.only(cotangents), y), k.neg(y)),)
-
-
-@register_vjp("Abs", since=6)
-def absolute(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY sign(X)."""
-    k = op.emit("grad_input")
-    return (masked(k, op.only(cotangents), sign(k, op.x)),)
+    return k.mul(k.mul(dy, y), k.neg(y))
 
 
 @register_vjp("Pow", since=7)
@@ -236,42 +202,30 @@ def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float
     return (k.mul(dy, factor),)
 
 
-@register_vjp("Softplus", since=1)
-def softplus(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Softplus", since=1)
+def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY sigmoid(X); from Y it is 1 - exp(-Y) = 2 t / (1 + t), t = tanh(Y / 2), which cancels nothing."""
-    dy = op.only(cotangents)
-    k = op.emit("grad_input")
     if not op.reads_output(k, default=False):
-        return (k.mul(dy, k.unary("Sigmoid", op.x)),)
+        return k.mul(dy, k.unary("Sigmoid", op.x))
     t = k.unary("Tanh", k.mul(op.y, 0.5))
-    return (k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0))),)
+    return k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0)))
 
 
-@register_vjp("HardSigmoid", since=6)
-def hard_sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = alpha dY where 0 < Y < 1."""
-    k = op.emit("grad_input")
-    inside = _inside(k, op.result(k), 0.0, 1.0)
-    return (k.mul(masked(k, op.only(cotangents), inside), op.attr_float("alpha", 0.2)),)
-
-
-@register_vjp("HardSwish", since=14)
-def hard_swish(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("HardSwish", since=14)
+def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
+    x = op.x
     middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
-    return (masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype))),)
+    return masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype)))
 
 
-@register_vjp("Mish", since=18)
-def mish(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Mish", since=18)
+def mish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
+    x = op.x
     t = k.unary("Tanh", k.unary("Softplus", x))
     slope = k.mul(k.mul(x, k.unary("Sigmoid", x)), k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
-    return (k.mul(dy, k.add(slope, t)),)
+    return k.mul(dy, k.add(slope, t))
 
 
 @register_vjp("PRelu", since=7)
@@ -287,3 +241,39 @@ def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
         k = op.emit("grad_weight")
         dslope = masked(k, dy, k.binary("Min", x, k.graph.scalar(0.0, x.dtype)))
     return dx, dslope
+
+
+def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
+    """scale x^2 + bias."""
+    return affine(k, k.mul(x, x), scale, bias)
+
+
+SINGLE: Mapping[tuple[str, int], Single] = {
+    ("Neg", 6): lambda k, op, dy: k.neg(dy),
+    ("Cast", 9): lambda k, op, dy: k.cast(dy, op.x.dtype),
+    ("CastLike", 15): lambda k, op, dy: k.cast(dy, op.x.dtype),
+    ("Abs", 6): lambda k, op, dy: masked(k, dy, sign(k, op.x)),
+    ("Sqrt", 6): lambda k, op, dy: k.div(k.mul(dy, 0.5), op.result(k)),
+    ("Exp", 6): lambda k, op, dy: k.mul(dy, op.result(k)),
+    ("Log", 6): lambda k, op, dy: (
+        k.mul(dy, k.unary("Exp", k.neg(op.y))) if op.reads_output(k, default=False) else k.div(dy, op.x)
+    ),
+    ("Sin", 7): lambda k, op, dy: k.mul(dy, k.unary("Cos", op.x)),
+    ("Cos", 7): lambda k, op, dy: k.mul(dy, k.neg(k.unary("Sin", op.x))),
+    ("Tan", 7): lambda k, op, dy: k.mul(dy, _square(k, op.y, 1.0, 1.0)),
+    ("Sinh", 9): lambda k, op, dy: k.mul(dy, k.unary("Cosh", op.x)),
+    ("Cosh", 9): lambda k, op, dy: k.mul(dy, k.unary("Sinh", op.x)),
+    ("Asin", 7): lambda k, op, dy: k.div(dy, k.unary("Sqrt", _square(k, op.x, -1.0, 1.0))),
+    ("Acos", 7): lambda k, op, dy: k.div(dy, k.neg(k.unary("Sqrt", _square(k, op.x, -1.0, 1.0)))),
+    ("Atan", 7): lambda k, op, dy: k.div(dy, _square(k, op.x, 1.0, 1.0)),
+    ("Asinh", 9): lambda k, op, dy: k.div(dy, k.unary("Sqrt", _square(k, op.x, 1.0, 1.0))),
+    ("Acosh", 9): lambda k, op, dy: k.div(dy, k.unary("Sqrt", _square(k, op.x, 1.0, -1.0))),
+    ("Atanh", 9): lambda k, op, dy: k.div(dy, _square(k, op.x, -1.0, 1.0)),
+    ("Erf", 9): lambda k, op, dy: k.mul(dy, k.unary("Exp", _square(k, op.x, -1.0, math.log(2 / math.sqrt(math.pi))))),
+    # alpha dY where 0 < Y < 1
+    ("HardSigmoid", 6): lambda k, op, dy: k.mul(
+        masked(k, dy, _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)
+    ),
+}
+for (_op, _since), _rule in SINGLE.items():
+    single(_op, since=_since)(_rule)

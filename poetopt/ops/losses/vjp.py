@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy"})
@@ -57,15 +57,14 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, None, None
 
 
-@register_vjp("NegativeLogLikelihoodLoss", since=12)
-def negative_log_likelihood(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
-    dy, scores, labels = op.only(cotangents), op.x, op.input(1)
-    k = op.emit("grad_input")
+    scores, labels = op.x, op.input(1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
     safe, factor = _factor(k, op, dy, labels)
     spread = k.expand(k.reshape(k.neg(factor), rows if factor.size == labels.size else [1] * len(rows)), rows)
-    return k.scatter_add(k.zeros(scores.shape, scores.dtype), k.reshape(safe, rows), spread, 1), None, None
+    return k.scatter_add(k.zeros(scores.shape, scores.dtype), k.reshape(safe, rows), spread, 1)
 
 
 def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

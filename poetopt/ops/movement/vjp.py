@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp, single
 from poetopt.graph import Role, Tensor
 from poetopt.util.errors import ModelError
 
@@ -107,16 +107,15 @@ def split(op: Primal, cotangents: Cotangents) -> Gradients:
     return (k.concat(pieces, axis), None)
 
 
-@register_vjp("Pad", since=11)
-def pad(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Pad", since=11)
+def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """See above. Reads nothing else; one temporary of dY's size."""
-    dy, x = op.only(cotangents), op.x
+    x = op.x
     rank = len(x.shape)
     before, after = _amounts(op, rank)
     mode = op.attr_text("mode", "constant")
-    k = op.emit("grad_input")
     if mode == "constant":
-        return k.pad(dy, [-b for b in before], [-a for a in after]), None
+        return k.pad(dy, [-b for b in before], [-a for a in after])
     if mode not in {"reflect", "edge", "wrap"}:
         raise ModelError(f"{op.where}: unknown mode {mode!r}")
     # onnxruntime cuts first, and repeats what is left
@@ -131,7 +130,7 @@ def pad(op: Primal, cotangents: Cotangents) -> Gradients:
                 "onnxruntime reflects fewer than there are"
             )
         dy = folded(k, dy, axis, length, max(before[axis], 0), mode)
-    return k.pad(dy, *cut), None
+    return k.pad(dy, *cut)
 
 
 def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
@@ -213,36 +212,33 @@ def _summed(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) 
     return k.reduce_sum(k.reshape(wide, shape), [axis], keepdims=False)
 
 
-@register_vjp("Tile", since=6)
-def tile(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Tile", since=6)
+def tile(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = the sum of the copies. Reads nothing else; no temporary."""
-    dy, x = op.only(cotangents), op.x
+    x = op.x
     repeats = op.known_ints(1)
-    k = op.emit("grad_input")
     split = [part for pair in zip(repeats, x.shape, strict=True) for part in pair]
     copies = k.reshape(dy, split)
-    return (k.reshape(k.reduce_sum(copies, [2 * axis for axis, r in enumerate(repeats) if r > 1]), x.shape), None)
+    return k.reshape(k.reduce_sum(copies, [2 * axis for axis, r in enumerate(repeats) if r > 1]), x.shape)
 
 
-@register_vjp("DepthToSpace", since=1)
-def depth_to_space(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("DepthToSpace", since=1)
+def depth_to_space(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """The inverse shuffle. Reads nothing else; no temporary."""
-    dy, (n, c, h, w) = op.only(cotangents), op.x.shape
+    (n, c, h, w) = op.x.shape
     size = op.attr_int("blocksize", 1)
-    k = op.emit("grad_input")
     blocks = k.reshape(dy, (n, c // size**2, h, size, w, size))
     perm = [0, 1, 3, 5, 2, 4] if op.attr_text("mode", "DCR") == "CRD" else [0, 3, 5, 1, 2, 4]
-    return (k.reshape(k.transpose(blocks, perm), op.x.shape),)
+    return k.reshape(k.transpose(blocks, perm), op.x.shape)
 
 
-@register_vjp("SpaceToDepth", since=1)
-def space_to_depth(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("SpaceToDepth", since=1)
+def space_to_depth(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """The inverse shuffle. Reads nothing else; no temporary."""
-    dy, (n, c, h, w) = op.only(cotangents), op.x.shape
+    (n, c, h, w) = op.x.shape
     size = op.attr_int("blocksize", 1)
-    k = op.emit("grad_input")
     blocks = k.reshape(dy, (n, size, size, c, h // size, w // size))
-    return (k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape),)
+    return k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape)
 
 
 NONE = (

@@ -37,7 +37,7 @@ from functools import partial
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
 from poetopt.ops.pieces import chunk, masked
 from poetopt.util.errors import MissingVjpError
@@ -49,27 +49,26 @@ _MAX_SINCE = 18
 """ScatterElements knows the reduction `max` from this opset on."""
 
 
-@register_vjp("Gather", since=1)
-def gather(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Gather", since=1)
+def gather(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = the rows of dY, added up at their indices."""
-    dy, x = op.only(cotangents), op.x
+    x = op.x
     axis = op.attr_int("axis", 0) % len(x.shape)
     outer, rows, inner = chunk(x.shape, axis)
     indices = op.input(1)
-    k = op.emit("grad_input")
     pieces = k.reshape(dy, (outer, indices.size, inner))
     known = op.value(1)
     if known is not None and indices.size:
         flat = np.asarray(known).reshape(-1).astype(np.int64) % rows
         if np.array_equal(flat, flat[0] + np.arange(flat.size)):
             first = int(flat[0])
-            return (k.reshape(k.pad(pieces, (0, first, 0), (0, rows - first - flat.size, 0)), x.shape), None)
+            return k.reshape(k.pad(pieces, (0, first, 0), (0, rows - first - flat.size, 0)), x.shape)
     flat_indices = k.cast(k.reshape(indices, (indices.size,)), "int64")
     dx = k.reshape(add_rows(k, pieces, flat_indices, rows), x.shape)
     k.amounts_to("Gather.grad_input", [dy, indices], [dx], axis=axis)
     if outer == 1 and rows > 2 * indices.size:
         op.builder.adders[dx.name] = partial(_add_to, dy=dy, indices=indices)
-    return (dx, None)
+    return dx
 
 
 def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -> Tensor:
@@ -92,24 +91,22 @@ def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -
     return k.reshape(written, total.shape)
 
 
-@register_vjp("GatherElements", since=11)
-def gather_elements(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("GatherElements", since=11)
+def gather_elements(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """The elements of dY, added up at their indices: ScatterElements(add) into zeros."""
-    dy, x = op.only(cotangents), op.x
+    x = op.x
     axis = op.attr_int("axis", 0) % len(x.shape)
-    k = op.emit("grad_input")
-    return (k.scatter_add(k.zeros(x.shape, x.dtype), op.input(1), dy, axis), None)
+    return k.scatter_add(k.zeros(x.shape, x.dtype), op.input(1), dy, axis)
 
 
-@register_vjp("GatherND", since=11)
-def gather_nd(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("GatherND", since=11)
+def gather_nd(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """As for Gather, with each index tuple turned into the number of its row."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
+    x = op.x
     rows, count, inner = row_counts(x, op.input(1), op.attr_int("batch_dims", 0))
     numbers = row_numbers(k, x, op.input(1), op.attr_int("batch_dims", 0))
     pieces = k.reshape(dy, (1, count, inner))
-    return (k.reshape(add_rows(k, pieces, numbers, rows), x.shape), None)
+    return k.reshape(add_rows(k, pieces, numbers, rows), x.shape)
 
 
 def row_counts(x: Tensor, indices: Tensor, batch_dims: int = 0) -> tuple[int, int, int]:
@@ -301,13 +298,11 @@ def top_k(op: Primal, cotangents: Cotangents) -> Gradients:
     return k.scatter_add(k.zeros(op.x.shape, dy.dtype), op.output(1), dy, axis), None
 
 
-@register_vjp("Trilu", since=14)
-def trilu(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Trilu", since=14)
+def trilu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """The same triangle of dY. Reads nothing; no temporary."""
-    dy = op.only(cotangents)
     operands = [dy, op.input(1)] if op.has(1) else [dy]
-    k = op.emit("grad_input")
-    return k.node("Trilu", operands, dy.shape, dy.dtype, upper=op.attr_int("upper", 1)), None
+    return k.node("Trilu", operands, dy.shape, dy.dtype, upper=op.attr_int("upper", 1))
 
 
 @register_vjp("Expand", since=8)
@@ -316,25 +311,24 @@ def expand(op: Primal, cotangents: Cotangents) -> Gradients:
     return op.only(cotangents), None
 
 
-@register_vjp("Slice", since=10)
-def slices(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("Slice", since=10)
+def slices(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dY with zeros around and, for steps beyond one, between its elements."""
-    dy, shape = op.only(cotangents), op.x.shape
+    shape = op.x.shape
     starts, ends = (op.known_ints(index) for index in (1, 2))
     axes = op.known_ints(3) if op.has(3) else list(range(len(starts)))
     steps = op.known_ints(4) if op.has(4) else [1] * len(starts)
-    k = op.emit("grad_input")
     before, after = [0] * len(shape), [0] * len(shape)
     for start, end, axis, step in zip(starts, ends, (a % len(shape) for a in axes), steps, strict=True):
         low, high, stride = slice(start, end, step).indices(shape[axis])
         picked = range(low, high, stride)
         if not picked:
-            return (k.zeros(shape, dy.dtype), None, None, None, None)
+            return k.zeros(shape, dy.dtype)
         if stride < 0:
             dy, picked = k.flip(dy, [axis]), picked[::-1]
         dy = _spread(k, dy, axis, abs(stride))
         before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
-    return k.pad(dy, before, after), None, None, None, None
+    return k.pad(dy, before, after)
 
 
 def _spread(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:

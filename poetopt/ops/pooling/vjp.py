@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
@@ -37,14 +37,12 @@ from poetopt.ops.pieces import masked, sign
 from poetopt.util.errors import MissingVjpError
 
 
-@register_vjp("MaxPool", since=8)
-def max_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("MaxPool", since=8)
+def max_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Each maximum's place in X, which the forward operator wrote, gets its gradient added."""
-    dy = op.only(cotangents)
-    k = op.emit("grad_input")
     dx = _put(k, dy, op)
     op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_put, op=op))
-    return (dx,)
+    return dx
 
 
 def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
@@ -66,12 +64,11 @@ def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
     return op.output(1)
 
 
-@register_vjp("AveragePool", since=7)
-def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("AveragePool", since=7)
+def average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dY divided by each window's count of elements, then the adjoint of a convolution with ones."""
-    dy, x = op.only(cotangents), op.x
+    x = op.x
     frame = window(op, op.attr_ints("kernel_shape") or ())
-    k = op.emit("grad_input")
     counts = _counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
     share = np.float64(1.0) / np.maximum(counts, 1)
     same = bool(np.all(counts == counts.flat[0]))
@@ -84,18 +81,17 @@ def average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
         dilations=list(frame.dilations), pads=[*frame.before, *frame.declared_after],
         count_include_pad=op.attr_int("count_include_pad", 0),
     )  # fmt: skip
-    return (dx,)
+    return dx
 
 
-@register_vjp("LpPool", since=2)
-def lp_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("LpPool", since=2)
+def lp_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = X |X|^(p - 2) times the adjoint of a convolution with ones of dY Y^(1 - p), 0 where a window's norm is.
 
     Reads X, and Y unless p is 1; two temporaries of X's size.
     """
-    dy, x, power = op.only(cotangents), op.x, op.attr_int("p", 2)
+    x, power = op.x, op.attr_int("p", 2)
     frame = window(op, op.attr_ints("kernel_shape") or ())
-    k = op.emit("grad_input")
     if power > 1:
         norm = k.add(op.y, k.cast(k.compare("Equal", op.y, 0.0), dy.dtype))
         dy = k.div(dy, norm if power == 2 else _raised(k, norm, power - 1))
@@ -103,8 +99,8 @@ def lp_pool(op: Primal, cotangents: Cotangents) -> Gradients:
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
     spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
     if power == 1:
-        return (masked(k, spread, sign(k, x)),)
-    return (k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread),)
+        return masked(k, spread, sign(k, x))
+    return k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread)
 
 
 def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
@@ -125,12 +121,11 @@ def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dt
     return counts
 
 
-@register_vjp("GlobalAveragePool", since=1)
-def global_average_pool(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("GlobalAveragePool", since=1)
+def global_average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Every element gets its share of the mean's gradient."""
-    dy, x = op.only(cotangents), op.x
-    k = op.emit("grad_input")
-    return (k.expand(k.mul(dy, 1.0 / math.prod(x.shape[2:])), x.shape),)
+    x = op.x
+    return k.expand(k.mul(dy, 1.0 / math.prod(x.shape[2:])), x.shape)
 
 
 Numbers = NDArray[np.int64]

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
 from poetopt.ops.flops import labels
 from poetopt.ops.pieces import affine
@@ -274,18 +274,16 @@ def _masked(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, in
     return scores
 
 
-@register_vjp("RotaryEmbedding", since=23)
-def rotary_embedding(op: Primal, cotangents: Cotangents) -> Gradients:
+@single("RotaryEmbedding", since=23)
+def rotary_embedding(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Pairs of elements are turned by an angle; the gradient is turned back: the same op with sines negated.
 
     Reads the tables and positions; no temporary of X's size.
     """
-    dy = op.only(cotangents)
-    k = op.emit("grad_input")
     positions = [op.input(3)] if op.has(3) else []
     back = k.neg(op.input(2))
     settings = dict(op.node.attributes)
-    return (k.node("RotaryEmbedding", [dy, op.input(1), back, *positions], dy.shape, dy.dtype, **settings), None, None)
+    return k.node("RotaryEmbedding", [dy, op.input(1), back, *positions], dy.shape, dy.dtype, **settings)
 
 
 @register_vjp("DFT", since=17)
