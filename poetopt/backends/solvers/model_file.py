@@ -27,18 +27,8 @@ def mps_lines(
     rows: Sequence[str],
     *,
     objective: str = "overhead_j",
-    scale: float | None = None,
-    relaxed: bool = False,
 ) -> Iterator[str]:
-    """The lines of a free-format MPS file. Names hold no blanks.
-
-    objective
-        Its name.
-    scale
-        Multiplies the objective, whose constant is left out then; None: the objective as it is.
-    relaxed
-        Leave integrality out.
-    """
+    """The lines of a free-format MPS file. Names hold no blanks."""
     lower, upper = matrix.row_lower, matrix.row_upper
     kinds = np.where(lower == upper, "E", np.where(np.isfinite(upper), "L", np.where(np.isfinite(lower), "G", "N")))
     yield f"NAME poetopt FREE\nROWS\n N {objective}\n"
@@ -46,8 +36,7 @@ def mps_lines(
     yield "COLUMNS\n"
     by_column = matrix.rows.tocsc()
     starts, indices, values = by_column.indptr.tolist(), by_column.indices.tolist(), by_column.data.tolist()
-    costs = (matrix.costs * (1.0 if scale is None else scale)).tolist()
-    whole = np.zeros(len(columns), dtype=bool) if relaxed else matrix.integer
+    costs, whole = matrix.costs.tolist(), matrix.integer
     inside, markers = False, 0
     for x, name in enumerate(columns):
         if whole[x] != inside:
@@ -61,7 +50,7 @@ def mps_lines(
     if inside:
         yield f" MARKER{markers} 'MARKER' 'INTEND'\n"
     yield "RHS\n"
-    if scale is None and matrix.constant:
+    if matrix.constant:
         yield f" RHS {objective} {-matrix.constant!r}\n"
     sides = np.where(np.isfinite(upper), upper, np.where(np.isfinite(lower), lower, 0.0)).tolist()
     yield "".join(f" RHS {name} {side!r}\n" for name, side in zip(rows, sides, strict=True) if side)

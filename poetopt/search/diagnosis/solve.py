@@ -84,12 +84,6 @@ class LateAnswer:
         self.solution = replace(found, status=graded(found.overhead_gap, self.options.gap))
 
 
-# A solve among many: where a user wants one answer, an interrupt means the best so far; where many, it means stop.
-#
-# Whoever solves more than once for one answer (fronts, comparisons, sweeps, sensitivities, checks) calls `solve_whole`,
-# so that Ctrl-C ends all of it and no result was cut short by it.
-
-
 OVER_SHARE, OVER_S = 0.1, 1.0
 """The search for remedies ends by this share of the time limit, and this many seconds, after it."""
 
