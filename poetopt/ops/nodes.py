@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import VIEW_OPS, Graph, Node, Operator, Role, Tensor, TrainingGraph, residence
@@ -104,6 +105,11 @@ class Call(OfNode):
     def nbytes(self, index: int) -> int:
         """Of an input; 0 of an absent one."""
         return self.input(index).nbytes if self.has(index) else 0
+
+
+def around(shape: Sequence[int], axis: int) -> tuple[int, int, int]:
+    """Elements before, along and behind `axis`."""
+    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
 def find(operator: Operator, node: Node, name: str, tensors: Mapping[str, Tensor]) -> Tensor:

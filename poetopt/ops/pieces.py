@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -97,8 +96,3 @@ def column_sum(k: OperatorBuilder, x: Tensor) -> Tensor:
     """The sum over the rows of x [rows, columns], as [columns]: a product with ones is the fastest way."""
     ones = k.graph.constant(np.ones((1, x.shape[0]), x.dtype))
     return k.reshape(k.gemm(ones, x), (x.shape[1],))
-
-
-def chunk(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
-    """Elements before, along and behind `axis`."""
-    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

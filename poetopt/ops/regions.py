@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poetopt.autodiff.regions.match import DOMAIN
+from poetopt.autodiff.regions import DOMAIN
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.ops.elementwise import activations, vjp
 from poetopt.ops.normalization.vjp import row_norm

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from poetopt import store_all_peak_bytes
 from poetopt.autodiff import differentiate, reverse
-from poetopt.autodiff.regions import compose
-from poetopt.autodiff.regions.match import DOMAIN
+from poetopt.autodiff.regions import DOMAIN, compose
 from poetopt.autodiff.registry import registered
 from poetopt.devices import cost, device
 from poetopt.graph import Graph, TrainingGraph

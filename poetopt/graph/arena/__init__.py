@@ -14,7 +14,7 @@ leave to gain:
 All work is counted, never timed: the same input gives the same offsets everywhere.
 """
 
-from poetopt.graph.arena.bound import lower_bound
+from poetopt.graph.arena.instance import lower_bound
 from poetopt.graph.arena.packing import pack
 
 __all__ = ["lower_bound", "pack"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
-
-from poetopt.graph.arena.bound import lower_bound
 
 Ints = NDArray[np.int64]
 
@@ -17,6 +16,33 @@ FEW = 4096
 
 UNPLACED = np.iinfo(np.int64).max // 4
 """The offset of a buffer without one: above all others, and a size can be added to it."""
+
+
+def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int], alignment: int = 1) -> int:
+    """No arena is smaller: the highest sum of live sizes, rounded up to the alignment but for the topmost buffer.
+
+    Arguments are those of `poetopt.graph.arena.pack`; the result is in bytes.
+    """
+    events = sorted(
+        [(starts[k], 1, k) for k in range(len(sizes)) if sizes[k] and starts[k] < ends[k]]
+        + [(ends[k], 0, k) for k in range(len(sizes)) if sizes[k] and starts[k] < ends[k]]
+    )
+    rounded = [-(-size // alignment) * alignment for size in sizes]
+    # the most that rounding adds to a live buffer: on top of a heap, from which the dead go when they surface
+    added = [(sizes[k] - rounded[k], ends[k]) for k in range(len(sizes))]
+    live: list[tuple[int, int]] = []
+    level = bound = 0
+    for time, begins, k in events:
+        if not begins:
+            level -= rounded[k]
+            continue
+        heappush(live, added[k])
+        level += rounded[k]
+        if level > bound:
+            while live[0][1] <= time:
+                heappop(live)
+            bound = max(bound, level + live[0][0])
+    return bound
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ from poetopt.ops.runtimes.c.kernel import (
     block,
     called,
     operands,
-    refuse_types,
+    real,
     written,
 )
 from poetopt.ops.runtimes.c.tiling import INNER, PART, Chunk, LetterWays, Tiling
@@ -233,7 +233,7 @@ def _refuses(call: Call) -> str | None:
         return f"{call.node.op_type} over {max(ranks) - 2} axes; it has one or two"
     if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
         return f"{call.node.op_type} of no elements"
-    return refuse_types(call, "float32")
+    return real(call)
 
 
 def _refuses_transposed(call: Call) -> str | None:

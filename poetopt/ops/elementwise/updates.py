@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.runtimes.c.axes import flat
-from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, refuse_types
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, real
 from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_update.h"
@@ -75,7 +75,7 @@ def _kernel(optimizer: str) -> Kernel:
     def refuses(call: Call) -> str | None:
         if len(call.inputs) not in (plain, plain + 1):
             return f"an update by {optimizer} of {len(call.inputs)} operands"
-        return refuse_types(call, "float32")
+        return real(call)
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         return flat(code, call)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.ops.nodes import around
 from poetopt.ops.runtimes.c.axes import Code, along, arguments_of, by_row
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_number, called, read, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_number, called, read, real
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 Sizes = tuple[int, int, int]
@@ -66,15 +67,11 @@ def by_position(line: Line, call: Call, sizes: Sizes, scratch_bytes: int = 0) ->
 HEADER = "po_norm.h"
 
 
-def _real(call: Call) -> str | None:
-    return refuse_types(call, "float32")
-
-
 def _along_axis(call: Call) -> Sizes:
     """Gives what is before a softmax's axis, its length, and what is behind it."""
     shape = call.input(0).shape
     axis = call.integer("axis", -1) % len(shape)
-    return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
+    return around(shape, axis)
 
 
 def _classes(call: Call) -> Sizes:
@@ -179,7 +176,7 @@ def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "")
     def tilings(call: Call) -> tuple[Tiling, ...]:
         return (*rows(call), *by_position(line, call, _along_axis(call)))
 
-    return Kernel(op_type, code, domain, _real, in_place=(0,), tilings=tilings, headers=(HEADER,))
+    return Kernel(op_type, code, domain, real, in_place=(0,), tilings=tilings, headers=(HEADER,))
 
 
 def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:

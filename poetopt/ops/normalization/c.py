@@ -8,14 +8,10 @@ from math import prod
 
 from poetopt.graph import OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.axes import Code, along, by_row, flat
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, called, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, called, real
 from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 
 HEADER = "po_norm.h"
-
-
-def _real(call: Call) -> str | None:
-    return refuse_types(call, "float32")
 
 
 def _channels(x: Tensor) -> tuple[int, int, int]:
@@ -47,7 +43,7 @@ def _batch_norm_refuses(call: Call) -> str | None:
             return "BatchNormalization in training mode with a momentum, as one node"
         if len(call.outputs) < 3 or None in call.outputs[:3]:
             return "BatchNormalization in training mode without its statistics"
-    return _real(call)
+    return real(call)
 
 
 def _batch_norm_training(call: Call, arguments: Arguments) -> str:
@@ -83,7 +79,7 @@ def _layer_norm(call: Call, arguments: Arguments) -> str:
 def _layer_norm_refuses(call: Call) -> str | None:
     if call.input(1).size != _rows(call, call.input(0))[1]:
         return "LayerNormalization whose scale is broadcast"
-    return _real(call)
+    return real(call)
 
 
 def _group_norm(call: Call, arguments: Arguments) -> str:
@@ -165,11 +161,11 @@ KERNELS: tuple[Kernel, ...] = (
         tilings=_batch_norm_tilings,
     ),
     Kernel(
-        "BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        "BatchNormalization.training", _batch_norm_training, OWN_DOMAIN, real, in_place=(0,), headers=(HEADER,),
         tilings=_by_channel(_batch_norm_training, (0,)),
     ),
     Kernel(
-        "BatchNormalization.grad_weight", _batch_norm_sums, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        "BatchNormalization.grad_weight", _batch_norm_sums, OWN_DOMAIN, real, in_place=(0,), headers=(HEADER,),
         tilings=_by_channel(_batch_norm_sums, (0, 1)),
     ),
     Kernel(
@@ -177,14 +173,14 @@ KERNELS: tuple[Kernel, ...] = (
         tilings=by_row(_layer_norm, (0,), 3),
     ),
     Kernel(
-        "InstanceNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,),
+        "InstanceNormalization", _group_norm, refuses=real, in_place=(0,), headers=(HEADER,),
         tilings=_by_channel(_group_norm, (0,)),
     ),
     Kernel(
-        "GroupNormalization", _group_norm, refuses=_real, in_place=(0,), headers=(HEADER,), tilings=_group_norm_tilings
+        "GroupNormalization", _group_norm, refuses=real, in_place=(0,), headers=(HEADER,), tilings=_group_norm_tilings
     ),
     Kernel(
-        "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, _real, in_place=(0,), headers=(HEADER,),
+        "LayerNormalization.gradient", _layer_norm_gradient, OWN_DOMAIN, real, in_place=(0,), headers=(HEADER,),
         tilings=_layer_norm_gradient_tilings,
     ),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.ops.nodes import around
 from poetopt.ops.runtimes.c.kernel import (
     C_TYPES,
     Arguments,
@@ -166,16 +167,13 @@ HEADER = "po_math.h"
 def _gather(call: Call, arguments: Arguments) -> str:
     x, where, y = call.input(0), call.input(1), call.output()
     axis = call.integer("axis", 0) % len(x.shape)
-    outer, length, inner = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    outer, length, inner = around(x.shape, axis)
     body = block(
-        f"const int32_t at = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
+        f"const int32_t at = {number_at(length, 'i1')};",
         f"memcpy(y + (i0 * {where.size} + i1) * {inner}, a + (i0 * {length} + at) * {inner}, "
         f"{inner * y.nbytes // max(y.size, 1)});",
     )
-    return block(
-        *operands(call, arguments),
-        loops((outer, where.size), body),
-    )
+    return block(*operands(call, arguments), loops((outer, where.size), body))
 
 
 def _gather_nd(call: Call, arguments: Arguments) -> str:
@@ -188,10 +186,7 @@ def _gather_nd(call: Call, arguments: Arguments) -> str:
         f"const int32_t from = i0 * {prod(x.shape[batch:])} + (int32_t)({row});",
         f"memcpy(y + (i0 * {count} + i1) * {inner}, a + from, {inner * y.nbytes // max(y.size, 1)});",
     )
-    return block(
-        *operands(call, arguments),
-        loops((prod(x.shape[:batch]), count), body),
-    )
+    return block(*operands(call, arguments), loops((prod(x.shape[:batch]), count), body))
 
 
 def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
@@ -205,7 +200,7 @@ def _top_k(call: Call, arguments: Arguments) -> str:
     x, (values, places) = call.input(0), arguments.outputs + ("",) * (2 - len(arguments.outputs))
     axis = call.integer("axis", -1) % len(x.shape)
     made = next(tensor for tensor in call.outputs if tensor is not None)
-    outer, length, inner, count = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :]), made.shape[axis]
+    (outer, length, inner), count = around(x.shape, axis), made.shape[axis]
     after, before = ("<", ">") if call.integer("largest", 1) else (">", "<")
     picked = block(
         "int32_t best = -1;",
@@ -230,38 +225,21 @@ def _top_k(call: Call, arguments: Arguments) -> str:
     return block(read("x", x, arguments.inputs[0]), *declared, loops((outer, inner), line))
 
 
-def _rows(call: Call, shape: Sequence[int], indices: Tensor, statement: str) -> str:
-    """`statement` for every element of what was gathered: u is its place there, at that in the table."""
-    axis = call.integer("axis", 0) % len(shape)
-    outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
-    row = block(
-        f"const int32_t row = (int32_t)(b[i1] < 0 ? b[i1] + {length} : b[i1]);",
-        loops(
-            (inner,),
-            f"const int32_t at = (i0 * {length} + row) * {inner} + j0, u = (i0 * {indices.size} + i1) * {inner} + j0;\n"
-            + statement,
-            "j",
-        ),
-    )
-    return loops((outer, indices.size), row)
-
-
 def _gather_gradient(call: Call, arguments: Arguments) -> str:
-    indices, dx = call.input(1), call.output()
-    return block(
-        filled(dx, arguments.outputs[0], "0.0f"),
-        block(
-            *operands(call, arguments),
-            _rows(call, dx.shape, indices, "y[at] += a[u];"),
-        ),
-    )
+    count, dx = call.input(1).size, call.output()
+    axis = call.integer("axis", 0) % len(dx.shape)
+    outer, length, inner = around(dx.shape, axis)
+    added = f"y[(i0 * {length} + row) * {inner} + j0] += a[(i0 * {count} + i1) * {inner} + j0];"
+    row = block(f"const int32_t row = {number_at(length, 'i1')};", loops((inner,), added, "j"))
+    body = block(*operands(call, arguments), loops((outer, count), row))
+    return block(filled(dx, arguments.outputs[0], "0.0f"), body)
 
 
 def _gather_update(call: Call, arguments: Arguments) -> str:
     """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
     table, y, count = call.input(2), call.output(), call.input(1).size
     axis = call.integer("axis", 0) % len(y.shape)
-    outer, length, inner = prod(y.shape[:axis]), y.shape[axis], prod(y.shape[axis + 1 :])
+    outer, length, inner = around(y.shape, axis)
     term = f"a[(i0 * {count} + k) * {inner} + j]"
     done = f"y[(i0 * {length} + row) * {inner} + j] -= sum[j] * r[0];"
     rows = row_sums(count, inner, number_at(length), arguments.scratch, "", term, done)
@@ -341,23 +319,12 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("GatherND", _gather_nd, refuses=known_types, headers=(HEADER,)),
     Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
     Kernel(
-        "Gather.grad_input",
-        _gather_gradient,
-        OWN_DOMAIN,
-        _gather_refuses,
-        headers=(HEADER,),
-        tilings=gradient_tilings,
+        "Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,), tilings=gradient_tilings
     ),
     Kernel(
-        "Gather.grad_input+sgd.update",
-        _gather_update,
-        OWN_DOMAIN,
-        _gather_refuses,
-        _row_bytes,
-        in_place=(2,),
-        headers=(HEADER,),
-        tilings=update_tilings,
+        "Gather.grad_input+sgd.update", _gather_update, OWN_DOMAIN, _gather_refuses, _row_bytes, in_place=(2,),
+        headers=(HEADER,), tilings=update_tilings,
     ),
     Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
-)
+)  # fmt: skip

@@ -39,7 +39,8 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
-from poetopt.ops.pieces import chunk, masked
+from poetopt.ops.nodes import around
+from poetopt.ops.pieces import masked
 from poetopt.util.errors import MissingVjpError
 
 _ONE_HOT_ROWS = 256
@@ -54,7 +55,7 @@ def gather(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = the rows of dY, added up at their indices."""
     x = op.x
     axis = op.attr_int("axis", 0) % len(x.shape)
-    outer, rows, inner = chunk(x.shape, axis)
+    outer, rows, inner = around(x.shape, axis)
     indices = op.input(1)
     pieces = k.reshape(dy, (outer, indices.size, inner))
     known = op.value(1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
 from poetopt.ops.runtimes.c.axes import Code, along
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_float, called, refuse_types, two
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_float, called, real, refuse_types, two
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 
@@ -152,13 +152,9 @@ def _global_average(call: Call, arguments: Arguments) -> str:
     )
 
 
-def _real(call: Call) -> str | None:
-    return refuse_types(call, "float32")
-
-
 def _planes(call: Call) -> str | None:
     rank = len(call.output().shape)
-    return f"{call.node.op_type} over {rank - 2} axes; it has one or two" if rank not in (3, 4) else _real(call)
+    return f"{call.node.op_type} over {rank - 2} axes; it has one or two" if rank not in (3, 4) else real(call)
 
 
 def _indexed(call: Call) -> str | None:
@@ -308,7 +304,7 @@ def _resize_refuses(call: Call) -> str | None:
         return f"{call.node.op_type} in mode {mode} with {places}"
     if call.integer("antialias", 0) or call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
         return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy"
-    return None if x.dtype == "float32" else refuse_types(call, "float32")
+    return None if x.dtype == "float32" else real(call)
 
 
 def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
@@ -362,7 +358,7 @@ KERNELS: tuple[Kernel, ...] = (
         "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes, headers=(HEADER,),
         tilings=_by_plane(_average_pool_gradient, _average_pool_gradient_rows),
     ),
-    Kernel("GlobalAveragePool", _global_average, refuses=_real, headers=(NORM,), tilings=_by_plane(_global_average)),
+    Kernel("GlobalAveragePool", _global_average, refuses=real, headers=(NORM,), tilings=_by_plane(_global_average)),
     Kernel(
         "Resize", _resize, refuses=_resize_refuses, constants=(1, 2, 3), tilings=_resize_tilings,
         headers=(RESIZING_HEADER,),

@@ -33,6 +33,7 @@ from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 from poetopt.ops.convolution.windows import Window, transposed, window
+from poetopt.ops.nodes import around
 from poetopt.ops.pieces import masked, sign
 from poetopt.util.errors import MissingVjpError
 
@@ -154,7 +155,7 @@ class Entries:
 def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entries) -> Tensor:
     """The product of the transpose of a matrix [x's `axis`, `length`] with every line of x along `axis`."""
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
-    outer, lines, inner = math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+    outer, lines, inner = around(x.shape, axis)
     if min(lines, length) <= _DENSE:
         return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     if inner > 1:

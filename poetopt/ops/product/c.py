@@ -23,7 +23,7 @@ from poetopt.ops.runtimes.c.kernel import (
     loops,
     merged,
     operands,
-    refuse_types,
+    real,
     strides_of,
 )
 from poetopt.ops.runtimes.c.tiling import (
@@ -126,10 +126,6 @@ HEADER = "po_gemm.h"
 LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
 """How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
 Pair = tuple[str, str]
-
-
-def _real(call: Call) -> str | None:
-    return refuse_types(call, "float32")
 
 
 def _gemm(call: Call, arguments: Arguments) -> str:
@@ -244,7 +240,7 @@ def _matmul(call: Call, arguments: Arguments) -> str:
 def _empty(call: Call) -> str | None:
     if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
         return f"{call.node.op_type} of no elements"
-    return _real(call)
+    return real(call)
 
 
 def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
@@ -373,7 +369,7 @@ def _einsum_refuses(call: Call) -> str | None:
     _, result = _labels(call)
     if len(set(result)) < len(result) or len(call.inputs) > len("abcdefgh"):
         return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')})"
-    return refuse_types(call, "float32")
+    return real(call)
 
 
 def _einsum(call: Call, arguments: Arguments) -> str:

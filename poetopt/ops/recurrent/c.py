@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, Tensor
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, called, refuse_types
+from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, called, real
 from poetopt.ops.runtimes.c.tiling import (
     ELEMENT_BYTES,
     FROM,
@@ -54,7 +54,7 @@ def refuses(call: Call) -> str | None:
         return f"{op} with clip, layout or input_forget"
     if call.has(4):
         return f"{op} with lengths of sequences"
-    return refuse_types(call, "float32")
+    return real(call)
 
 
 @dataclass(frozen=True, slots=True)

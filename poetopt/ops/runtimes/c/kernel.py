@@ -259,6 +259,11 @@ def refuse_types(call: Call, *allowed: str) -> str | None:
     return None
 
 
+def real(call: Call) -> str | None:
+    """Why not, where an operand is no float32."""
+    return refuse_types(call, "float32")
+
+
 def operands(call: Call, arguments: Arguments) -> list[str]:
     """Declarations of inputs a, b, c, ... and of output y, where they are there."""
     found = [

@@ -1,4 +1,12 @@
-"""Regions that are recognised: norms and activations written out, and Softmax with a guard against rows of NaN.
+"""Composite regions: nodes that an exporter wrote in place of one op become one operator with one gradient rule.
+
+The nodes stay as they are, so that the forward result keeps its bits. What they pass to one another becomes
+temporaries of the operator, and the rule of the op that they amount to reads its input, where the rules of the single
+nodes would keep each intermediate result until the backward pass. An operator's `meaning` says what it amounts to.
+
+A region is taken only where nobody else reads what is inside it, and where a gradient flows through it.
+
+Regions that are recognised: norms and activations written out, and Softmax with a guard against rows of NaN.
 
     LayerNormalization   y = d / s scale + bias,   d = x - mean(x),  s = sqrt(mean(d^2) + epsilon)
     RMSNormalization     y = x / s scale,          s = sqrt(mean(x^2) + epsilon)
@@ -15,14 +23,94 @@ float64 and compared with the function itself. Ops of which a region is made are
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.autodiff.regions.match import DOMAIN, CompositeRegion, Surroundings
-from poetopt.graph import Node, Operator
+from poetopt.autodiff.registry import downstream
+from poetopt.graph import Graph, Node, Operator, Tensor
+
+DOMAIN = "poetopt.region"
+"""Of the ops that regions amount to; their rules are registered in it."""
+
+
+@dataclass(frozen=True)
+class CompositeRegion:
+    """Operators that amount to one node.
+
+    operators
+        In the graph's order; the last one writes the result.
+    meaning
+        The node that they amount to.
+    """
+
+    operators: tuple[Operator, ...]
+    meaning: Node
+
+    @property
+    def last(self) -> Operator:
+        """The operator that writes the result."""
+        return self.operators[-1]
+
+    def operator(self) -> Operator:
+        """All nodes as one operator; what the meaning doesn't name as an output is temporary."""
+        nodes = tuple(node for operator in self.operators for node in operator.nodes)
+        written = {name for node in nodes for name in node.outputs}
+        read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
+        outputs = tuple(name for name in self.meaning.outputs if name)
+        return Operator(
+            self.last.name, self.meaning.op_type, nodes, tuple(read), outputs, meaning=self.meaning
+        )  # fmt: skip
+
+
+class Surroundings:
+    """A graph, asked about the nodes around a tensor."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._trained = frozenset(graph.trained)
+        self._outputs = frozenset(graph.outputs)
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """Says where each operator stands, by name."""
+        return {operator.name: place for place, operator in enumerate(self.graph.operators)}
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of this name."""
+        return self.graph.tensors[name]
+
+    def writer(self, name: str, *kinds: str) -> Operator | None:
+        """The operator of one ONNX node, of one of these kinds if any are given, that writes just this tensor."""
+        operator = self.graph.producers.get(name)
+        if operator is None or len(operator.nodes) != 1 or len(operator.outputs) != 1 or operator.nodes[0].domain:
+            return None
+        return operator if not kinds or operator.kind in kinds else None
+
+    def scalar(self, name: str) -> float | None:
+        """The value of a constant of one element that is not trained."""
+        array = None if name in self._trained else self.graph.values.get(name)
+        return float(np.asarray(array, np.float64).reshape(())) if array is not None and array.size == 1 else None
+
+    def constant(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None:
+        """The value of a constant that is not trained."""
+        return None if name in self._trained else self.graph.values.get(name)
+
+    def enclosed(self, members: list[Operator], result: str) -> tuple[Operator, ...] | None:
+        """`members` in order, if nobody outside reads what they write but for `result`."""
+        names = {member.name for member in members}
+        for member in members:
+            for output in member.outputs:
+                if output == result:
+                    continue
+                if output in self._outputs or any(r.name not in names for r in self.graph.readers.get(output, ())):
+                    return None
+        return tuple(sorted({m.name: m for m in members}.values(), key=lambda m: self.places[m.name]))
 
 
 def normalization(around: Surroundings, end: Operator) -> CompositeRegion | None:
@@ -297,3 +385,45 @@ def guarded_softmax(around: Surroundings, end: Operator) -> CompositeRegion | No
         return None
     attributes = dict(softmax.nodes[0].attributes)
     return CompositeRegion(ordered, Node("Softmax", softmax.nodes[0].inputs, end.outputs, attributes, DOMAIN))
+
+
+_MATCHERS = (normalization, function_of, guarded_softmax)
+
+
+def compose(graph: Graph) -> Graph:
+    """`graph` with its composite regions as operators, and a note of how many of each there are.
+
+    Regions are looked for from the end, so that the largest that ends in an operator is found first.
+    """
+    around = Surroundings(graph)
+    live = downstream(graph.tensors, graph.operators, graph.trained)
+    inside: dict[str, CompositeRegion] = {}
+    for operator in reversed(graph.operators):
+        if operator.name in inside or not live.intersection(operator.outputs):
+            continue
+        for matcher in _MATCHERS:
+            region = matcher(around, operator)
+            if region is not None and not any(member.name in inside for member in region.operators):
+                inside.update((member.name, region) for member in region.operators)
+                break
+    if not inside:
+        return graph
+    composed = tuple(_composed(graph.operators, inside))
+    counts = Counter(operator.kind for operator in composed if _is_region(operator))
+    what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    note = f"composite regions that train as one operator: {what}"
+    return replace(graph, operators=composed, notes=(*graph.notes, note))
+
+
+def _is_region(operator: Operator) -> bool:
+    return operator.meaning is not None and operator.meaning.domain == DOMAIN
+
+
+def _composed(operators: Sequence[Operator], inside: dict[str, CompositeRegion]) -> Iterator[Operator]:
+    """Each region in the place of its last operator, the others as they are."""
+    for operator in operators:
+        region = inside.get(operator.name)
+        if region is None:
+            yield operator
+        elif operator.name == region.last.name:
+            yield region.operator()
