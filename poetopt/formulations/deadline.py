@@ -56,8 +56,7 @@ def _build(block: PyomoBlock) -> None:
         if not any(part.variables for part in parts):
             return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
         scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device
-        scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
-        return None, linear(scaled), room / scale
+        return None, linear(parts, scale), room / scale
 
     block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row, doc="(1h) the step ends in time")
 

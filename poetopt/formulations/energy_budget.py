@@ -29,7 +29,7 @@ from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
-from poetopt.formulations.rows import Terms, linear, terms
+from poetopt.formulations.rows import linear, terms
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import Factor, parse_energy, show_joules, show_limit
 
@@ -56,8 +56,7 @@ def _build(block: PyomoBlock, *, energy_j: float) -> None:
     def row(_: PyomoBlock) -> PyomoRow:
         if not any(part.variables for part in parts):
             return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
-        scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
-        return None, linear(scaled), room
+        return None, linear(parts, scale), room
 
     block.within = pyo.Constraint(rule=row, doc="what a step may take [one pass]")
 

@@ -25,7 +25,7 @@ from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contribution
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.options import BlockOption
-from poetopt.formulations.rows import Terms, linear
+from poetopt.formulations.rows import linear
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import parse_size, show_bytes
 
@@ -40,8 +40,7 @@ def _build(block: PyomoBlock, *, written_bytes: int) -> None:
     def row(_: PyomoBlock) -> PyomoRow:
         if not any(part.variables for part in parts):
             return pyo.Constraint.Feasible
-        scaled = [Terms(part.variables, [c / unit for c in part.coefficients]) for part in parts]
-        return None, linear(scaled), written_bytes / unit
+        return None, linear(parts, unit), written_bytes / unit
 
     block.within = pyo.Constraint(rule=row, doc="what a step may write [the limit]")
 

@@ -35,8 +35,7 @@ def lateness(block: PyomoBlock) -> Any:
 
     def row(_: PyomoBlock, index: int) -> PyomoRow:
         parts, free = sums[index]
-        scaled = [Terms(part.variables, [c / scale for c in part.coefficients]) for part in parts]
-        return None, linear([*scaled, Terms([late], [-1.0 / scale])]), free / scale
+        return None, linear([*parts, Terms([late], [-1.0])], scale), free / scale
 
     block.not_earlier = pyo.Constraint(
         pyo.RangeSet(0, len(sums) - 1), rule=row, doc="the step ends no earlier than its computes and transfers"

@@ -27,14 +27,14 @@ def terms(variable: Any, coefficients: Floats) -> Terms:
     return Terms(list(variable.values()), coefficients.tolist())
 
 
-def linear(parts: Iterable[Terms], constant: float = 0.0) -> LinearExpression:
-    """The sum of `parts`, as the expression that Pyomo compiles fastest."""
+def linear(parts: Iterable[Terms], unit: float = 1.0) -> LinearExpression:
+    """The sum of `parts` over `unit`, as the expression that Pyomo compiles fastest."""
     variables: list[Any] = []
     coefficients: list[float] = []
     for part in parts:
         variables.extend(part.variables)
-        coefficients.extend(part.coefficients)
-    return LinearExpression(constant=constant, linear_coefs=coefficients, linear_vars=variables)
+        coefficients.extend(c / unit for c in part.coefficients)
+    return LinearExpression(linear_coefs=coefficients, linear_vars=variables)
 
 
 def most(parts: Iterable[Terms]) -> float:

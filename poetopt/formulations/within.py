@@ -25,7 +25,7 @@ from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contribution
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import SUMS, TIME, Goal, Trial
 from poetopt.formulations.lateness import lateness
-from poetopt.formulations.rows import Terms, linear, terms
+from poetopt.formulations.rows import linear, terms
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import show_amount
 
@@ -43,8 +43,7 @@ def _build(block: PyomoBlock, *, goal: Goal, most: float) -> None:
     def row(_: PyomoBlock) -> PyomoRow:
         if not any(part.variables for part in parts):
             return pyo.Constraint.Feasible
-        scaled = [Terms(part.variables, [c / unit for c in part.coefficients]) for part in parts]
-        return None, linear(scaled), most / unit
+        return None, linear(parts, unit), most / unit
 
     block.bound = pyo.Constraint(rule=row, doc="the goal above one pass [the bound]")
 
