@@ -118,16 +118,20 @@ class GraphBuilder:
         self.tensors[name] = made = Tensor(name, tuple(map(int, shape)), dtype, role)
         return made
 
+    def valued(self, name: str, value: Array, role: Role) -> Tensor:
+        """A new tensor that has a value before the first step."""
+        value.flags.writeable = False
+        self.values[name] = value
+        return self.tensor(name, value.shape, value.dtype.name, role)
+
     def constant(self, value: Array) -> Tensor:
         """A constant of the graph with this value."""
         array = np.array(value, order="C")
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
-            array.flags.writeable = False
             name = self.unique(f"const.{len(self._constants)}")
             self._made.add(name)
-            self.values[name] = array
-            self._constants[key] = self.tensor(name, array.shape, array.dtype.name, Role.CONSTANT)
+            self._constants[key] = self.valued(name, array, Role.CONSTANT)
         return self._constants[key]
 
     def ints(self, values: Iterable[int]) -> Tensor:

@@ -224,7 +224,7 @@ class Attachment:
 
     def graph(self, *, fuse: bool) -> TrainingGraph:
         """See `with_updates`."""
-        builder, graph = self.builder, self.source
+        graph = self.source
         statistics = {old: self.carried(graph.tensors[old], made) for old, made in graph.states.items()}
         operators = list(updated_in_place(graph, statistics))
         if not self.keep_gradients:
@@ -240,12 +240,8 @@ class Attachment:
         if scale is not None:
             operators += [scale, *updates.values()]
         outputs = {graph.states[old]: new for old, new in statistics.items()}
-        used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
-        used.update(graph.values, graph.inputs, given.values())
         made = replace(
             graph,
-            tensors={name: tensor for name, tensor in builder.tensors.items() if name in used},
-            values={name: value for name, value in builder.values.items() if name in used},
             operators=tuple(operators),
             outputs=tuple(outputs.get(name, name) for name in graph.outputs),
             gradients=self.gradients if self.keep_gradients else {},
@@ -254,8 +250,19 @@ class Attachment:
             optimizer_states=tuple(self.states),
             hyperparameters=given,
         )
+        made = self.cut(made, (*graph.values, *given.values()), graph.inputs)
         made = fused(made, self.gradients) if fuse else made
         return replace(made, operators=low_memory_order(made.operators, made.tensors))
+
+    def cut(self, graph: TrainingGraph, values: Iterable[str], inputs: Iterable[str] = ()) -> TrainingGraph:
+        """`graph` with the tensors that its operators name, its inputs, and `values` alone."""
+        used = {name for o in graph.operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+        used.update(inputs, values)
+        return replace(
+            graph,
+            tensors={name: tensor for name, tensor in self.builder.tensors.items() if name in used},
+            values={name: value for name, value in self.builder.values.items() if name in used},
+        )
 
     def carried(self, old: Tensor, made: str) -> str:
         """The name of what follows `old`, whose bytes and role it takes over: so far it is called `made`."""
@@ -289,10 +296,7 @@ class Attachment:
         for name, default in {**self.rule.hyperparameters, **({CLIP: DEFAULT} if self.clip else {})}.items():
             dtype = "int64" if name == "step" else "float64"
             found[name] = self.builder.unique(name)
-            self.builder.tensor(found[name], (), dtype, Role.HYPERPARAMETER)
-            value = np.array(default, dtype)
-            value.flags.writeable = False
-            self.builder.values[found[name]] = value
+            self.builder.valued(found[name], np.array(default, dtype), Role.HYPERPARAMETER)
         return found
 
     def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
@@ -344,13 +348,9 @@ class Attachment:
 
     def _state(self, parameter: Tensor, what: str) -> Tensor:
         """A new state of `parameter`, zero before the first step."""
-        builder = self.builder
-        name = builder.unique(f"{parameter.name}.{what}")
-        value = np.zeros(parameter.shape, parameter.dtype)
-        value.flags.writeable = False
-        builder.values[name] = value
+        name = self.builder.unique(f"{parameter.name}.{what}")
         self.states.append(name)
-        return builder.tensor(name, parameter.shape, parameter.dtype, Role.OPTIMIZER_STATE)
+        return self.builder.valued(name, np.zeros(parameter.shape, parameter.dtype), Role.OPTIMIZER_STATE)
 
 
 def _computing(tensor: Tensor) -> str:

@@ -32,18 +32,10 @@ class Optimizer:
     update: Callable[[OperatorBuilder, Tensor, Tensor, Sequence[Tensor], Scalars], tuple[Tensor, ...]]
 
 
-def _sgd_scalars(k: OperatorBuilder, given: Scalars) -> Scalars:
-    return {"lr": given["lr"], "keep": _keep(k, given)}
-
-
 def _sgd(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
     """p (1 - lr weight_decay) - lr g."""
     change = k.mul(g, by["lr"])
     return (k.sub(k.mul(p, by["keep"]), change),)
-
-
-def _momentum_scalars(k: OperatorBuilder, given: Scalars) -> Scalars:
-    return {name: given[name] for name in ("lr", "momentum", "weight_decay")}
 
 
 def _momentum(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
@@ -53,18 +45,10 @@ def _momentum(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor]
     return k.sub(p, k.mul(v, by["lr"])), v
 
 
-def _adam_scalars(k: OperatorBuilder, given: Scalars) -> Scalars:
-    return {**_moments(k, given), "weight_decay": given["weight_decay"]}
-
-
 def _adam(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
     """p - lr m' / (sqrt(v') + eps) of the gradient g + weight_decay p; m', v': without the bias of the first steps."""
     m, v, change = _adaptive(k, k.add(k.mul(p, by["weight_decay"]), g), states, by)
     return k.sub(p, change), m, v
-
-
-def _adamw_scalars(k: OperatorBuilder, given: Scalars) -> Scalars:
-    return {**_moments(k, given), "keep": _keep(k, given)}
 
 
 def _adamw(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
@@ -109,13 +93,22 @@ def _one(k: OperatorBuilder) -> Tensor:
 
 _MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "step": 1}
 OPTIMIZERS: Mapping[str, Optimizer] = {
-    "sgd": Optimizer({"lr": 1e-3, "weight_decay": 0.0}, (), _sgd_scalars, _sgd),
-    "momentum": Optimizer(
-        {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}, ("momentum_buffer",), _momentum_scalars, _momentum
+    "sgd": Optimizer(
+        {"lr": 1e-3, "weight_decay": 0.0}, (), lambda k, given: {"lr": given["lr"], "keep": _keep(k, given)}, _sgd
     ),
-    "adam": Optimizer({**_MOMENTS, "weight_decay": 0.0}, ("exp_avg", "exp_avg_sq"), _adam_scalars, _adam),
-    "adamw": Optimizer({**_MOMENTS, "weight_decay": 0.01}, ("exp_avg", "exp_avg_sq"), _adamw_scalars, _adamw),
-}
+    "momentum": Optimizer(
+        {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}, ("momentum_buffer",),
+        lambda k, given: {name: given[name] for name in ("lr", "momentum", "weight_decay")}, _momentum,
+    ),
+    "adam": Optimizer(
+        {**_MOMENTS, "weight_decay": 0.0}, ("exp_avg", "exp_avg_sq"),
+        lambda k, given: {**_moments(k, given), "weight_decay": given["weight_decay"]}, _adam,
+    ),
+    "adamw": Optimizer(
+        {**_MOMENTS, "weight_decay": 0.01}, ("exp_avg", "exp_avg_sq"),
+        lambda k, given: {**_moments(k, given), "keep": _keep(k, given)}, _adamw,
+    ),
+}  # fmt: skip
 """By name. Names and defaults are torch's; its SGD has no default of momentum."""
 
 

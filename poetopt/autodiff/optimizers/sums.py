@@ -8,9 +8,8 @@ a graph of their own, which runs once. Who runs a step begins it with sums that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from poetopt.autodiff.optimizers.rules import updated_in_place
 from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.graph import Operator, Role, TrainingGraph
 from poetopt.util.errors import ModelError
-
-if TYPE_CHECKING:
-    from poetopt.graph import Array
 
 SUM = "Gradient.sum"
 """The kind of what adds a part's gradient to the sum."""
@@ -79,7 +75,7 @@ class _Summing(Attachment):
                 hyperparameters=closing.hyperparameters,
                 closing=closing,
             )
-        return self._cut(part, (*source.values, *of.values()), source.inputs)
+        return self.cut(part, (*source.values, *of.values()), source.inputs)
 
     def _closing(self, part: TrainingGraph, of: Mapping[str, str]) -> TrainingGraph:
         """The updates by the sums, as a graph."""
@@ -104,17 +100,7 @@ class _Summing(Attachment):
             split=(),
             rows={},
         )
-        return self._cut(graph, (*self.source.trained, *of.values(), *self.states, *given.values()))
-
-    def _cut(self, graph: TrainingGraph, values: Iterable[str], inputs: Iterable[str] = ()) -> TrainingGraph:
-        """`graph` with the tensors that its operators name, its inputs, and `values` alone."""
-        used = {name for o in graph.operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
-        used.update(inputs, values)
-        return replace(
-            graph,
-            tensors={name: tensor for name, tensor in self.builder.tensors.items() if name in used},
-            values={name: value for name, value in self.builder.values.items() if name in used},
-        )
+        return self.cut(graph, (*self.source.trained, *of.values(), *self.states, *given.values()))
 
     def _sum(self, name: str) -> str:
         """A new tensor for the sum of a parameter's gradients, zero before the first step."""
@@ -122,9 +108,7 @@ class _Summing(Attachment):
         wanted = f"{name}.grad.sum"
         if builder.unique(wanted) != wanted:
             raise ModelError(f"{self.source.name}: a tensor is named {wanted!r} already; rename it in the model")
-        builder.tensor(wanted, like.shape, like.dtype, Role.GRADIENT_SUM)
-        builder.values[wanted] = _zeros(like.shape, like.dtype)
-        return wanted
+        return builder.valued(wanted, np.zeros(like.shape, like.dtype), Role.GRADIENT_SUM).name
 
     def _adding(self, name: str, total: str) -> Operator:
         """The operator that adds a part's gradient to the sum."""
@@ -134,9 +118,3 @@ class _Summing(Attachment):
         made = draft.add(old, draft.cast(part, old.dtype))
         new = self.carried(old, made.name)
         return replace(finish(draft, [made.name], {made.name: new}), updates=((total, new),))
-
-
-def _zeros(shape: tuple[int, ...], dtype: str) -> Array:
-    value = np.zeros(shape, dtype)
-    value.flags.writeable = False
-    return value

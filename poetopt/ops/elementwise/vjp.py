@@ -163,43 +163,21 @@ def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     return tuple(gradients)
 
 
-@register_vjp("Max", since=8)
-def maximum(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The largest operands share dY."""
-    return _extreme(op, cotangents)
+for _op in ("Max", "Min"):
+    register_vjp(_op, since=8)(_extreme)
 
 
-@register_vjp("Min", since=8)
-def minimum(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The smallest operands share dY."""
-    return _extreme(op, cotangents)
-
-
-@register_vjp("Elu", since=6)
-def elu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > 0, else dY (Y + alpha)."""
-    return _exponential(op, cotangents, 1.0, op.attr_float("alpha", 1.0))
-
-
-@register_vjp("Selu", since=6)
-def selu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = gamma dY where X > 0, else dY (Y + gamma alpha)."""
-    gamma = op.attr_float("gamma", 1.0507009873554805)
-    return _exponential(op, cotangents, gamma, gamma * op.attr_float("alpha", 1.6732632423543772))
-
-
-def _exponential(op: Primal, cotangents: Cotangents, above: float, offset: float) -> Gradients:
+def _exponential(k: OperatorBuilder, op: Primal, dy: Tensor, above: float, alpha: float) -> Tensor:
     """dX = above dY where X > 0, else offset dY exp(X) = dY (Y + offset); for usual settings Y has the sign of X."""
-    dy = op.only(cotangents)
-    k = op.emit("grad_input")
+    offset = above * op.attr_float("alpha", alpha)
     if above <= 0 or offset < 0:
         below = k.mul(k.unary("Exp", k.binary("Min", op.x, k.graph.scalar(0.0, op.x.dtype))), offset)
-        return (k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset))),)
+        return k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset)))
     y = op.result(k)
     factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
     if above != offset:
         factor = k.add(factor, k.mul(positive(k, y), above - offset))
-    return (k.mul(dy, factor),)
+    return k.mul(dy, factor)
 
 
 @single("Softplus", since=1)
@@ -270,6 +248,10 @@ SINGLE: Mapping[tuple[str, int], Single] = {
     ("Acosh", 9): lambda k, op, dy: k.div(dy, k.unary("Sqrt", _square(k, op.x, 1.0, -1.0))),
     ("Atanh", 9): lambda k, op, dy: k.div(dy, _square(k, op.x, -1.0, 1.0)),
     ("Erf", 9): lambda k, op, dy: k.mul(dy, k.unary("Exp", _square(k, op.x, -1.0, math.log(2 / math.sqrt(math.pi))))),
+    ("Elu", 6): lambda k, op, dy: _exponential(k, op, dy, 1.0, 1.0),
+    ("Selu", 6): lambda k, op, dy: _exponential(
+        k, op, dy, op.attr_float("gamma", 1.0507009873554805), 1.6732632423543772
+    ),
     # alpha dY where 0 < Y < 1
     ("HardSigmoid", 6): lambda k, op, dy: k.mul(
         masked(k, dy, _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)

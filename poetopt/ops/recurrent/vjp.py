@@ -35,24 +35,6 @@ _MOST_STEPS = 4096
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
-@register_vjp("LSTM", since=7)
-def lstm(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Gates i, o, f, g: C = f C_before + i g, Y = o h(C), h being Tanh where nothing else is said."""
-    return _recurrent(op, cotangents, states=2)
-
-
-@register_vjp("GRU", since=7)
-def gru(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Gates z, r and the candidate h: Y = (1 - z) h + z Y_before; r acts before or after the recurrent product."""
-    return _recurrent(op, cotangents, states=1)
-
-
-@register_vjp("RNN", since=7)
-def rnn(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Y = f(W X + R Y_before + biases), f being Tanh where nothing else is said."""
-    return _recurrent(op, cotangents, states=1)
-
-
 def _refuse(op: Primal) -> None:
     node = op.node
     reasons = {
@@ -130,7 +112,16 @@ def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
     return Lengths(ends, within, k.cast(k.compare("Equal", k.graph.constant(index + 1), row), op.x.dtype))
 
 
-def _recurrent(op: Primal, cotangents: Cotangents, states: int) -> Gradients:
+@register_vjp("GRU", since=7)
+@register_vjp("LSTM", since=7)
+@register_vjp("RNN", since=7)
+def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
+    """See above, with f and h Tanh where nothing else is said.
+
+    LSTM: gates i, o, f, g, C = f C_before + i g, Y = o h(C). GRU: gates z, r and the candidate h,
+    Y = (1 - z) h + z Y_before; r acts before or after the recurrent product. RNN: Y = f(W X + R Y_before + biases).
+    """
+    states = 2 if op.node.op_type == "LSTM" else 1
     _refuse(op)
     _fits(op, _GATES[op.node.op_type])
     k = op.emit("grad_input")
