@@ -20,7 +20,6 @@ from poetopt.ops.runtimes.c.kernel import (
     read,
     written,
 )
-from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_math.h"
 REAL = frozenset({"float32"})
@@ -73,12 +72,10 @@ def elementwise(
             text = f"(uint8_t)({text})"
         return block(*declared, written("y", y, arguments.outputs[0]), nest(y.shape, strides, f"{{y}} = {text};"))
 
-    def tilings(call: Call) -> tuple[Tiling, ...]:
-        return broadcast(code, call)
-
     return Kernel(
-        op_type, code, domain, refused, in_place=in_place, constants=constants, tilings=tilings, headers=(HEADER,)
-    )
+        op_type, code, domain, refused, in_place=in_place, constants=constants,
+        tilings=lambda call: broadcast(code, call), headers=(HEADER,),
+    )  # fmt: skip
 
 
 def _real(call: Call) -> bool:
@@ -104,25 +101,8 @@ def _hard_sigmoid(call: Call) -> str:
     return f"po_max(0.0f, po_min(1.0f, {scaled}))"
 
 
-def _leaky(call: Call) -> str:
-    return f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 0.01))} * {{a}})"
-
-
-def _elu(call: Call) -> str:
-    return f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 1.0))} * (po_exp({{a}}) - 1.0f))"
-
-
 def _gelu(call: Call) -> str:
-    return "po_gelu_tanh({a})" if call.text("approximate", "none") == "tanh" else "po_gelu({a})"
-
-
-def _gelu_slope(call: Call) -> str:
-    function = "po_gelu_tanh_slope" if call.text("approximate", "none") == "tanh" else "po_gelu_slope"
-    return f"{{a}} * {function}({{b}})"
-
-
-def _root(call: Call) -> str:
-    return "sqrtf({a})" if _real(call) else "sqrt({a})"
+    return "po_gelu_tanh" if call.text("approximate", "none") == "tanh" else "po_gelu"
 
 
 def _power(call: Call) -> str:
@@ -139,15 +119,6 @@ def _power(call: Call) -> str:
         -1.0: "1.0f / {a}",
     }
     return products.get(exponent, "powf({a}, {b})") if exponent is not None else "powf({a}, {b})"
-
-
-def _cast(call: Call) -> str:
-    to = call.output().dtype
-    return "{a} != 0" if to == "bool" else f"({C_TYPES[to]}){{a}}"
-
-
-def _divided(call: Call) -> str:
-    return "{a} / {b}"
 
 
 def _rest(call: Call) -> str:
@@ -173,10 +144,6 @@ def _folded(pair: str) -> Callable[[Call], str]:
     return fold
 
 
-def _mean(call: Call) -> str:
-    return f"({_folded('{} + {}')(call)}) * {c_float(1 / len(call.inputs))}"
-
-
 def _sign(call: Call) -> str:
     zero, one = ("0.0f", "1.0f") if _real(call) else ("0", "1")
     return f"({{a}} > {zero} ? {one} : {{a}} < {zero} ? -{one} : {zero})"
@@ -197,17 +164,17 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Add", "{a} + {b}", NUMBERS, EITHER),
     elementwise("Sub", "{a} - {b}", NUMBERS, EITHER),
     elementwise("Mul", "{a} * {b}", NUMBERS, EITHER),
-    elementwise("Div", _divided, NUMBERS, EITHER),
+    elementwise("Div", "{a} / {b}", NUMBERS, EITHER),
     elementwise("Mod", _rest, NUMBERS, EITHER, refuses=_real_rest),
     elementwise("Pow", _power, SCALARS),
     elementwise("Sum", _folded("{} + {}"), REAL, ()),
     elementwise("Max", _folded("po_max({}, {})"), REAL, ()),
     elementwise("Min", _folded("po_min({}, {})"), REAL, ()),
-    elementwise("Mean", _mean, REAL, ()),
+    elementwise("Mean", lambda call: f"({_folded('{} + {}')(call)}) * {c_float(1 / len(call.inputs))}", REAL, ()),
     elementwise("Neg", "-{a}", NUMBERS),
     elementwise("Abs", "fabsf({a})"),
     elementwise("Sign", _sign, NUMBERS),
-    elementwise("Sqrt", _root, SCALARS),
+    elementwise("Sqrt", lambda call: "sqrtf({a})" if _real(call) else "sqrt({a})", SCALARS),
     elementwise("Reciprocal", "1.0f / {a}", SCALARS),
     elementwise("Exp", "po_exp({a})"),
     elementwise("Log", "po_log({a})"),
@@ -219,13 +186,16 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Softplus", "(po_max({a}, 0.0f) + po_log(1.0f + po_exp(-fabsf({a}))))"),
     elementwise("Softsign", "{a} / (1.0f + fabsf({a}))"),
     elementwise("Relu", "po_max({a}, 0.0f)"),
-    elementwise("LeakyRelu", _leaky),
+    elementwise("LeakyRelu", lambda call: f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 0.01))} * {{a}})"),
     elementwise("PRelu", "({a} >= 0.0f ? {a} : {a} * {b})"),
-    elementwise("Elu", _elu),
+    elementwise(
+        "Elu",
+        lambda call: f"({{a}} >= 0.0f ? {{a}} : {c_float(call.number('alpha', 1.0))} * (po_exp({{a}}) - 1.0f))",
+    ),
     elementwise("Clip", _clip, NUMBERS),
     elementwise("HardSigmoid", _hard_sigmoid),
     elementwise("HardSwish", "{a} * po_max(0.0f, po_min(1.0f, {a} * 0.16666667f + 0.5f))"),
-    elementwise("Gelu", _gelu),
+    elementwise("Gelu", lambda call: f"{_gelu(call)}({{a}})"),
     elementwise("Greater", "{a} > {b}", NUMBERS, ()),
     elementwise("GreaterOrEqual", "{a} >= {b}", NUMBERS, ()),
     elementwise("Less", "{a} < {b}", NUMBERS, ()),
@@ -235,7 +205,12 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("And", "{a} && {b}", frozenset(), EITHER),
     elementwise("Or", "{a} || {b}", frozenset(), EITHER),
     elementwise("Where", "({a} ? {b} : {c})", NUMBERS, (1, 2)),
-    elementwise("Cast", _cast, ANY, ()),
+    elementwise(
+        "Cast",
+        lambda call: "{a} != 0" if call.output().dtype == "bool" else f"({C_TYPES[call.output().dtype]}){{a}}",
+        ANY,
+        (),
+    ),
     # of the operand (or of the incoming gradient), the factor, the mask
     elementwise("Dropout", "({c} ? {a} * {b} : 0.0f)", domain=OWN_DOMAIN),
     # gradients: the incoming one first, which the result may lie on
@@ -243,5 +218,5 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Clip.grad_input", _bounds, domain=OWN_DOMAIN),
     elementwise("Sigmoid.grad_input", "{a} * ({b} * (1.0f - {b}))", domain=OWN_DOMAIN),
     elementwise("Tanh.grad_input", "{a} * (1.0f - {b} * {b})", domain=OWN_DOMAIN),
-    elementwise("Gelu.grad_input", _gelu_slope, domain=OWN_DOMAIN),
+    elementwise("Gelu.grad_input", lambda call: f"{{a}} * {_gelu(call)}_slope({{b}})", domain=OWN_DOMAIN),
 )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.runtimes.c.axes import flat
 from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, real
-from poetopt.ops.runtimes.c.tiling import Tiling
 
 HEADER = "po_update.h"
 
@@ -77,12 +76,10 @@ def _kernel(optimizer: str) -> Kernel:
             return f"an update by {optimizer} of {len(call.inputs)} operands"
         return real(call)
 
-    def tilings(call: Call) -> tuple[Tiling, ...]:
-        return flat(code, call)
-
     return Kernel(
-        f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), tilings=tilings, headers=(HEADER,)
-    )
+        f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), tilings=lambda call: flat(code, call),
+        headers=(HEADER,),
+    )  # fmt: skip
 
 
 KERNELS: tuple[Kernel, ...] = tuple(_kernel(optimizer) for optimizer in RULES)

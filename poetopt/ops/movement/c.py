@@ -63,10 +63,6 @@ def _transpose(call: Call, arguments: Arguments) -> str:
     return copied(y.shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(y.shape))
 
 
-def _transpose_tilings(call: Call) -> tuple[Tiling, ...]:
-    return transposed(call, _perm(call))
-
-
 def _expand(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
     strides = broadcast_strides(x.shape, y.shape)
@@ -178,12 +174,6 @@ def _repeated(call: Call, arguments: Arguments) -> str:
     return block(read("x", x, arguments.inputs[0]), written("y", y, arguments.outputs[0]), *moved, body)
 
 
-def _pad_tilings(call: Call) -> tuple[Tiling, ...]:
-    if call.text("mode", "constant") in _REPEATED:
-        return ()
-    return padded(call, *_pads(call), _pad_value(call))
-
-
 def _concat(call: Call, arguments: Arguments) -> str:
     y = call.output()
     axis = call.integer("axis", 0) % len(y.shape)
@@ -229,10 +219,6 @@ def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tili
     return along(code, call, inputs, [first] * len(call.outputs))
 
 
-def _size(call: Call, arguments: Arguments) -> str:
-    return block(written("y", call.output(), arguments.outputs[0]), f"y[0] = {call.input(0).size};")
-
-
 def _drawn(call: Call, arguments: Arguments, made: str, *declared: str) -> str:
     """`made` of each `drawn` number in [0, 1) of the minimal standard generator, as onnxruntime draws it."""
     draw = block(
@@ -267,15 +253,22 @@ def _seed(call: Call) -> tuple[int, ...]:
 
 KERNELS: tuple[Kernel, ...] = (
     *(Kernel(op_type, _same_bytes, refuses=known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
-    Kernel("Transpose", _transpose, refuses=known_types, headers=(HEADER,), tilings=_transpose_tilings),
+    Kernel(
+        "Transpose", _transpose, refuses=known_types, headers=(HEADER,),
+        tilings=lambda call: transposed(call, _perm(call)),
+    ),
     Kernel("Expand", _expand, refuses=known_types, headers=(HEADER,), tilings=_expand_tilings),
     Kernel("Tile", _tile, refuses=known_types, headers=(HEADER,)),
     Kernel("Slice", _slice, refuses=known_types, constants=(1, 2, 3, 4), headers=(HEADER,), tilings=_slice_tilings),
     Kernel("ConstantOfShape", _constant_of_shape, refuses=known_types, headers=(HEADER,)),
-    Kernel("Pad", _pad, refuses=known_types, constants=(1, 2, 3), headers=(HEADER,), tilings=_pad_tilings),
+    Kernel(
+        "Pad", _pad, refuses=known_types, constants=(1, 2, 3), headers=(HEADER,),
+        tilings=lambda call: () if call.text("mode", "constant") in _REPEATED
+        else padded(call, *_pads(call), _pad_value(call)),
+    ),
     Kernel("Concat", _concat, refuses=known_types, headers=(HEADER,), tilings=_concat_tilings),
     Kernel("Split", _split, refuses=known_types, headers=(HEADER,), tilings=_split_tilings),
-    Kernel("Size", _size, headers=(HEADER,)),
+    Kernel("Size", lambda call, arguments: filled(call.output(), arguments.outputs[0], str(call.input(0).size))),
     Kernel("RandomUniform", _random_uniform, refuses=known_types, state=_seed, headers=(HEADER,)),
     Kernel("Dropout.mask", _mask, OWN_DOMAIN, known_types, state=_seed, headers=(HEADER,)),
-)
+)  # fmt: skip

@@ -6,6 +6,7 @@ Rows are added up in the order of their numbers' places, whichever way.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
@@ -44,7 +45,8 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
             f"memcpy((unsigned char *)y + i * {unit}, (const unsigned char *){table.at}"
             f"{'' if table.picks else f' + at * {unit}'}, {unit});",
         )
-        each = f"for (int32_t i = 0; i < {chunk.count[OUTER]}; ++i) {{\n{_step('po_k', chunk)}\n{copied}\n}}"
+        step = f"const int32_t po_k = {chunk.begin[OUTER]} + i;"
+        each = f"for (int32_t i = 0; i < {chunk.count[OUTER]}; ++i) {{\n{step}\n{copied}\n}}"
         return block(read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at), each)
 
     rows = ChunkSlice(OUTER, unit)
@@ -53,17 +55,12 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
     return tuple(Tiling(Loop(numbers.size), None, (taken, None), (rows,), code) for taken in ways)
 
 
-def gradient_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of the table's rows, with dy in RAM, or its rows read one by one."""
-    return _added(call, update=False)
-
-
-def update_tilings(call: Call) -> tuple[Tiling, ...]:
-    """The same of a table that sgd updates: dy, numbers, table, rate, what is kept."""
-    return _added(call, update=True)
-
-
 def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
+    """Chunks of the table's rows, with dy in RAM, or its rows read one by one.
+
+    update
+        Whether sgd updates the table: dy, numbers, table, rate, what is kept.
+    """
     numbers, y = call.input(1), call.output()
     length, unit = _table_rows(call, y)
     if not length or not unit:
@@ -150,10 +147,6 @@ def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
     if prod(table.shape[:axis]) != 1:
         return 0, 0
     return table.shape[axis], prod(table.shape[axis + 1 :]) * DTYPE_BYTES[table.dtype]
-
-
-def _step(name: str, chunk: Chunk) -> str:
-    return f"const int32_t {name} = {chunk.begin[OUTER]} + i;"
 
 
 def number_at(length: int, place: str = "{}") -> str:
@@ -319,11 +312,12 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("GatherND", _gather_nd, refuses=known_types, headers=(HEADER,)),
     Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
     Kernel(
-        "Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,), tilings=gradient_tilings
+        "Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,),
+        tilings=partial(_added, update=False),
     ),
     Kernel(
         "Gather.grad_input+sgd.update", _gather_update, OWN_DOMAIN, _gather_refuses, _row_bytes, in_place=(2,),
-        headers=(HEADER,), tilings=update_tilings,
+        headers=(HEADER,), tilings=partial(_added, update=True),
     ),
     Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),

@@ -157,10 +157,6 @@ def _planes(call: Call) -> str | None:
     return f"{call.node.op_type} over {rank - 2} axes; it has one or two" if rank not in (3, 4) else real(call)
 
 
-def _indexed(call: Call) -> str | None:
-    return refuse_types(call, "float32", "int64", "int32")
-
-
 def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
     def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
@@ -347,7 +343,8 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("MaxPool", _max_pool, refuses=_refuses, headers=(HEADER,), tilings=MAX_TILINGS),
     Kernel("MaxPool.indexed", _max_pool, OWN_DOMAIN, _refuses, headers=(HEADER,), tilings=MAX_TILINGS),
     Kernel(
-        "MaxPool.grad_input", _max_pool_gradient, OWN_DOMAIN, _indexed, headers=(HEADER,),
+        "MaxPool.grad_input", _max_pool_gradient, OWN_DOMAIN,
+        lambda call: refuse_types(call, "float32", "int64", "int32"), headers=(HEADER,),
         tilings=_by_indexed_plane(_max_pool_gradient, 1),
     ),
     Kernel(

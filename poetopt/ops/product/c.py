@@ -128,10 +128,6 @@ LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
 Pair = tuple[str, str]
 
 
-def _gemm(call: Call, arguments: Arguments) -> str:
-    return _gemm_chunk(_gemm_ways(call), WHOLE, call, whole(arguments))
-
-
 def _gemm_ways(call: Call) -> LetterWays:
     (rows, columns), a = call.output().shape, call.input(0)
     return _ways(call, rows, columns, a.shape[0] if call.integer("transA", 0) else a.shape[1])
@@ -159,10 +155,6 @@ def _product(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk,
     else:
         product = called("po_product", "y", "a", "b", m, n, k, *steps, adds)
     return block(f"const float *a = {a};", f"const float *b = {b};", f"float *y = {y};", product, then)
-
-
-def _gemm_tilings(call: Call) -> tuple[Tiling, ...]:
-    return _all(_gemm_ways(call), _gemm_chunk)
 
 
 def _all(ways: LetterWays, code: Callable[[LetterWays, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
@@ -273,16 +265,6 @@ def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
     turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
     places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
     return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
-
-
-def _input_tilings(call: Call) -> tuple[Tiling, ...]:
-    sizes, count = _input_sizes(call), prod(call.output().shape[:-2])
-    return (*_by_matrix(_matmul_by_input, call), *rows_of_many(count, sizes, (1, sizes[2])))
-
-
-def _weight_tilings(call: Call) -> tuple[Tiling, ...]:
-    many = depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call))
-    return (*_by_matrix(_matmul_by_weight, call), *many)
 
 
 def _with_update(optimizer: str) -> Kernel:
@@ -409,14 +391,23 @@ def _place(at: Strides, along: Strides) -> str:
 
 KERNELS: tuple[Kernel, ...] = (
     *(_with_update(optimizer) for optimizer in RULES),
-    Kernel("Gemm", _gemm, refuses=_empty, headers=(HEADER,), tilings=_gemm_tilings),
+    Kernel(
+        "Gemm", lambda call, arguments: _gemm_chunk(_gemm_ways(call), WHOLE, call, whole(arguments)), refuses=_empty,
+        headers=(HEADER,), tilings=lambda call: _all(_gemm_ways(call), _gemm_chunk),
+    ),
     Kernel(
         "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,),
-        tilings=_input_tilings,
+        tilings=lambda call: (
+            *_by_matrix(_matmul_by_input, call),
+            *rows_of_many(prod(call.output().shape[:-2]), _input_sizes(call), (1, _input_sizes(call)[2])),
+        ),
     ),
     Kernel(
         "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,),
-        tilings=_weight_tilings,
+        tilings=lambda call: (
+            *_by_matrix(_matmul_by_weight, call),
+            *depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call)),
+        ),
     ),
     Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,), tilings=_matmul_tilings),
     Kernel("Einsum", _einsum, refuses=_einsum_refuses, headers=("po_math.h",)),

@@ -84,22 +84,6 @@ class Arguments:
     state: str = ""
 
 
-def _nothing(call: Call) -> str | None:
-    return None
-
-
-def _none(call: Call) -> int:
-    return 0
-
-
-def _untiled(call: Call) -> tuple[Tiling, ...]:
-    return ()
-
-
-def _stateless(call: Call) -> tuple[int, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Holds what runs one op.
@@ -134,12 +118,12 @@ class Kernel:
     op_type: str
     code: Callable[[Call, Arguments], str]
     domain: str = ""
-    refuses: Callable[[Call], str | None] = _nothing
-    scratch_bytes: Callable[[Call], int] = _none
+    refuses: Callable[[Call], str | None] = lambda call: None
+    scratch_bytes: Callable[[Call], int] = lambda call: 0
     in_place: tuple[int, ...] = ()
     constants: tuple[int, ...] = ()
-    state: Callable[[Call], tuple[int, ...]] = _stateless
-    tilings: Callable[[Call], tuple[Tiling, ...]] = _untiled
+    state: Callable[[Call], tuple[int, ...]] = lambda call: ()
+    tilings: Callable[[Call], tuple[Tiling, ...]] = lambda call: ()
     headers: tuple[str, ...] = ()
     include: str = INCLUDE
     version: str = "1"

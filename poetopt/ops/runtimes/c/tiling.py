@@ -20,10 +20,6 @@ COUNT = ("po_os", "po_is")
 """And how long it is."""
 
 
-def _nothing(outer: int) -> int:
-    return 0
-
-
 def no_code(call: Call, chunk: Chunk) -> str:
     """Of a tiling in rounds."""
     return ""
@@ -211,7 +207,7 @@ class Tiling:
     outputs: tuple[ChunkSlice | None, ...]
     code: Callable[[Call, Chunk], str]
     fixed: bool = False
-    scratch_bytes: Callable[[int], int] = _nothing
+    scratch_bytes: Callable[[int], int] = lambda outer: 0
     rounds: tuple[Round, ...] = ()
 
 
