@@ -36,10 +36,10 @@ def kind_words(scope: str) -> str:
         depth = scope.removeprefix("depth<=")
         if depth == "0":
             return "nothing recomputed"
-        return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row"
+        return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row, each once"
     return {
-        "forward": "any number of forward operators recomputed in a row",
-        "full": "any operator recomputed at any time",
+        "forward": "any number of forward operators recomputed in a row, each once",
+        "full": "any operator recomputed at any time, once before each other",
         "store-all": "everything kept",
         ALL: "all schedules",
     }.get(scope, scope)

@@ -230,6 +230,8 @@ def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = 
         kind = "of the paper's Algorithm 1"
     else:
         kind = f"with {kind_words(scope)}"
+        if paging and scope not in ("depth<=0", "store-all"):
+            return f"{kind}, nothing paged in between,"
     return kind if paging else f"{kind} and nothing paged"
 
 

@@ -352,7 +352,7 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
     if proof.scope == "full" and not chosen.plans_count:
         return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
     if proof.scope == "full":
-        return Status.UNKNOWN, f"{none}, once in a stage at most; whether another one exists is open{sums}"
+        return Status.UNKNOWN, f"{none}; whether another one exists is open{sums}"
     named = run.options.scope == proof.asked
     return Status.INFEASIBLE if named else Status.UNKNOWN, f"{none}; a wider --scope may have one"
 

@@ -98,7 +98,7 @@ def test_a_proof_is_of_this_plan_or_of_nothing() -> None:
     view = random_view(11)
     overhead = view.simulation.overhead_j
     assert overhead > 0
-    assert "recomputed in a row saves more than 50 %" in proof(view.document)
+    assert "recomputed in a row, each once, nothing paged in between, saves more than 50 %" in proof(view.document)
     assert proof_exact(view.document).startswith("At most 50 % of the overhead can be saved among schedules whose")
 
     def said(**report: object) -> str:
@@ -111,7 +111,7 @@ def test_a_proof_is_of_this_plan_or_of_nothing() -> None:
     # a file of a version that knew the scope's bound alone
     older = said(status="optimal", overhead_bound_j=overhead)
     assert older.startswith("No schedule saves more than 100 % of the overhead")
-    assert "recomputed in a row costs less" in older
+    assert "recomputed in a row, each once, nothing paged in between, costs less" in older
     better = said(overhead_bound_j=0.0, scope_bound_j=overhead, beyond_scope=True, scope="depth<=8")
     assert "Better than every schedule with up to 8 operators" in better
     assert "nothing is proven of better ones" in said(overhead_bound_j=None)

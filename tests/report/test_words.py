@@ -66,7 +66,7 @@ def test_optimal_is_of_all_schedules_and_then_of_the_scope() -> None:
     wider = replace(found, status=Status.FEASIBLE, overhead_bound_j=0.75)
     assert proof_words(wider) == (
         "no schedule saves more than 25 % of the overhead (asked: 0.1 %)\n"
-        "no schedule with up to 4 operators recomputed in a row costs less"
+        "no schedule with up to 4 operators recomputed in a row, each once, nothing paged in between, costs less"
     )
     assert (wider.overhead_gap, wider.scope_gap) == (0.25, 0.0)
     assert exact_words(wider) == exact_words(found)
@@ -99,7 +99,7 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
             {"gap": 0.25, "scope_gap": 5e-4, "asked": 1e-3},
             [
                 "no schedule saves more than 25 % of the overhead (asked: 0.1 %)",
-                "no schedule with up to 8 operators recomputed in a row saves more than 0.05 %",
+                "no schedule with up to 8 operators recomputed in a row, each once, nothing paged in between, saves more than 0.05 %",
             ],
         ),
         ({"gap": 1.0}, ["no schedule saves more than 100 % of the overhead"]),
@@ -124,7 +124,7 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
             {"gap": 0.5, "scope_gap": 0.0, "outdone": True, "scope": "depth<=1"},
             [
                 "no schedule saves more than 50 % of the overhead",
-                "better than every schedule with single operators recomputed can be",
+                "better than every schedule with single operators recomputed, nothing paged in between, can be",
             ],
         ),
         ({"gap": 0.0, "scope": "store-all"}, ["optimal: keeping everything fits, and nothing can cost less"]),
