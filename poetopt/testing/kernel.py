@@ -15,7 +15,7 @@ from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import KernelStep, call_of
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.kernel_program import Ran, Trial, run
+from poetopt.testing.kernel_program import KernelOutputs, KernelTrial, run
 from poetopt.util.errors import PoetError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def check_kernels(
     cases: Mapping[Kernel, Iterable[Case]], *, tolerance: float = TOLERANCE, optimize: str = "-O1"
 ) -> tuple[KernelCheck, ...]:
     """`check_kernel` of several, in one program."""
-    trials: list[Trial] = []
+    trials: list[KernelTrial] = []
     spans: list[tuple[int, int]] = []
     for kernel, own in cases.items():
         given, op = list(own), _name(kernel)
@@ -150,7 +150,7 @@ def _name(kernel: Kernel) -> str:
     return f"{kernel.domain}.{kernel.op_type}".lstrip(".")
 
 
-def _trial(kernel: Kernel, case: Case, op: str) -> Trial:
+def _trial(kernel: Kernel, case: Case, op: str) -> KernelTrial:
     """The call of `kernel` in a case. Raises ContractError where it refuses it."""
     node = case.node
     call = replace(call_of(case.operator, node, case.tensors), values=case.values)
@@ -161,7 +161,7 @@ def _trial(kernel: Kernel, case: Case, op: str) -> Trial:
     require(scratch >= 0, f"{where}: it asks for {scratch} bytes of scratch")
     missing = kernel.missing(call)
     require(missing is None, f"{where}: {missing}")
-    return Trial(KernelStep(call, kernel, 0, scratch), case.given, case.expected, where)
+    return KernelTrial(KernelStep(call, kernel, 0, scratch), case.given, case.expected, where)
 
 
 def _described(case: Case) -> str:
@@ -170,7 +170,7 @@ def _described(case: Case) -> str:
     return f"of {shapes}{' with ' + attributes if attributes else ''}"
 
 
-def _compared(trial: Trial, ran: Ran, tolerance: float) -> float:
+def _compared(trial: KernelTrial, ran: KernelOutputs, tolerance: float) -> float:
     """The deviation of a call's outputs from what onnxruntime computed. Raises ContractError beyond the tolerance."""
     worst = 0.0
     for name, found in ran.first.items():

@@ -32,7 +32,7 @@ SHOWN = 15
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class KernelTrial:
     """A call to run: with what inputs, by name, what should come out, and how messages call it."""
 
     step: KernelStep
@@ -42,7 +42,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class KernelOutputs:
     """Outputs of a call by name: with either poison, and lying on inputs in each way that is allowed, said in words."""
 
     first: Mapping[str, Array]
@@ -50,7 +50,7 @@ class Ran:
     over: Mapping[str, Mapping[str, Array]]
 
 
-def run(trials: Sequence[Trial], folder: Path, optimize: str) -> tuple[list[Ran], bool]:
+def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[list[KernelOutputs], bool]:
     """Compile and run all trials in `folder`; what came out, and whether the sanitizers watched.
 
     Raises ContractError where the compiler complains or the program fails, BackendUnavailableError without a compiler.
@@ -109,7 +109,7 @@ def _sanitizes(compiler: str) -> bool:
         return built.returncode == 0 and subprocess.run(["./empty"], cwd=folder, check=False).returncode == 0
 
 
-def overlaps(trial: Trial) -> Mapping[str, Sequence[int]]:
+def overlaps(trial: KernelTrial) -> Mapping[str, Sequence[int]]:
     """The ways in which outputs may lie on inputs: in words, and for each output which input, -1 for none."""
     call, kernel = trial.step.call, trial.step.kernel
     if not call.outputs or call.outputs[0] is None:
@@ -130,12 +130,12 @@ def _shown(text: str) -> str:
     return "\n".join(text.strip().splitlines()[:SHOWN])
 
 
-def _inputs(trial: Trial) -> bytes:
+def _inputs(trial: KernelTrial) -> bytes:
     there = [t for t in trial.step.call.inputs if t is not None]
     return b"".join(np.ascontiguousarray(trial.given[tensor.name], tensor.dtype).tobytes() for tensor in there)
 
 
-def _read(trial: Trial, data: bytes, place: int) -> tuple[Ran, int]:
+def _read(trial: KernelTrial, data: bytes, place: int) -> tuple[KernelOutputs, int]:
     rounds: list[dict[str, Array]] = []
     for _ in range(2 + len(overlaps(trial))):
         found: dict[str, Array] = {}
@@ -145,10 +145,10 @@ def _read(trial: Trial, data: bytes, place: int) -> tuple[Ran, int]:
                 found[tensor.name] = array.reshape(tensor.shape)
                 place += tensor.nbytes
         rounds.append(found)
-    return Ran(rounds[0], rounds[1], dict(zip(overlaps(trial), rounds[2:], strict=True))), place
+    return KernelOutputs(rounds[0], rounds[1], dict(zip(overlaps(trial), rounds[2:], strict=True))), place
 
 
-def _program(trials: Sequence[Trial]) -> str:
+def _program(trials: Sequence[KernelTrial]) -> str:
     headers = sorted({header for trial in trials for header in trial.step.kernel.headers})
     functions = "\n\n".join(_function(k, trial) for k, trial in enumerate(trials))
     calls = "\n".join(_call(k, trial) for k, trial in enumerate(trials))
@@ -243,7 +243,7 @@ int main(void)
 """
 
 
-def _function(number: int, trial: Trial) -> str:
+def _function(number: int, trial: KernelTrial) -> str:
     call, step = trial.step.call, trial.step
     there = iter(range(len(call.inputs)))
     inputs = tuple(f"po_ins[{next(there)}]" if tensor is not None else "" for tensor in call.inputs)
@@ -258,7 +258,7 @@ def _function(number: int, trial: Trial) -> str:
     )
 
 
-def _call(number: int, trial: Trial) -> str:
+def _call(number: int, trial: KernelTrial) -> str:
     call, step = trial.step.call, trial.step
 
     def listed(values: Sequence[int]) -> str:

@@ -25,13 +25,13 @@ from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.testing.plans import keeping_nothing
 from poetopt.util.errors import OptionError, PlanError
 from tests.autodiff.build import graph
 from tests.autodiff.by_hand import SETTINGS, Array, data, perceptron, trained, weights
 from tests.autodiff.test_update_graphs import STEPS, compared, recomputed, tied
 from tests.autodiff.test_update_rules import far
 from tests.backends.c.support import needs_host, network
+from tests.keeping_nothing import keeping_nothing
 from tests.later import later, uses_torch
 from tests.problems import store_all
 from tests.test_micro_batches import tight

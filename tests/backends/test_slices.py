@@ -27,8 +27,8 @@ from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.testing.plans import keeping_nothing
 from poetopt.zoo.network import Network
+from tests.keeping_nothing import keeping_nothing
 from tests.seeds import some
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from benchmarks import kernels_streamed
+from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
@@ -115,7 +115,7 @@ SWEPT = (
 @small_blocks()
 def test_kernels_of_random_shapes_give_the_plain_ones_bits() -> None:
     found = [kernel for kernel in kernels().values() if kernel.op_type in SWEPT]
-    of = {kernel.op_type: list(kernels_streamed.trials(kernel, 2, 3, kernels_streamed.Tally())) for kernel in found}
+    of = {kernel.op_type: list(streamed_kernels.trials(kernel, 2, 3, streamed_kernels.Tally())) for kernel in found}
     assert set(of) == set(SWEPT)
     assert all(of.values())
     assert check_streamed([one for some in of.values() for one in some], "-O0", sanitize=False) >= 40

@@ -20,11 +20,11 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.report.on_device import device_text, device_training_text
-from poetopt.testing.plans import keeping_nothing as nothing_kept
 from poetopt.util.errors import PlanError
 from poetopt.util.units import show_bytes
 from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
+from tests.keeping_nothing import keeping_nothing as nothing_kept
 
 
 @cache
