@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, plan_in, read_plan
 from poetopt.util.errors import OptionError
+from poetopt.util.figures import Figures
 from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ WEIGHTS = ("flash", "storage")
 
 
 @dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(Figures):
     """The files that were written.
 
     folder
@@ -53,10 +54,6 @@ class Emitted:
     resident_bytes: int
     operators: int
     instructions: int
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `emit --json`."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {"files": dict(self.files)}
 
 
 def emit(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.models import Model, differentiated, read
 from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
 from poetopt.util.errors import ModelError, OptionError, PlanError
+from poetopt.util.figures import Figures
 from poetopt.util.files import is_special
 from poetopt.util.progress import telling
 from poetopt.util.units import show_bytes
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleFile:
+class ScheduleFile(Figures):
     """The files that were written.
 
     nodes
@@ -46,18 +47,6 @@ class ScheduleFile:
     kept_bytes: int
     peak_bytes: int
     plan_peak_bytes: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
-        return {
-            "path": self.path,
-            "nodes": self.nodes,
-            "recomputes": self.recomputes,
-            "kept": list(self.kept),
-            "kept_bytes": self.kept_bytes,
-            "peak_bytes": self.peak_bytes,
-            "plan_peak_bytes": self.plan_peak_bytes,
-        }
 
     def __str__(self) -> str:
         lines = [

@@ -36,6 +36,7 @@ from poetopt.search.limits import hardest_step, impossible
 from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
 from poetopt.util.errors import InfeasibleError, NoScheduleError
+from poetopt.util.figures import figures
 from poetopt.util.version import __version__
 
 STARTS = 6
@@ -75,10 +76,7 @@ class Comparison:
         return {
             **about(self.problem, self.store_all_peak_bytes),
             "resident_bytes": self.problem.resident_bytes,
-            "deadline_s": self.deadline_s,
-            "rows": [row.to_dict() for row in self.rows],
-            "findings": [finding.to_dict() for finding in self.findings],
-            "total_s": self.total_s,
+            **figures(self, ("deadline_s", "rows", "findings", "total_s")),
             "version": __version__,
         }
 

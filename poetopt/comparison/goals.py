@@ -25,6 +25,7 @@ from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Solution
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.figures import Figures, figures
 from poetopt.util.progress import telling
 from poetopt.util.units import Share, parse_fraction, parse_ram, parse_time, show_amount
 
@@ -35,7 +36,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class GoalPoint:
+class GoalPoint(Figures):
     """A plan, and what it takes of each goal above one compute of each operator.
 
     values, bounds
@@ -62,14 +63,10 @@ class GoalPoint:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        rows = zip(self.goals, self.values, self.bounds, self.statuses, self.scopes, strict=True)
-        return {
-            "most": self.most,
-            "goals": [
-                {"name": goal.name, "unit": goal.unit, "value": value, "bound": bound, "status": status, "scope": scope}
-                for goal, value, bound, status, scope in rows
-            ],
-        }
+        keys = ("name", "unit", "value", "bound", "status", "scope")
+        names, units = ([getattr(goal, key) for goal in self.goals] for key in keys[:2])
+        rows = zip(names, units, self.values, self.bounds, self.statuses, self.scopes, strict=True)
+        return {"most": self.most, "goals": [dict(zip(keys, row, strict=True)) for row in rows]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +82,8 @@ class GoalFront:
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
-        return {
-            "model": self.problem.name,
-            "device": self.problem.device,
-            "ram_budget_bytes": self.ram_budget_bytes,
-            "points": [point.to_dict() for point in self.points],
-        }
+        about = {"model": self.problem.name, "device": self.problem.device}
+        return {**about, **figures(self, ("ram_budget_bytes", "points"))}
 
 
 def lexicographic(

@@ -26,6 +26,7 @@ from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import InfeasibleError, NoScheduleError
+from poetopt.util.figures import figures
 from poetopt.util.units import show_limit
 from poetopt.util.version import __version__
 
@@ -64,13 +65,9 @@ class DeadlineFront:
         """The object of `poetopt pareto --against deadline --json`."""
         return {
             **about(self.problem, self.store_all_peak_bytes),
-            "ram_budget_bytes": self.ram_budget_bytes,
-            "least_deadline_s": self.least_deadline_s,
-            "deadline_bound_s": self.deadline_bound_s,
+            **figures(self, ("ram_budget_bytes", "least_deadline_s", "deadline_bound_s", "points", "total_s")),
             "deadline_bound_scope": self.bound_scope,
             "least_deadline_proven": self.least_is_proven,
-            "points": [point.to_dict() for point in self.points],
-            "total_s": self.total_s,
             "version": __version__,
         }
 
@@ -212,12 +209,8 @@ class Front:
         """The object of `poetopt pareto --json`."""
         return {
             **about(self.problem, self.store_all_peak_bytes),
-            "deadline_s": self.deadline_s,
-            "least_ram_bytes": self.least_ram_bytes,
-            "ram_bound_bytes": self.ram_bound_bytes,
+            **figures(self, ("deadline_s", "least_ram_bytes", "ram_bound_bytes", "points", "total_s")),
             "least_ram_proven": self.least_is_proven,
-            "points": [point.to_dict() for point in self.points],
-            "total_s": self.total_s,
             "version": __version__,
         }
 

@@ -13,7 +13,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from poetopt.comparison.baselines.acceptance import Settings
@@ -25,6 +25,7 @@ from poetopt.plan.schedule import Schedule
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.run import outdone
 from poetopt.search.solution import Options, Solution, share_open
+from poetopt.util.figures import Figures
 
 OPEN_GAP = 0.1
 """Points with a larger overhead gap are solved again, for longer, where time is left."""
@@ -43,7 +44,7 @@ LEAST_STEPS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrontPoint:
+class FrontPoint(Figures):
     """A RAM budget, a deadline (None: there is none) and the best plan within both.
 
     overhead_bound_j, scope_bound_j
@@ -70,10 +71,7 @@ class FrontPoint:
     page_outs: int
     solve_s: float
     beyond_scope: bool = False
-
-    def to_dict(self) -> dict[str, object]:
-        """As JSON has it."""
-        return {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "plan"}
+    left_out = ("plan",)
 
 
 Told = Callable[[float, str], None]

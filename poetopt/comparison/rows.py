@@ -17,9 +17,10 @@ from poetopt.formulations.scope import kind_words, scope_option
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
-from poetopt.plan.simulate import Simulation, simulate
+from poetopt.plan.simulate import SIMULATED, Simulation, simulate
 from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
 from poetopt.util.errors import OptionError
+from poetopt.util.figures import Figures
 from poetopt.util.units import Share, parse_ram, show_share
 
 MOST = 1000
@@ -82,7 +83,7 @@ WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow
 
 
 @dataclass(frozen=True)
-class Finding:
+class Finding(Figures):
     """A plan from outside the space that a bound holds in.
 
     method
@@ -101,17 +102,6 @@ class Finding:
     overhead_bound_j: float
     overhead_j: float
     moves: tuple[str, ...]
-
-    def to_dict(self) -> dict[str, object]:
-        """As JSON has it."""
-        return {
-            "method": self.method,
-            "ram_budget_bytes": self.ram_budget_bytes,
-            "scope": self.scope,
-            "overhead_bound_j": self.overhead_bound_j,
-            "overhead_j": self.overhead_j,
-            "moves": list(self.moves),
-        }
 
     def __str__(self) -> str:
         has, bound = self.overhead_j, self.overhead_bound_j
@@ -167,7 +157,7 @@ WHOLE = ("full", "store-all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonRow:
+class ComparisonRow(Figures):
     """A method at a budget. Figures are None where there is no plan.
 
     status
@@ -205,15 +195,7 @@ class ComparisonRow:
     solve_s: float = 0.0
     beyond_scope: bool = False
 
-    def to_dict(self) -> dict[str, object]:
-        """The row as JSON has it, keys in order."""
-        return {name: getattr(self, name) for name in COLUMNS}
 
-
-SIMULATED = (
-    "energy_j", "overhead_j", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
-)  # fmt: skip
-"""Columns that a simulation gives."""
 COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 
 
@@ -223,7 +205,7 @@ def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> Comp
     # Nothing costs less than no overhead: that needs no other proof.
     status = Status.OPTIMAL if found.overhead_j <= 0 else Status.FEASIBLE
     return ComparisonRow(
-        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **figures(found)
+        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **simulated(found)
     )
 
 
@@ -253,7 +235,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
         scope_gap=solution.scope_gap,
         solve_s=solution.total_s,
         beyond_scope=solution.outdone,
-        **figures(simulate(solution.plan, ram_bytes=ram_bytes)),
+        **simulated(simulate(solution.plan, ram_bytes=ram_bytes)),
     )
 
 
@@ -306,6 +288,6 @@ def about(problem: Problem, store_all_peak_bytes: int) -> dict[str, object]:
     }
 
 
-def figures(found: Simulation) -> dict[str, Any]:
+def simulated(found: Simulation) -> dict[str, Any]:
     """The figures of a simulation that rows and points have, by their keys."""
     return {name: getattr(found, name) for name in SIMULATED}

@@ -17,7 +17,7 @@ All of it is in the joules that the simulator counts: what was solved for anythi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from poetopt.comparison.changed import PARAMETERS, Bound, Latencies, changed, labels
 from poetopt.formulations import formulation
@@ -33,6 +33,7 @@ from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.solution import Options, Solution
 from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.figures import Figures
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 ALTERNATIVES = {"paging alone": (True, False), "recomputing alone": (False, True)}
@@ -44,7 +45,7 @@ Told = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Change:
+class Change(Figures):
     """The plan on a changed device.
 
     baseline_j
@@ -76,6 +77,7 @@ class Change:
     alternative: str = ""
     deadline_s: float | None = None
     retimed: bool = False
+    beside = ("overtaken", "most_loss", "open_share")
 
     @property
     def most_loss(self) -> float | None:
@@ -98,11 +100,12 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(Figures):
     """All changes of a plan, by parameter and factor; `advantage_j` is the plan's over the cheaper plain one here."""
 
     changes: tuple[Change, ...]
     advantage_j: float | None
+    beside = ("sentence",)
 
     @property
     def worst(self) -> Change | None:
@@ -144,19 +147,6 @@ class Sensitivity:
             f"At worst, with {worst.parameter} x{worst.factor:g}, the plan takes {100 * worst.loss:.3g} % more energy "
             "than the best one known there."
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values for JSON."""
-        changes = [
-            {
-                **asdict(change),
-                "overtaken": change.overtaken,
-                "most_loss": change.most_loss,
-                "open_share": change.open_share,
-            }
-            for change in self.changes
-        ]
-        return {"changes": changes, "advantage_j": self.advantage_j, "sentence": self.sentence}
 
 
 def check_goal(chosen: Formulation) -> None:

@@ -28,6 +28,12 @@ RELATIVE_TOLERANCE = 1e-9
 """A makespan may exceed the deadline by this fraction: sums of floats depend on their order."""
 
 
+SIMULATED = (
+    "energy_j", "overhead_j", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
+)  # fmt: skip
+"""Columns that a simulation gives."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
     """The course of a plan's step, exactly. All tuples have one entry an instruction.

@@ -8,7 +8,7 @@ The largest batch that fits, what refuses the next one, and what a sample takes 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
@@ -19,10 +19,11 @@ from poetopt.plan.simulate import Simulation
 from poetopt.report.memory import taken_bytes
 from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
+from poetopt.util.figures import Figures, figures, plain
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartsTried:
+class PartsTried(Figures):
     """Knowledge of one number of parts.
 
     parts
@@ -40,12 +41,10 @@ class PartsTried:
     total_ram_bytes: int | None = None
     why: str = ""
 
-
-def tried_fields(tried: tuple[PartsTried, ...]) -> list[dict[str, object]] | None:
-    """The entries of `micro_batches_tried` of `solve --json`; None where the number was given."""
-    names = PartsTried.__dataclass_fields__
-    rows = [{name: getattr(one, name) for name in names} for one in tried]
-    return [{"micro_batches": row.pop("parts"), **row, "why": row["why"] or None} for row in rows] or None
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `micro_batches_tried` of `solve --json`."""
+        found = super().to_dict()
+        return {"micro_batches": found.pop("parts"), **found, "why": self.why or None}
 
 
 STORE_ALL = "store-all"
@@ -53,7 +52,7 @@ STORE_ALL = "store-all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtBatch:
+class AtBatch(Figures):
     """A schedule at one batch: seconds and joules of a step, and all of its RAM.
 
     found
@@ -66,9 +65,19 @@ class AtBatch:
     total_ram_bytes: int
     found: str
 
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `batches` of `largest_batch`."""
+        return {
+            "batch": self.batch,
+            "time_s_per_sample": self.time_s / self.batch,
+            "energy_j_per_sample": self.energy_j / self.batch,
+            "total_ram_bytes": self.total_ram_bytes,
+            "schedule": self.found,
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
-class LargestBatch:
+class LargestBatch(Figures):
     """The find of `--batch max`.
 
     batch
@@ -93,27 +102,9 @@ class LargestBatch:
         """Tell whether one sample more is proven to have no schedule, or can't be asked for."""
         return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
-
-def batch_fields(found: LargestBatch | None) -> dict[str, object] | None:
-    """The object `largest_batch` of `solve --json`."""
-    if found is None:
-        return None
-    return {
-        "batch": found.batch,
-        "proven": found.proven,
-        "refused": found.refused,
-        "why": found.why or None,
-        "batches": [
-            {
-                "batch": one.batch,
-                "time_s_per_sample": one.time_s / one.batch,
-                "energy_j_per_sample": one.energy_j / one.batch,
-                "total_ram_bytes": one.total_ram_bytes,
-                "schedule": one.found,
-            }
-            for one in found.at
-        ],
-    }
+    def to_dict(self) -> dict[str, object]:
+        """The object `largest_batch` of `solve --json`."""
+        return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None, "batches": plain(self.at)}
 
 
 def figures_at(batch: int, plan: Plan, simulation: Simulation, arena_bytes: int, *, solved: bool = False) -> AtBatch:
@@ -161,6 +152,21 @@ class WholeTraining:
     batch: int | None = None
     battery_j: float | None = None
 
+    def of(self, solution: Solution) -> dict[str, object]:
+        """The object `training` of `solve --json`: all of the training by that schedule."""
+        simulation, limit_s, held = solution.simulation, solution.options.deadline_s, self.battery_j
+        energy_j = None if simulation is None else self.steps * step_energy_j(solution)
+        return {
+            **asdict(self),
+            "left_out": None if self.samples is None or self.batch is None else self.samples % self.batch,
+            "time_s": None if simulation is None else self.steps * simulation.makespan_s,
+            "deadline_s": None if limit_s is None else self.steps * limit_s,
+            "energy_j": energy_j,
+            "bytes_written": None if simulation is None else self.steps * simulation.bytes_written,
+            "battery_share": None if held is None or energy_j is None else energy_j / held,
+            "battery_steps": None if held is None or not energy_j else math.floor(held * self.steps / energy_j),
+        }
+
 
 def training_run(
     problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None, battery_j: float | None
@@ -194,30 +200,6 @@ def batch_of(problem: Problem) -> int | None:
     graph = problem.graph
     shape = graph.whole.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
     return shape[0] if shape else None
-
-
-def run_fields(run: WholeTraining | None, solution: Solution) -> dict[str, object] | None:
-    """The object `training` of `solve --json`."""
-    if run is None:
-        return None
-    simulation, options = solution.simulation, solution.options
-    time_s = None if simulation is None else run.steps * simulation.makespan_s
-    energy_j = None if simulation is None else run.steps * step_energy_j(solution)
-    held = run.battery_j
-    return {
-        "steps": run.steps,
-        "epochs": run.epochs,
-        "samples": run.samples,
-        "batch": run.batch,
-        "left_out": None if run.samples is None or run.batch is None else run.samples % run.batch,
-        "time_s": time_s,
-        "deadline_s": None if options.deadline_s is None else run.steps * options.deadline_s,
-        "energy_j": energy_j,
-        "bytes_written": None if simulation is None else run.steps * simulation.bytes_written,
-        "battery_j": held,
-        "battery_share": None if held is None or energy_j is None else energy_j / held,
-        "battery_steps": None if held is None or not energy_j else math.floor(held * run.steps / energy_j),
-    }
 
 
 def step_energy_j(solution: Solution) -> float:

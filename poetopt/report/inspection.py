@@ -18,11 +18,12 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.layout import table
-from poetopt.report.memory import clipping_fields, clips
+from poetopt.report.memory import clipping_document, clips
 from poetopt.report.summary import clipping_words
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
+from poetopt.util.figures import figures
 from poetopt.util.notes import Note
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
@@ -65,12 +66,9 @@ class Needs:
             "operators": len(problem.operators),
             "backward_operators": sum(operator.backward for operator in problem.operators),
             "tensors": len(problem.tensors),
-            "store_all_peak_bytes": self.store_all_peak_bytes,
-            "peak_operator": self.peak_operator,
+            **figures(self, ("store_all_peak_bytes", "peak_operator", "least_ram_bytes", "least_ram_cut_short")),
             "peak": [{"name": name, "kind": kind, "bytes": nbytes} for name, kind, nbytes in self.peak],
             "peak_by_kind": self.by_kind(),
-            "least_ram_bytes": self.least_ram_bytes,
-            "least_ram_cut_short": self.least_ram_cut_short,
             "ram_bound_bytes": self.ram_bound_bytes,
             "binding_operator": self.binding_operator or None,
             "resident_bytes": problem.resident_bytes,
@@ -201,17 +199,11 @@ class Inspection:
         return {
             **self.contents,
             "unsupported": [{"node": name, "op": op} for name, op in self.unsupported],
-            "training_error": self.training_error,
-            "loss": self.loss,
+            **figures(self, ("training_error", "loss", "resident", "device")),
             "micro_batches": problem.parts if problem else None,
             "training": self.needs.to_dict() if self.needs else None,
-            "resident": dict(self.resident),
             "paged": None if self.paged is None else _paged(self.paged),
-            "flash_bytes": known.flash_bytes if known else None,
-            "device": self.device,
-            "device_ram_bytes": known.device_ram_bytes if known else None,
-            "baseline_time_s": known.baseline_time_s if known else None,
-            "baseline_energy_j": known.baseline_energy_j if known else None,
+            **figures(known, ("flash_bytes", "device_ram_bytes", "baseline_time_s", "baseline_energy_j")),
         }
 
     def __repr__(self) -> str:
@@ -231,7 +223,7 @@ class Inspection:
                 rows += _device_rows(self.needs)
             if self.paged is not None:
                 rows.append(("parameters paged", _paged_words(self.paged)))
-            clipping = {**clipping_fields(self.needs.problem, None), "micro_batches": self.needs.problem.parts}
+            clipping = {**clipping_document(self.needs.problem, None), "micro_batches": self.needs.problem.parts}
             rows += [("clipping", text) for text in clipping_words(clipping)]
         said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in said]
@@ -296,9 +288,7 @@ def _paged(found: Needs) -> dict[str, object]:
         "least_total_ram_bytes": None if least is None else least + problem.beside_bytes,
         "total_ram_bound_bytes": found.ram_bound_bytes + problem.beside_bytes,
         "binding_operator": found.binding_operator or None,
-        "resident_bytes": problem.resident_bytes,
-        "stack_bytes": problem.stack_bytes,
-        "flash_bytes": problem.flash_bytes,
+        **figures(problem, ("resident_bytes", "stack_bytes", "flash_bytes")),
         "storage_bytes": _stored_bytes(problem),
     }
 

@@ -12,10 +12,11 @@ from poetopt import formulations
 from poetopt.formulations import options
 from poetopt.formulations.block import Block
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.mathematics import Symbol, mathematics, symbols, title
+from poetopt.formulations.mathematics import mathematics, symbols, title
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.report.layout import table
 from poetopt.util.errors import FormulationError, OptionError
+from poetopt.util.figures import figures
 
 _EXAMPLE = Problem(
     "example",
@@ -56,12 +57,7 @@ class CatalogueEntry:
     def to_dict(self) -> dict[str, object]:
         """Plain values; TeX as it is in the docstrings."""
         return {
-            "name": self.name,
-            "kind": self.kind,
-            "about": self.about,
-            "option": self.option,
-            "minimises": self.minimises,
-            "doc": self.doc,
+            **figures(self, ("name", "kind", "about", "option", "minimises", "doc")),
             "blocks": [_block_document(block) for block in self.blocks],
         }
 
@@ -181,10 +177,6 @@ def _block_document(block: Block) -> dict[str, object]:
         "name": block.name,
         "about": title(block),
         "requires": list(block.requires),
-        "symbols": [_symbol_document(symbol) for symbol in symbols(block)],
+        "symbols": [symbol._asdict() for symbol in symbols(block)],
         "mathematics": mathematics(block),
     }
-
-
-def _symbol_document(symbol: Symbol) -> dict[str, str]:
-    return dict(symbol._asdict())

@@ -14,7 +14,6 @@ from poetopt.graph import TOGETHER, Role
 from poetopt.graph.problem import Problem
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.simulate import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ def clipping_of(problem: Problem, plan: Plan | None) -> Clipping | None:
     return _counted(last.problem, tuple(_for_the_norm(last.problem, last.instructions)))
 
 
-def clipping_fields(problem: Problem, plan: Plan | None) -> dict[str, object]:
-    """The keys of `solve --json` on it."""
+def clipping_document(problem: Problem, plan: Plan | None) -> dict[str, object]:
+    """Clipping in `solve --json`."""
     found = clipping_of(problem, plan)
     there = found is not None and plan is not None
     return {
@@ -115,28 +114,14 @@ def _adds(kind: str) -> bool:
 OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
 
 
-def memory_fields(
-    problem: Problem, plan: Plan | None, simulation: Simulation | None, taken_bytes: int | None
-) -> dict[str, object]:
-    """The keys of `solve --json` on all of the RAM.
-
-    plan, simulation, taken_bytes
-        A plan, what it does, and what it takes with the reserve of kernels; None without one.
-    """
+def memory_document(problem: Problem, plan: Plan | None, taken_bytes: int | None) -> dict[str, object]:
+    """All of the RAM in `solve --json`; None without a plan, whose `taken_bytes` have the reserve of kernels."""
     lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
     total, limit = None if taken_bytes is None else problem.beside_bytes + taken_bytes, problem.device_ram_bytes
     return {
         "total_ram_bytes": total,
         "fits_device": None if total is None or limit is None else total <= limit,
-        "stack_bytes": problem.stack_bytes,
-        "parameters": problem.parameters,
         "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
-        "bytes_written": None if simulation is None else simulation.bytes_written,
-        "flash_bytes": problem.flash_bytes,
-        "optimizer": str(problem.recipe.get("optimizer", "none")),
-        **clipping_fields(problem, plan),
-        "micro_batches": problem.parts,
-        "runtime": problem.runtime or None,
     }
 
 

@@ -10,38 +10,25 @@ from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.search.limits import kind
-from poetopt.search.solution import OPTIMAL_GAP, RAM, Solution, Status
+from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
 from poetopt.util.units import finite, show_bytes, show_limit, show_seconds, show_share
 
 
 def objective_document(solution: Solution) -> dict[str, object]:
     """Name, unit, the whole value, one pass, what is above it, and the bounds on that: of all, and of the scope."""
-    found = solution.objective
+    found, simulation = solution.objective, solution.simulation
     if found is None:
-        simulation, bound = solution.simulation, solution.overhead_bound_j
-        baseline = None if simulation is None else simulation.energy_j - simulation.overhead_j
         value = None if simulation is None else simulation.overhead_j
-        return _document("energy", "J", baseline, value, bound, solution.scope_bound)
-    return _document(found.name, found.unit, found.baseline, found.value, found.bound, solution.scope_bound)
-
-
-def _document(
-    name: str,
-    unit: str,
-    baseline: float | None,
-    value: float | None,
-    bound: float | None,
-    scope_bound: float | None,
-) -> dict[str, object]:
-    whole = None if baseline is None or value is None else baseline + value
+        baseline = None if simulation is None else simulation.energy_j - simulation.overhead_j
+        found = Objective(ENERGY.name, "J", baseline or 0.0, value, solution.overhead_bound_j)
     return {
-        "name": name,
-        "unit": unit,
-        "value": whole,
-        "baseline": baseline,
-        "overhead": value,
-        "bound": bound,
-        "scope_bound": scope_bound,
+        "name": found.name,
+        "unit": found.unit,
+        "value": None if found.value is None else found.baseline + found.value,
+        "baseline": found.baseline if solution.objective or simulation else None,
+        "overhead": found.value,
+        "bound": found.bound,
+        "scope_bound": solution.scope_bound,
     }
 
 

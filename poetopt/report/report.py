@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import SIMULATED
 from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
-from poetopt.report.goals import (
-    LargestBatch,
-    PartsTried,
-    WholeTraining,
-    batch_fields,
-    run_fields,
-    tried_fields,
-)
+from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining
 from poetopt.report.layout import table
-from poetopt.report.memory import memory_fields, taken_bytes
+from poetopt.report.memory import clipping_document, memory_document, taken_bytes
 from poetopt.report.proof import (
     exact_words,
     objective_document,
@@ -32,6 +26,7 @@ from poetopt.report.proof import (
 )
 from poetopt.search.solution import DeadlineModel, Solution, Status
 from poetopt.util import notes as told
+from poetopt.util.figures import figures, plain
 from poetopt.util.process import peak_bytes
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules
@@ -39,6 +34,22 @@ from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.report.view import View
+
+
+OF_PROBLEM = (
+    "device", "device_ram_bytes", "resident_bytes", "reserve_bytes", "stack_bytes", "flash_bytes", "parameters",
+    "baseline_energy_j", "baseline_time_s",
+)  # fmt: skip
+OF_OPTIONS = ("asks", "deadline_s", "deadline_model", "remat", "time_limit_s", "threads", "solver_options")
+OF_SOLUTION = (
+    "why", "store_all_peak_bytes", "overhead_bound_j", "scope_bound_j", "scope_gap", "gap", "overhead_gap",
+    "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "fitting_batch", "build_s",
+    "solve_s", "total_s", "timing", "interrupted",
+)  # fmt: skip
+OF_SIMULATION = (*SIMULATED, "wakes", "streamed_runs", "bytes_streamed", "bytes_written", "transfer_s")
+OF_REPORT = ("store_all_fits", "arena_bytes", "plan_bytes")
+OF_OVERLAP = ("hidden_s", "hidden_bytes")
+"""Figures of an answer whose JSON keys are their names, by what has them; the suffix is the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,89 +153,53 @@ class Report:
         objects of `about` (`trained`, `loss`, `gradients`) and `text`.
         """
         problem, solution, options = self.problem, self.solution, self.solution.options
-        simulation, bound = solution.simulation, solution.overhead_bound_j
-        baseline = problem.baseline_energy_j
+        graph, simulation, bound = problem.graph, solution.simulation, solution.overhead_bound_j
+        said = self._said()
         from poetopt.autodiff.passes.blocks import is_block
 
         found: dict[str, object] = {
             "status": str(solution.status),
             "reason": solution.reason or None,
-            "why": list(solution.why),
             "scope": solution.scope or None,
             "formulation": options.formulation_name,
             "backend": options.backend_name,
-            "asks": list(options.asks),
             "objective": objective_document(solution),
             "model": problem.name,
             "model_ref": problem.model_ref or None,
             "model_hash": problem.model_hash or None,
-            "device": problem.device,
-            "loss": problem.graph.loss_kind if problem.graph else None,
+            "loss": graph.loss_kind if graph else None,
             "granularity": str(problem.recipe.get("granularity", "operator")),
-            "blocks": sum(map(is_block, problem.graph.operators)) if problem.graph else 0,
+            "optimizer": str(problem.recipe.get("optimizer", "none")),
+            "blocks": sum(map(is_block, graph.operators)) if graph else 0,
             "operators": len(problem.operators),
             "tensors": len(problem.tensors),
             "ram_budget_bytes": options.ram_bytes,
-            "device_ram_bytes": problem.device_ram_bytes,
-            "store_all_peak_bytes": solution.store_all_peak_bytes,
-            "store_all_fits": self.store_all_fits,
-            "resident_bytes": problem.resident_bytes,
-            "reserve_bytes": problem.reserve_bytes,
-            "peak_bytes": simulation.peak_bytes if simulation else None,
-            "arena_bytes": self.arena_bytes,
-            "baseline_energy_j": baseline,
-            "energy_j": simulation.energy_j if simulation else None,
-            "overhead_j": simulation.overhead_j if simulation else None,
-            "energy_bound_j": None if bound is None else baseline + bound,
-            "overhead_bound_j": bound,
-            "scope_bound_j": solution.scope_bound_j,
-            "scope_gap": solution.scope_gap,
+            "energy_bound_j": None if bound is None else problem.baseline_energy_j + bound,
             "beyond_scope": solution.outdone,
-            "gap": solution.gap,
-            "overhead_gap": solution.overhead_gap,
-            "makespan_s": simulation.makespan_s if simulation else None,
-            "baseline_time_s": problem.baseline_time_s,
-            "deadline_s": options.deadline_s,
-            "deadline_model": str(options.deadline_model),
-            "least_ram_bytes": solution.least_ram_bytes,
-            "ram_bound_bytes": solution.ram_bound_bytes,
-            "least_deadline_s": solution.least_deadline_s,
-            "fitting_batch": solution.fitting_batch,
-            "deadline_bound_s": solution.deadline_bound_s,
-            "recomputes": simulation.recomputes if simulation else None,
-            "page_outs": simulation.page_outs if simulation else None,
-            "page_ins": simulation.page_ins if simulation else None,
-            "wakes": simulation.wakes if simulation else None,
-            "bytes_paged": simulation.bytes_paged if simulation else None,
-            "streamed_runs": simulation.streamed_runs if simulation else None,
-            "bytes_streamed": simulation.bytes_streamed if simulation else None,
-            "transfer_s": simulation.transfer_s if simulation else None,
-            "hidden_s": self.overlap.hidden_s if self.overlap else None,
-            "hidden_bytes": self.overlap.hidden_bytes if self.overlap else None,
-            "plan_bytes": self.plan_bytes,
-            "build_s": solution.build_s,
-            "solve_s": solution.solve_s,
-            "total_s": solution.total_s,
-            "timing": dict(solution.timing),
+            **figures(problem, OF_PROBLEM),
+            **figures(options, OF_OPTIONS),
+            **figures(solution, OF_SOLUTION),
+            **figures(simulation, OF_SIMULATION),
+            **figures(self, OF_REPORT),
+            **figures(self.overlap, OF_OVERLAP),
+            **memory_document(problem, self.plan, self.taken_bytes),
+            **clipping_document(problem, self.plan),
             "process_peak_bytes": peak_bytes(),
-            "interrupted": solution.interrupted,
             "paging": problem.paging and options.paging,
-            "remat": options.remat,
-            "time_limit_s": options.time_limit_s,
             "gap_tolerance": options.gap,
             "asked_scope": options.scope,
-            "threads": options.threads,
-            "solver_options": dict(options.solver_options),
-            "notes": [*problem.notes, *self._said()],
-            "important": told.document(self._said()),
+            "micro_batches": problem.parts,
+            "runtime": problem.runtime or None,
+            "notes": [*problem.notes, *said],
+            "important": told.document(said),
             "version": __version__,
             "versions": _versions(),
-            "largest_batch": batch_fields(self.largest),
-            "micro_batches_tried": tried_fields(self.tried),
-            "training": run_fields(self.run, solution),
-            **memory_fields(problem, self.plan, simulation, self.taken_bytes),
-            **({} if self.plan is not None else {"total_ram_bytes": problem.beside_bytes + options.ram_bytes}),
+            "largest_batch": plain(self.largest),
+            "micro_batches_tried": plain(self.tried) or None,
+            "training": None if self.run is None else self.run.of(solution),
         }
+        if self.plan is None:
+            found["total_ram_bytes"] = problem.beside_bytes + options.ram_bytes
         return {**found, "proof": proof_words(found), "proof_exact": exact_words(found)}
 
     def __str__(self) -> str:

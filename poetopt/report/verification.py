@@ -35,6 +35,7 @@ from poetopt.search.solution import (
     share_open,
 )
 from poetopt.util.errors import FormulationError
+from poetopt.util.figures import figures
 from poetopt.util.text import shortened
 from poetopt.util.text import shown as printable
 from poetopt.util.units import finite, show_joules, show_seconds, show_share
@@ -150,13 +151,8 @@ class Verification:
             "taken_from_file": [asdict(entry) for entry in self.taken],
             "told_by_search": list(self.told),
             "not_certified": list(self.uncertified),
-            "peak_bytes": self.simulation.peak_bytes,
-            "energy_j": self.simulation.energy_j,
-            "overhead_j": self.simulation.overhead_j,
-            "makespan_s": self.simulation.makespan_s,
-            "scope": claimed.get("scope"),
-            "overhead_bound_j": claimed.get("overhead_bound_j"),
-            "scope_bound_j": claimed.get("scope_bound_j"),
+            **figures(self.simulation, ("peak_bytes", "energy_j", "overhead_j", "makespan_s")),
+            **{key: claimed.get(key) for key in ("scope", "overhead_bound_j", "scope_bound_j")},
             "certificate": None if self.certificate is None else asdict(self.certificate),
             "scope_certificate": None if self.of_scope is None else asdict(self.of_scope),
         }
