@@ -129,22 +129,21 @@ def _run_in_c(
     """Execute a step in C, or a course of steps: their number, learning rate and momentum."""
     import poetopt as po
     from poetopt.report import on_device as report
+    from poetopt.report.execution import document
 
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **where)
-    document: Mapping[str, object]
     ended: DeviceExecution | DeviceTraining
     if course is None:
         with doing(f"compiling the step for {on} and running it") as told:
             ended = po.execute_on(loaded, on, **batch, told=told)
-        document, text = report.device_document(loaded.plan, ended), report.device_text(loaded.plan, ended)
+        text = report.device_text(loaded.plan, ended)
     else:
         steps, lr, momentum = course
         with doing(f"compiling {steps:,} steps for {on} and running them") as told:
             ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
-        document = report.device_training_document(loaded.plan, ended)
         text = report.device_training_text(loaded.plan, ended)
-    write_json(document, json)
+    write_json(document(loaded.plan.problem.graph, ended), json)
     say(text, unless=[json])
     if not ended.ok:
         raise ExecutionError(ended.message)
@@ -175,9 +174,9 @@ def _train(
     steps, lr, momentum = course
     with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as made:
         ended = train(made, steps, lr, momentum=momentum, **given, told=told)
-        from poetopt.report.execution import training_document, training_text
+        from poetopt.report.execution import document, training_text
 
-        write_json(training_document(made.plan, ended), json)
+        write_json(document(made.plan.problem.graph, ended), json)
         text = training_text(made.plan, ended)
     say(text, unless=[json])
     if not ended.ok:

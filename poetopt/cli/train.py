@@ -113,7 +113,7 @@ def train(
     is written are the parameters that came out of it.
     """
     where = {"model": model, **options}
-    from poetopt.report.execution import epoch_text, trained_document, trained_text
+    from poetopt.report.execution import document, epoch_text, trained_text
 
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
     if on is not None:
@@ -157,7 +157,7 @@ def train(
         except OutputError as error:
             raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
         graph = trainer.graph
-    write_json(trained_document(graph, ended, out), json)
+    write_json(document(graph, ended, trained=out), json)
     say(trained_text(graph, ended, out), unless=[json])
     return 0
 
@@ -188,7 +188,8 @@ def _train_in_c(
 ) -> int:
     import poetopt as po
     from poetopt.cli.plans import check_on
-    from poetopt.report.on_device import device_fit_document, device_fit_text
+    from poetopt.report.execution import document
+    from poetopt.report.on_device import device_fit_text
 
     check_on(on)
     given = {name: value for name, value in said.items() if value is not None}
@@ -203,7 +204,7 @@ def _train_in_c(
             loaded, on, data, hyperparameters=given, out=out, **where, told=told,
             **course,
         )  # fmt: skip
-    write_json(device_fit_document(loaded.plan, ended, out), json)
+    write_json(document(loaded.plan.problem.graph, ended, trained=out if ended.steps.ok else None), json)
     say(device_fit_text(loaded.plan, ended, out), unless=[json])
     if not ended.steps.ok:
         raise ExecutionError(ended.steps.message)

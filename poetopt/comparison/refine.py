@@ -71,7 +71,7 @@ class FrontPoint(Figures):
     page_outs: int
     solve_s: float
     beyond_scope: bool = False
-    left_out = ("plan",)
+    omitted = ("plan",)
 
 
 Told = Callable[[float, str], None]

@@ -77,7 +77,7 @@ class Change(Figures):
     alternative: str = ""
     deadline_s: float | None = None
     retimed: bool = False
-    beside = ("overtaken", "most_loss", "open_share")
+    derived = ("overtaken", "most_loss", "open_share")
 
     @property
     def most_loss(self) -> float | None:
@@ -105,7 +105,7 @@ class Sensitivity(Figures):
 
     changes: tuple[Change, ...]
     advantage_j: float | None
-    beside = ("sentence",)
+    derived = ("sentence",)
 
     @property
     def worst(self) -> Change | None:

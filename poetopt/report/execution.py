@@ -21,12 +21,13 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.layout import table
 from poetopt.training.loop import Position, Trained
 from poetopt.util import notes
+from poetopt.util.figures import Figures
 from poetopt.util.units import show_bytes, show_seconds
 
 
-def trained_document(graph: TrainingGraph, ended: Trained, out: str) -> dict[str, object]:
-    """The object of `train --json`."""
-    return {**ended.to_dict(), "trained": out, "important": notes.document(graph.notes)}
+def document(graph: TrainingGraph | None, ended: Figures, **more: object) -> dict[str, object]:
+    """The object of `run --json` and `train --json`: figures, and what they depend on."""
+    return {**ended.to_dict(), **more, "important": notes.document(graph.notes if graph else ())}
 
 
 def epoch_text(position: Position, epochs: int) -> str:
@@ -87,13 +88,13 @@ def predicted(plan: Plan) -> Simulation | None:
 def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
     """The object of `run --json`."""
     costed = predicted(plan)
-    return {
-        **execution.to_dict(),
-        "zero_gradients": zero_gradients(execution),
-        "important": notes.document(_said(plan)),
-        "predicted_step_s": None if costed is None else costed.makespan_s,
-        "predicted_transfer_s": None if costed is None else costed.transfer_s,
-    }
+    return document(
+        plan.problem.graph,
+        execution,
+        zero_gradients=zero_gradients(execution),
+        predicted_step_s=None if costed is None else costed.makespan_s,
+        predicted_transfer_s=None if costed is None else costed.transfer_s,
+    )
 
 
 def zero_gradients(execution: Execution) -> int:
@@ -105,7 +106,7 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[st
     """The title and the rows of the summary of `poetopt run`."""
     what = "updates" if execution.updated else "gradients"
     rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
-    rows += notes.rows(_said(plan))
+    rows += notes.rows(said(plan))
     if zero := zero_gradients(execution):
         rows.append(("note", f"{zero} of {execution.gradients} gradients are exactly 0 on this batch"))
     costed = predicted(plan)
@@ -149,7 +150,7 @@ def alone_text(plan: Plan, alone: Alone) -> str:
         ("memory", f"arena {alone.figures['arena_bytes']:,} B"),
         *alone_rows(alone),
         ("time", f"{show_seconds(alone.figures['alone_step_s'])} a step here"),
-        *notes.rows(_said(plan)),
+        *notes.rows(said(plan)),
     ]
     return table(f"{plan.problem.model_ref or plan.problem.name}: the schedule alone, on onnxruntime", rows)
 
@@ -177,11 +178,6 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
     return text
 
 
-def training_document(plan: Plan, ended: TrainingRun) -> dict[str, object]:
-    """The object of `run --steps --json`."""
-    return {**ended.to_dict(), "important": notes.document(_said(plan))}
-
-
 def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
@@ -193,7 +189,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
         ("time", _training_time(ended)),
     ]
-    rows += notes.rows(_said(plan))
+    rows += notes.rows(said(plan))
     if ended.diverged_step:
         rows.insert(1, ("note", diverged_words(ended)))
     if ended.losses_name != "losses":
@@ -223,7 +219,7 @@ def diverged_words(ended: TrainingRun) -> str:
     )
 
 
-def _said(plan: Plan) -> tuple[str, ...]:
+def said(plan: Plan) -> tuple[str, ...]:
     """Notes of the frontend and the loss on the network."""
     return plan.problem.graph.notes if plan.problem.graph else ()
 

@@ -14,6 +14,7 @@ from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
+from poetopt.report.execution import said
 from poetopt.report.layout import columns, table
 from poetopt.training.in_c import DeviceFit
 from poetopt.util import notes
@@ -120,12 +121,6 @@ DEAREST = 5
 """Operators that are named with their instructions."""
 
 
-def device_document(plan: Plan, execution: DeviceExecution) -> dict[str, object]:
-    """The object of `run --on --json`."""
-    graph = plan.problem.graph
-    return {**execution.to_dict(), "important": notes.document(graph.notes if graph else ())}
-
-
 def device_text(plan: Plan, execution: DeviceExecution) -> str:
     """The summary of `poetopt run --on`."""
     rows = [("gradients", _sameness(execution)), ("memory", _memory(execution))]
@@ -141,23 +136,9 @@ def device_text(plan: Plan, execution: DeviceExecution) -> str:
             )
         )
     rows += _moved(execution)
-    graph = plan.problem.graph
-    rows += notes.rows(graph.notes if graph else ())
+    rows += notes.rows(said(plan))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
-
-
-def device_training_document(plan: Plan, ended: DeviceTraining) -> dict[str, object]:
-    """The object of `run --on --steps --json`."""
-    graph = plan.problem.graph
-    return {**ended.to_dict(), "important": notes.document(graph.notes if graph else ())}
-
-
-def device_fit_document(plan: Plan, ended: DeviceFit, out: str) -> dict[str, object]:
-    """The object of `train --on --json`."""
-    graph = plan.problem.graph
-    trained = out if ended.steps.ok else None
-    return {**ended.to_dict(), "trained": trained, "important": notes.document(graph.notes if graph else ())}
 
 
 def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
@@ -201,8 +182,7 @@ def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple
         rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
     rows += _moved(ended)
     rows += more
-    graph = plan.problem.graph
-    rows += notes.rows(graph.notes if graph else ())
+    rows += notes.rows(said(plan))
     name = plan.problem.model_ref or plan.problem.name
     how = ", ".join([ended.optimizer, *(f"{word} {value:g}" for word, value in ended.hyperparameters.items())])
     return table(f"{name}: {ended.steps} steps of training in C on {ended.on}, {how}", rows)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.c.execute import check_trainable, numbers, train_batches_on
 from poetopt.backends.c.execution import DeviceTraining
-from poetopt.backends.onnxruntime.execution import plain
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.training.learner import check_hyperparameters
 from poetopt.training.source import Data, batch_size, parse_schedule, source_of
 from poetopt.util.errors import OptionError
+from poetopt.util.figures import Figures, plain
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceFit:
+class DeviceFit(Figures):
     """Holds what epochs in C showed.
 
     steps
@@ -41,6 +41,8 @@ class DeviceFit:
     lr_schedule: str
     batch_order: str
     seed: int
+    omitted = ("steps",)
+    derived = ("epoch_losses", "reference_epoch_losses")
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
@@ -58,9 +60,7 @@ class DeviceFit:
 
     def to_dict(self) -> dict[str, object]:
         """The object of `train --on --json`: plain values only; a number that JSON has no word for is null."""
-        own = (*(name for name in self.__dataclass_fields__ if name != "steps"), "epoch_losses")
-        found = {name: plain(getattr(self, name)) for name in (*own, "reference_epoch_losses")}
-        return {**self.steps.to_dict(), **found, "loss": plain(self.epoch_losses[-1])}
+        return {**self.steps.to_dict(), **super().to_dict(), "loss": plain(self.epoch_losses[-1])}
 
 
 def fit_on(

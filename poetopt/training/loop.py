@@ -17,6 +17,7 @@ from poetopt.training.learner import Learner
 from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
+from poetopt.util.figures import Figures
 from poetopt.util.process import peak_bytes
 from poetopt.util.progress import paced
 from poetopt.util.units import show_seconds
@@ -64,7 +65,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class Trained(Figures):
     """Holds what a training showed.
 
     epochs, steps, batch
@@ -113,6 +114,7 @@ class Trained:
     checkpoint: str
     passed_over: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    derived = ("loss", "accuracy")
 
     @property
     def loss(self) -> float | None:
@@ -123,18 +125,6 @@ class Trained:
     def accuracy(self) -> float | None:
         """Of the last validation."""
         return self.validations[-1]["accuracy"] if self.validations else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object of `train --json`: plain values only; a number that JSON has no word for is null."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        found |= {"losses": [_plain(value) for value in self.losses], "hyperparameters": dict(self.hyperparameters)}
-        found |= {"passed_over": list(self.passed_over), "changed": list(self.changed)}
-        found["validations"] = [{name: _plain(value) for name, value in each.items()} for each in self.validations]
-        return {**found, "loss": _plain(self.loss), "accuracy": self.accuracy}
-
-
-def _plain(value: float | int | None) -> float | int | None:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,14 @@ def figures(found: object, names: Iterable[str]) -> dict[str, object]:
 
 
 class Figures:
-    """A dataclass that has a JSON object: its fields but for `left_out`, and the properties named in `beside`."""
+    """A dataclass that has a JSON object: its fields but for `omitted`, and the properties named in `derived`."""
 
     __slots__ = ()
-    left_out: ClassVar[tuple[str, ...]] = ()
-    beside: ClassVar[tuple[str, ...]] = ()
+    omitted: ClassVar[tuple[str, ...]] = ()
+    derived: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, object]:
         """The object that the command line writes with `--json`: plain values; what JSON has no word for is null."""
         assert is_dataclass(self)
-        names = (field.name for field in fields(self) if field.name not in self.left_out)
-        return figures(self, (*names, *self.beside))
+        names = (field.name for field in fields(self) if field.name not in self.omitted)
+        return figures(self, (*names, *self.derived))

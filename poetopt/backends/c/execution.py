@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.backends.onnxruntime.execution import Checks, plain
+from poetopt.backends.onnxruntime.execution import Checks
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -110,9 +110,6 @@ class DeviceChecks(Checks):
         return ""
 
 
-LEFT_OUT = ("results", "batch", "different", "executed")
-
-
 @dataclass(frozen=True, kw_only=True)
 class DeviceExecution(DeviceChecks):
     """A scheduled step in C, the step that computes everything once on the same kernels, and onnxruntime's.
@@ -140,6 +137,8 @@ class DeviceExecution(DeviceChecks):
     by_operator: Mapping[str, int] = field(default_factory=dict)
     results: Mapping[str, Array] = field(repr=False, compare=False)
     batch: Mapping[str, Array] = field(repr=False, compare=False)
+    omitted = ("results", "batch")
+    derived = ("planned_ram_bytes",)
 
     @property
     def close(self) -> bool:
@@ -163,17 +162,6 @@ class DeviceExecution(DeviceChecks):
                 f"{far_shown(self.far)}; please report it with the plan file"
             )
         return self.memory_message
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `run --on --json`: plain values only; a number that JSON has no word for is null."""
-        names = [name for name in self.__dataclass_fields__ if name not in LEFT_OUT]
-        document = {name: plain(getattr(self, name)) for name in names}
-        return {
-            **document,
-            "different": list(self.different),
-            "planned_ram_bytes": self.planned_ram_bytes,
-            "by_operator": dict(self.by_operator),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +189,8 @@ class DeviceTraining(DeviceChecks):
     loss_distance: float
     values: Mapping[str, Array] = field(repr=False, compare=False)
     statistics: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
+    omitted = ("values", "statistics")
+    derived = ("max_loss_diff", "planned_ram_bytes")
 
     @property
     def max_loss_diff(self) -> float:
@@ -239,9 +229,3 @@ class DeviceTraining(DeviceChecks):
                 "with the plan file"
             )
         return self.memory_message
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `run --on --steps --json`: plain values only; a number that JSON has no word for is null."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("values", "statistics")]
-        document = {name: plain(getattr(self, name)) for name in (*names, "max_loss_diff")}
-        return {**document, "planned_ram_bytes": self.planned_ram_bytes}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -11,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.util.figures import Figures
 from poetopt.util.files import replacing
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-class Checks:
+class Checks(Figures):
     """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
 
     bit_identical
@@ -41,15 +41,6 @@ class Checks:
     def ok(self) -> bool:
         """Says whether the run passed all checks."""
         return self.bit_identical is not False and self.within_budget
-
-
-def plain(value: object) -> object:
-    """A field of such a dataclass as JSON has it; a number that it has no word for is null."""
-    if isinstance(value, tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -180,6 +171,7 @@ class Execution(Checks):
     versions: Mapping[str, str]
     results: Mapping[str, Array] = field(repr=False, compare=False)
     batch: Mapping[str, Array] = field(repr=False, compare=False)
+    omitted = ("results", "batch")
 
     @property
     def message(self) -> str:
@@ -199,14 +191,6 @@ class Execution(Checks):
                 f"{self.budget_bytes:,} B; solve with a larger --ram"
             )
         return ""
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `run --json`: plain values only; a number that JSON has no word for is null."""
-        names = [
-            name for name in self.__dataclass_fields__ if name not in ("results", "batch", "different", "versions")
-        ]
-        document: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
-        return {**document, "different": list(self.different), "versions": dict(self.versions)}
 
 
 def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:

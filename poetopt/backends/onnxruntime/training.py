@@ -109,6 +109,8 @@ class TrainingRun(Checks):
     bytes_streamed: int
     names: tuple[str, ...] = field(repr=False)
     values: Mapping[str, Array] = field(repr=False, compare=False)
+    omitted = ("names", "values")
+    derived = ("diverged_step", "last_finite_loss")
 
     @property
     def losses_name(self) -> str:
@@ -141,15 +143,6 @@ class TrainingRun(Checks):
         """The loss before that one, or the last of all; None where the first is none already."""
         before = self.losses[: self.diverged_step - 1] if self.diverged_step else self.losses
         return before[-1] if before else None
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `run --steps --json`: plain values only; a loss that is no number is null."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("names", "values")}
-        for name in ("losses", "reference_losses"):
-            found[name] = [value if math.isfinite(value) else None for value in found[name]]
-        extra = {"diverged_step": self.diverged_step, "last_finite_loss": self.last_finite_loss}
-        found["hyperparameters"] = dict(self.hyperparameters)
-        return {**found, **extra, "different": list(self.different)}
 
 
 def train(

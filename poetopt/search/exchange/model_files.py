@@ -28,6 +28,7 @@ from poetopt.search.limits import impossible
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import InfeasibleError, OptionError, PlanError
+from poetopt.util.figures import Figures
 from poetopt.util.files import write_atomically
 from poetopt.util.units import show_limit
 
@@ -84,7 +85,7 @@ SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Exported:
+class Exported(Figures):
     """A model file that was written.
 
     rows, found
@@ -110,10 +111,6 @@ class Exported:
             f"({self.found:,} found by separators), scope {self.scope}; "
             f"minimise {self.objective} (in {self.objective_unit})"
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """For `--json`."""
-        return dict(vars(self))
 
 
 def export(
