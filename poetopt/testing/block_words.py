@@ -20,10 +20,6 @@ from poetopt.util.errors import FormulationError
 
 CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s")
 TOLERANCE = 1e-6
-SEVERAL = 2
-OTHERS = (
-    "check_block tries the decisions of 'retention' and 'poet'; formulation '{}' has others: give one made of either"
-)
 
 
 def check_words(block: Block) -> None:

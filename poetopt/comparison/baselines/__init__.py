@@ -111,58 +111,22 @@ _POET = "Patil et al. 2022"
 _NNTRAINER = "Moon et al. 2024"
 _PAGED = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Of methods that schedule parameters with their home on storage."""
-_ONLINE = Features(general_graphs=True, compute_aware=True, memory_aware=True)
+_GRAPH = Features(general_graphs=True)
+_SIZES = replace(_GRAPH, memory_aware=True)
+_ONLINE = replace(_SIZES, compute_aware=True)
 _CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
 """Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
+_OPTIMAL = replace(_ONLINE, power_aware=True, proof=True)
+_PAGING = replace(_OPTIMAL, paging=True)
+_POETS = "Peng et al. 2020, as read by Patil et al. 2022"
 
 _ALL = (
-    Baseline(
-        "checkpoint-all",
-        "keep everything",
-        "PyTorch's default",
-        Features(general_graphs=True),
-        "nntrainer",
-        "schedule_all",
-    ),
-    Baseline(
-        "chen-sqrtn-ap",
-        "every sqrt(n)-th articulation point",
-        _CHEN,
-        Features(general_graphs=True),
-        "chen",
-        "schedule_sqrtn_ap",
-    ),
-    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, Features(general_graphs=True), "chen", "schedule_sqrtn"),
-    Baseline(
-        "chen-greedy-ap",
-        "articulation points, b bytes apart",
-        _CHEN,
-        Features(general_graphs=True, memory_aware=True),
-        "chen",
-        "schedule_greedy_ap",
-    ),
-    Baseline(
-        "chen-greedy",
-        "operators, b bytes apart",
-        _CHEN,
-        Features(general_graphs=True, memory_aware=True),
-        "chen",
-        "schedule_greedy",
-    ),
+    Baseline("checkpoint-all", "keep everything", "PyTorch's default", _GRAPH, "nntrainer", "schedule_all"),
+    Baseline("chen-sqrtn-ap", "every sqrt(n)-th articulation point", _CHEN, _GRAPH, "chen", "schedule_sqrtn_ap"),
+    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "chen", "schedule_sqrtn"),
+    Baseline("chen-greedy-ap", "articulation points, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy_ap"),
+    Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy"),
     Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", _CHAIN, "revolve"),
-)
-
-_DTRS = tuple(
-    Baseline(name, about, _DTR, _ONLINE, "dtr", function)
-    for name, about, function in (
-        ("dtr", "online, by evicted neighbourhood", "schedule"),
-        ("dtr-eq", "online, by classes of evicted neighbours", "schedule_eq"),
-        ("dtr-local", "online, by own cost", "schedule_local"),
-        ("dtr-msps", "online, by memory saved per second", "schedule_msps"),
-        ("dtr-lru", "online, by staleness", "schedule_lru"),
-    )
-)
-_REST = (
     Baseline(
         "h-revolve",
         "checkpointing of a chain in RAM and on storage",
@@ -175,31 +139,35 @@ _REST = (
         "checkmate",
         "optimal rematerialization, least time",
         _CHECKMATE,
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, proof=True),
+        replace(_OPTIMAL, power_aware=False),
         "checkmate",
     ),
     Baseline(
         "checkmate-energy",
         "optimal rematerialization, least energy",
         _CHECKMATE,
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, proof=True),
+        _OPTIMAL,
         "checkmate",
         "schedule_energy",
     ),
     Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate", "schedule_lp"),
-    *_DTRS,
+    Baseline("dtr", "online, by evicted neighbourhood", _DTR, _ONLINE, "dtr"),
+    Baseline("dtr-eq", "online, by classes of evicted neighbours", _DTR, _ONLINE, "dtr", "schedule_eq"),
+    Baseline("dtr-local", "online, by own cost", _DTR, _ONLINE, "dtr", "schedule_local"),
+    Baseline("dtr-msps", "online, by memory saved per second", _DTR, _ONLINE, "dtr", "schedule_msps"),
+    Baseline("dtr-lru", "online, by staleness", _DTR, _ONLINE, "dtr", "schedule_lru"),
     Baseline(
         "capuchin",
         "swap what is hidden, then the cheaper of swap and recompute",
         "Peng et al. 2020",
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, paging=True),
+        replace(_ONLINE, paging=True),
         "capuchin",
     ),
     Baseline(
         "capuchin-paging-first",
         "page until that is no longer possible, then recompute",
-        "Peng et al. 2020, as read by Patil et al. 2022",
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, paging=True),
+        _POETS,
+        replace(_ONLINE, paging=True),
         "capuchin",
         "schedule_paging_first",
     ),
@@ -207,7 +175,7 @@ _REST = (
         "nntrainer",
         "swap everything, back a fixed number of operators ahead",
         _NNTRAINER,
-        Features(general_graphs=True, paging=True, remat=False),
+        replace(_GRAPH, paging=True, remat=False),
         "nntrainer",
         supports=_PAGED,
     ),
@@ -222,39 +190,15 @@ _REST = (
         "poet-paging-only",
         "optimal paging",
         _POET,
-        Features(
-            general_graphs=True,
-            compute_aware=True,
-            memory_aware=True,
-            power_aware=True,
-            paging=True,
-            proof=True,
-            remat=False,
-        ),
+        replace(_PAGING, remat=False),
         "poet",
         "schedule_paging_only",
-        supports=_PAGED,
+        _PAGED,
     ),
-    Baseline(
-        "poet-remat-only",
-        "optimal rematerialization",
-        _POET,
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, proof=True),
-        "poet",
-        "schedule_remat_only",
-        supports=_PAGED,
-    ),
-    Baseline(
-        "poet",
-        "optimal rematerialization and paging",
-        _POET,
-        Features(general_graphs=True, compute_aware=True, memory_aware=True, power_aware=True, paging=True, proof=True),
-        "poet",
-        supports=_PAGED,
-    ),
+    Baseline("poet-remat-only", "optimal rematerialization", _POET, _OPTIMAL, "poet", "schedule_remat_only", _PAGED),
+    Baseline("poet", "optimal rematerialization and paging", _POET, _PAGING, "poet", supports=_PAGED),
 )
-
-METHODS: dict[str, Baseline] = {method.name: method for method in (*_ALL, *_REST)}
+METHODS: dict[str, Baseline] = {method.name: method for method in _ALL}
 """All methods by name, in the order of tables."""
 
 
