@@ -83,6 +83,10 @@ class Baseline:
         if unable := self.unable(problem):
             raise ProblemError(f"{unable}; leave out parameters='paged'")
         check_supported(problem, f"baseline '{self.name}'", self.supports | PLAINLY)
+        if self.solve is not None:
+            from poetopt.comparison.baselines.poet import plan_in
+
+            return plan_in(self.solve(problem, ram_bytes, settings or DEFAULTS, ()))
         function = cast("Callable[[Problem, int, Settings], Plan]", self._load(self.function))
         return function(problem, ram_bytes, settings or DEFAULTS)
 

@@ -39,7 +39,7 @@ import numpy as np
 from poetopt.backends.solvers.solver import Outcome, backend
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.comparison.baselines.keeping import repaired
-from poetopt.comparison.baselines.poet import Starts, options, plan_in
+from poetopt.comparison.baselines.poet import Starts, options
 from poetopt.formulations import formulation
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats
@@ -177,13 +177,3 @@ def solve(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, start
 def solve_energy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
     """Least energy."""
     return search(problem, options(ram_bytes, settings, paging=False), starts=starts)
-
-
-def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The plan of `solve`. Raises InfeasibleError or NoScheduleError."""
-    return plan_in(solve(problem, ram_bytes, settings))
-
-
-def schedule_energy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The plan of `solve_energy`. Raises InfeasibleError or NoScheduleError."""
-    return plan_in(solve_energy(problem, ram_bytes, settings))

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.comparison.baselines.keeping import irreplaceable
@@ -45,31 +46,6 @@ SHARES = (1.0, 0.985, 0.96, 0.92)
 
 class _NothingToEvictError(Exception):
     """Nothing can be evicted, or it thrashes; the text says which."""
-
-
-def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Scored by the evicted neighbourhood. Raises NoScheduleError."""
-    return _run(problem, ram_bytes, settings, _neighbourhood)
-
-
-def schedule_eq(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Scored by classes of evicted neighbours. Raises NoScheduleError."""
-    return _run(problem, ram_bytes, settings, _classes)
-
-
-def schedule_local(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Scored by the tensor's own cost. Raises NoScheduleError."""
-    return _run(problem, ram_bytes, settings, _local)
-
-
-def schedule_msps(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Scored by memory saved per second. Raises NoScheduleError."""
-    return _run(problem, ram_bytes, settings, _msps)
-
-
-def schedule_lru(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Scored by staleness alone. Raises NoScheduleError."""
-    return _run(problem, ram_bytes, settings, _lru)
 
 
 @dataclass
@@ -303,7 +279,8 @@ def _lru(replay: _Replay, able: list[int]) -> list[float]:
     return [1 / replay.stale(i) for i in able]
 
 
-def _run(problem: Problem, ram_bytes: int, settings: Settings, score: _Score) -> Plan:
+def _run(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, *, score: _Score) -> Plan:
+    """The cheapest replay with that score. Raises NoScheduleError."""
     # Where everything fits nothing is evicted, not even what `fixed` is careful about.
     plans: list[Schedule | Plan] = [Schedule()]
     why = ""
@@ -320,3 +297,10 @@ def _run(problem: Problem, ram_bytes: int, settings: Settings, score: _Score) ->
     if len(plans) == 1 and simulate(plan_of(problem, Schedule())).peak_bytes > ram_bytes:
         raise NoScheduleError(why)
     return cheapest(problem, ram_bytes, plans, settings)
+
+
+schedule = partial(_run, score=_neighbourhood)
+schedule_eq = partial(_run, score=_classes)
+schedule_local = partial(_run, score=_local)
+schedule_msps = partial(_run, score=_msps)
+schedule_lru = partial(_run, score=_lru)

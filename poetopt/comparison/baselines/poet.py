@@ -33,21 +33,6 @@ def solve_remat_only(problem: Problem, ram_bytes: int, settings: Settings = DEFA
     return search(problem, options(ram_bytes, settings, paging=False), starts=starts)
 
 
-def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The plan of `solve`. Raises InfeasibleError or NoScheduleError."""
-    return plan_in(solve(problem, ram_bytes, settings))
-
-
-def schedule_paging_only(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The plan of `solve_paging_only`. Raises InfeasibleError or NoScheduleError."""
-    return plan_in(solve_paging_only(problem, ram_bytes, settings))
-
-
-def schedule_remat_only(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The plan of `solve_remat_only`. Raises InfeasibleError or NoScheduleError."""
-    return plan_in(solve_remat_only(problem, ram_bytes, settings))
-
-
 def options(ram_bytes: int, settings: Settings, *, paging: bool = True, remat: bool = True) -> Options:
     """The engine's options."""
     return Options(
