@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable
+from importlib import import_module
 
 Completion = Callable[[str], list[str]]
 SCOPES = ("auto", "depth:1", "depth:2", "depth:4", "depth:8", "depth:16", "forward", "full")
@@ -14,6 +15,17 @@ SCOPES = ("auto", "depth:1", "depth:2", "depth:4", "depth:8", "depth:16", "forwa
 def choices(*names: str) -> Completion:
     """Of a few fixed words."""
     return lambda incomplete: _begin(incomplete, names)
+
+
+def named(module: str) -> Completion:
+    """Of what a module has names for, which is imported once it is asked for."""
+    return lambda incomplete: _begin(incomplete, import_module(module).names())
+
+
+networks = named("poetopt.zoo")
+formulations = named("poetopt.formulations")
+runtimes = named("poetopt.ops.runtimes")
+backends = named("poetopt.backends.solvers.solver")
 
 
 def devices(incomplete: str) -> list[str]:
@@ -28,39 +40,11 @@ def models(incomplete: str) -> list[str]:
     return networks(incomplete) + _files(incomplete, ".onnx", ".json")
 
 
-def networks(incomplete: str) -> list[str]:
-    """Networks of the zoo."""
-    from poetopt.zoo import names
-
-    return _begin(incomplete, names())
-
-
-def formulations(incomplete: str) -> list[str]:
-    """Installed formulations."""
-    from poetopt.formulations import names
-
-    return _begin(incomplete, names())
-
-
 def blocks(incomplete: str) -> list[str]:
     """Blocks for `--with`, which take a value each."""
     from poetopt.formulations.options import names
 
     return _begin(incomplete, (f"{name}=" for name in names()))
-
-
-def runtimes(incomplete: str) -> list[str]:
-    """Runtimes that are known."""
-    from poetopt.ops.runtimes import names
-
-    return _begin(incomplete, names())
-
-
-def backends(incomplete: str) -> list[str]:
-    """Solvers, installed or not."""
-    from poetopt.backends.solvers.solver import names
-
-    return _begin(incomplete, names())
 
 
 def methods(incomplete: str) -> list[str]:

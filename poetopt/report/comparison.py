@@ -20,6 +20,7 @@ from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
 from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
+from poetopt.report.layout import aligned
 from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -114,9 +115,7 @@ def sensitivity_text(found: Sensitivity) -> str:
     rows: list[tuple[str, ...]] = [HEADING]
     here = next((change.deadline_s for change in found.changes if change.factor == 1.0), None)
     rows += [_row(change, here) for change in found.changes]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(["If the device's figures are off", *lines, found.sentence, *_open(found)])
+    return "\n".join(["If the device's figures are off", *aligned(rows), found.sentence, *_open(found)])
 
 
 def _open(found: Sensitivity) -> list[str]:

@@ -100,6 +100,12 @@ def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
     return [line.rstrip() for line in lines]
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of short cells, each as wide as the widest below it."""
+    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    return ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
     """`text` in lines that begin with `first` and `rest`, broken between words, and never between number and unit."""
     lines = textwrap.wrap(

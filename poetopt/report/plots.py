@@ -30,15 +30,8 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 LEFT_OUT = (
-    "dtr-eq",
-    "dtr-local",
-    "dtr-msps",
-    "dtr-lru",
-    "chen-sqrtn-ap",
-    "chen-greedy-ap",
-    "checkmate-energy",
-    "h-revolve",
-)
+    "dtr-eq", "dtr-local", "dtr-msps", "dtr-lru", "chen-sqrtn-ap", "chen-greedy-ap", "checkmate-energy", "h-revolve",
+)  # fmt: skip
 """Variants that the picture of all methods leaves out: twelve lines are as many as can be told apart."""
 LineStyle = str | tuple[int, tuple[float, ...]]
 STYLES: dict[str, tuple[str, str, LineStyle]] = {
@@ -64,11 +57,8 @@ PLAIN = 12.0
 FEW_DECADES = 2.2
 """Axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is."""
 OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
-    ("#444444", "d", "--"),
-    ("#888888", "8", "-."),
-    ("#666666", "H", ":"),
-    ("#aaaaaa", "1", "-"),
-)
+    ("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"),
+)  # fmt: skip
 
 
 def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:

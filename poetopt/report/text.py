@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
-from poetopt.report.layout import WIDTH, table
+from poetopt.report.layout import WIDTH, aligned, table
 from poetopt.report.view import Lane, Slice, SliceKind, View, paged, recomputed, timeline
 from poetopt.util.units import show_bytes, show_joules, show_seconds
 
@@ -168,10 +168,8 @@ def _paged(view: View) -> str:
 
 
 def _listing(heading: str, rows: Sequence[tuple[str, ...]], total: int) -> str:
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    lines = ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     more = [f"  and {total - LISTED} more"] if total > LISTED else []
-    return "\n".join([heading, *lines, *more])
+    return "\n".join([heading, *aligned(rows), *more])
 
 
 def _stages(view: View, steps: Sequence[int]) -> str:
