@@ -145,6 +145,7 @@ _ALL = (
         _CHECKMATE,
         replace(_OPTIMAL, power_aware=False),
         "checkmate",
+        "solve",
     ),
     Baseline(
         "checkmate-energy",
@@ -152,7 +153,7 @@ _ALL = (
         _CHECKMATE,
         _OPTIMAL,
         "checkmate",
-        "schedule_energy",
+        "solve_energy",
     ),
     Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate", "schedule_lp"),
     Baseline("dtr", "online, by evicted neighbourhood", _DTR, _ONLINE, "dtr"),
@@ -196,11 +197,11 @@ _ALL = (
         _POET,
         replace(_PAGING, remat=False),
         "poet",
-        "schedule_paging_only",
+        "solve_paging_only",
         _PAGED,
     ),
-    Baseline("poet-remat-only", "optimal rematerialization", _POET, _OPTIMAL, "poet", "schedule_remat_only", _PAGED),
-    Baseline("poet", "optimal rematerialization and paging", _POET, _PAGING, "poet", supports=_PAGED),
+    Baseline("poet-remat-only", "optimal rematerialization", _POET, _OPTIMAL, "poet", "solve_remat_only", _PAGED),
+    Baseline("poet", "optimal rematerialization and paging", _POET, _PAGING, "poet", "solve", _PAGED),
 )
 METHODS: dict[str, Baseline] = {method.name: method for method in _ALL}
 """All methods by name, in the order of tables."""
