@@ -17,23 +17,20 @@ import multiprocessing
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
+from benchmarks.kills import GONE_S, _end, _group
 from benchmarks.output import put
 from poetopt.training.checkpoint import newest
 from poetopt.util.progress import silent
 
-GONE_S = 30.0
-"""So long the processes of a killed command have to end."""
 ROWS, BATCH, EPOCHS = 1600, 8, 4
 SOLVE = f"solve lenet --batch {BATCH} --device a72 --ram 99% --optimizer adam --time-limit 10s -o plan.json"
 TRAIN = f"train plan.json --data train.npz --epochs {EPOCHS} --lr-schedule cosine"
@@ -193,39 +190,6 @@ def end(process: ForkProcess) -> None:
     process.join()
     if process.exitcode:
         raise SystemExit(f"a command ended with code {process.exitcode}")
-
-
-def start(folder: Path, arguments: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    """A command line of the program, in `folder`, in a session of its own."""
-    program = [sys.executable, "-c", "from poetopt.cli.app import main; main()"]
-    (folder / "tmp").mkdir(exist_ok=True)
-    environment = {
-        **os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": os.pathsep.join(sys.path),
-        "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    return subprocess.Popen(
-        [*program, *arguments], cwd=folder, env=environment, start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
-def _end(folder: Path, arguments: tuple[str, ...]) -> float:
-    begin = time.monotonic()
-    code = start(folder, arguments).wait()
-    if code:
-        raise SystemExit(f"{' '.join(arguments)}: ended with code {code}")
-    return time.monotonic() - begin
-
-
-def _group(leader: int) -> list[int]:
-    """The processes of a session that are alive."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader and fields[0] != "Z":
-                found.append(int(path.parent.name))
-    return found
 
 
 if __name__ == "__main__":

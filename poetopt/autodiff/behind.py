@@ -79,6 +79,8 @@ _ELSEWHERE = frozenset({"Acos", "Acosh", "Asin", "Atanh"})
 def has_pole(node: Node, behind: Behind) -> bool:
     """Says whether a derivative of `node` may be infinite, as far as the ranges of its operands tell."""
     place = _AT_ZERO.get(node.op_type)
+    if node.op_type in ("Softmax", "LogSoftmax"):  # all of a row may be masked by an infinity, and is NaN then
+        return _reads_infinity(node.inputs[0], behind)
     if place is None or node.domain not in {"", "ai.onnx"}:
         return node.op_type in _ELSEWHERE
     if node.op_type == "Pow":
@@ -88,6 +90,19 @@ def has_pole(node: Node, behind: Behind) -> bool:
     stored = behind.constant(node.inputs[place])
     low, high = _bounds(node.inputs[place], behind)
     return low <= 0 <= high and (stored is None or not np.all(stored))
+
+
+def _reads_infinity(name: str, behind: Behind) -> bool:
+    """Tell whether a tensor is made with a stored infinity, as masked scores are."""
+
+    def answer(name: str, ask: Callable[[str], bool]) -> bool:
+        stored = behind.constant(name)
+        if stored is not None:
+            return stored.dtype.kind == "f" and bool(np.isinf(np.asarray(stored, np.float64)).any())
+        node = behind.node(name, "Where", "Add", "Sub", "Mul", "Expand", "Cast", *VIEW_OPS)
+        return node is not None and any(ask(operand) for operand in node.inputs if operand)
+
+    return going_back(name, answer, False, _DEEPEST)
 
 
 Range = tuple[float, float]

@@ -36,7 +36,9 @@ def kind_words(scope: str) -> str:
         depth = scope.removeprefix("depth<=")
         if depth == "0":
             return "nothing recomputed"
-        return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row, each once"
+        return (
+            "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row, each once"
+        )
     return {
         "forward": "any number of forward operators recomputed in a row, each once",
         "full": "any operator recomputed at any time, once before each other",

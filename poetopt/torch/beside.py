@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.torch.tensors import Stored, stored_in
+from poetopt.torch.tensors import stored_in
 from poetopt.util.errors import MissingVjpError, ModelError
 from poetopt.util.notes import listed
 from poetopt.util.progress import paced, telling
@@ -43,10 +43,10 @@ class _Ran:
     draws: list[tuple[str, str]]
 
 
-def check_beside(
-    module: Any, arguments: tuple[Any, ...], stored: Sequence[Stored], model: onnx.ModelProto, batch: int | None
-) -> None:
-    """Run the file and a copy of the module on the example; all outputs, and gradients of all trained parameters.
+def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto, batch: int | None) -> Set[str]:
+    """Names of the parameters that get a gradient in torch, after the file ran beside a copy of the module.
+
+    All outputs are compared on the example, and gradients of all trained parameters.
 
     A module in training mode is run in evaluation mode, too, beside the file as it is evaluated: Dropout passes on,
     BatchNormalization takes its running statistics. Dropout draws nothing in training mode either; how often each layer
@@ -79,7 +79,7 @@ def check_beside(
             )
         if any(kind != "Dropout" for _, kind in drawn):
             telling(progress=True)(f"{name}: it draws numbers, so that the file's can't be compared with the module's")
-            return
+            return plain.gradients.keys()
         told(f"{name}: the module runs in float64, to know what rounding does")
         precise = _precise(torch, module, arguments)
         told(f"{name}: the file runs on the example, with its gradients")
@@ -89,11 +89,12 @@ def check_beside(
             told(f"{name}: both run in evaluation mode")
             try:
                 evaluated = copy.deepcopy(module).eval()
-                plain = _ran(torch, evaluated, arguments)
+                still_plain = _ran(torch, evaluated, arguments)
                 precise = _precise(torch, evaluated, arguments)
             except Exception as error:  # a branch of that mode alone may do anything
                 raise ModelError(f"{name}: it fails on the example in evaluation mode ({error}); {SKIP}") from error
-            _compare(f"{name}{EVALUATED}", _in_inference(still), batch, arguments, plain, precise)
+            _compare(f"{name}{EVALUATED}", _in_inference(still), batch, arguments, still_plain, precise)
+    return plain.gradients.keys()
 
 
 def _compare(
@@ -194,6 +195,7 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
 
     with Still():
         outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*given)) if isinstance(y, torch.Tensor)]
+    _check_buffers(torch, module, twin)
     total = sum(
         (y * torch.from_numpy(_weights(index, tuple(y.shape))).to(y.dtype)).sum()
         for index, y in enumerate(outputs)
@@ -207,6 +209,19 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
     )
     gradients = {name: g.detach().numpy() for name, g in zip(named, made, strict=True) if g is not None}
     return _Ran([y.detach().numpy() for y in outputs], gradients, found)
+
+
+def _check_buffers(torch: Any, module: Any, twin: Any) -> None:
+    """Raise ModelError where `twin`, which has run, holds other buffers: a file updates running statistics alone."""
+    before, layers = dict(module.named_buffers()), dict(module.named_modules())
+    for name, buffer in twin.named_buffers():
+        layer = layers[name.rpartition(".")[0]]
+        if getattr(layer, "track_running_stats", False) or torch.equal(buffer.to(before[name].dtype), before[name]):
+            continue
+        raise ModelError(
+            f"{type(module).__name__}: its forward changes the buffer {name}, which a file can't; "
+            f"update it outside of forward; {SKIP}"
+        )
 
 
 def _precise(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Ran]:

@@ -17,11 +17,13 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
+from poetopt.frontends.proto import PARAMETERS
 from poetopt.torch.beside import check_beside
 from poetopt.torch.tensors import Stored, bits, check_module, difference, needed, stored_in
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.files import write_atomically
 from poetopt.util.notes import listed
+from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
     import onnx
@@ -52,7 +54,7 @@ def export(
 
     module
         As it is to be trained: after `module.train()`. Layers in evaluation mode stay that; parameters without
-        `requires_grad` are frozen.
+        `requires_grad`, and those that no gradient reaches on the example (`detach`, `no_grad`), are frozen.
     example
         The module's positional arguments, or the only one: a batch as it will be trained with.
     path
@@ -95,12 +97,18 @@ def export(
     if unused:
         model.metadata_props.add(key=UNUSED, value="\n".join(unused))
     _check_read(model, module, batch)
+    wanted = _trained(stored, model)
     if check:
-        check_beside(module, arguments, stored, model, batch)
+        reached = check_beside(module, arguments, model, batch)
+        apart = [name for name in wanted if name not in reached]
+        wanted = [name for name in wanted if name in reached]
+        if apart:
+            telling(progress=True)(f"{_named(module)}: {listed(apart)} have no gradient in torch, and stay as they are")
+    if wanted:
+        model.metadata_props.add(key=PARAMETERS, value="\n".join(wanted))
     write_atomically(path, model.SerializeToString(deterministic=True))
     loaded = load(path, batch=batch)
     assert isinstance(loaded, Model)
-    wanted = _trained(stored, model)
     if set(loaded.graph.trained) == set(wanted):
         return loaded
     loaded = load(path, batch=batch, train=wanted)

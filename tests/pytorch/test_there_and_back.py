@@ -490,3 +490,65 @@ def test_the_package_does_not_import_torch() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
     assert issubclass(BackendUnavailableError, ImportError)
+
+
+@uses_torch
+@pytest.mark.parametrize("how", ["detach", "no_grad"])
+def test_what_no_gradient_reaches_is_frozen_in_the_file_too(tmp_path: Path, how: str) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Taught(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.pupil = nn.Linear(6, 5), nn.Linear(6, 5)
+
+        def forward(self, x: Any) -> Any:
+            with torch.set_grad_enabled(how != "no_grad"):
+                taught = self.teacher(x)
+            return ((self.pupil(x) - taught.detach()) ** 2).mean()
+
+    path = tmp_path / "net.onnx"
+    model = po.torch.export(Taught(), torch.randn(4, 6), path)
+    assert set(model.graph.trained) == {"pupil.weight", "pupil.bias"}
+    read = po.load(path, batch=4)
+    assert isinstance(read, po.Model)
+    assert set(read.graph.trained) == {"pupil.weight", "pupil.bias"}
+
+
+@uses_torch
+def test_a_buffer_that_forward_changes_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+
+    class Averaging(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+            self.register_buffer("mu", torch.zeros(5))
+
+        def forward(self, x: Any) -> Any:
+            y = self.layer(x)
+            loss = ((y - self.mu) ** 2).mean()
+            self.mu.mul_(0.9).add_(0.1 * y.detach().mean(0))
+            return loss
+
+    with pytest.raises(ModelError, match=r"forward changes the buffer mu.*check=False"):
+        po.torch.export(Averaging(), torch.randn(4, 6), tmp_path / "net.onnx")
+
+
+@uses_torch
+def test_a_row_that_is_masked_as_a_whole_has_torchs_gradients(tmp_path: Path) -> None:
+    """Its softmax is NaN, and nothing that is read depends on it."""
+    pytest.importorskip("onnxscript")
+
+    class Masked(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            shares = torch.softmax(self.layer(x).masked_fill(mask, float("-inf")), 1)
+            return torch.where(mask.all(1, keepdim=True), torch.zeros(()), shares).pow(2).sum()
+
+    module, x, mask = Masked(), torch.randn(4, 6), torch.rand(4, 5) > 0.7
+    mask[1] = True
+    po.torch.export(module, (x, mask), tmp_path / "net.onnx")  # its check compares the gradients

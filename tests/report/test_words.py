@@ -99,7 +99,8 @@ def test_full_is_algorithm_1_only_where_its_own_rules_hold() -> None:
             {"gap": 0.25, "scope_gap": 5e-4, "asked": 1e-3},
             [
                 "no schedule saves more than 25 % of the overhead (asked: 0.1 %)",
-                "no schedule with up to 8 operators recomputed in a row, each once, nothing paged in between, saves more than 0.05 %",
+                "no schedule with up to 8 operators recomputed in a row, each once, nothing paged in between, "
+                "saves more than 0.05 %",
             ],
         ),
         ({"gap": 1.0}, ["no schedule saves more than 100 % of the overhead"]),

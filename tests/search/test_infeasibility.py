@@ -137,7 +137,8 @@ def test_the_least_that_a_block_can_be_asked_for_is_named_and_exact(seed: int, n
     said = [text for text in solution.why if text.startswith(f"the least known to be feasible for {name} is ")]
     assert len(said) == 1, solution.why
     found = re.search(
-        r"is ([\d.,]+) (?:bytes|J) a step, and no schedule with any operator recomputed at any time, once before each other has less",
+        r"is ([\d.,]+) (?:bytes|J) a step, and no schedule with any operator recomputed at any time, "
+        "once before each other has less",
         said[0],
     )
     assert found is not None, said
