@@ -179,16 +179,6 @@ def at_once(
 Code = Callable[[Call, Chunk], str]
 
 
-def forward_rounds(layer: CLayer) -> list[Round]:
-    """Those of all directions."""
-    return [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
-
-
-def forward_scratch(layer: CLayer) -> int:
-    """Bytes of a direction's states, of its cells or what a reset gate lets through, and of its gates."""
-    return ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
-
-
 @dataclass(frozen=True)
 class Direction:
     """One direction of a layer, and what of the operands is its own."""
@@ -333,10 +323,6 @@ PLACES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
 """Which inputs are the first states."""
 
 
-def _refuses(call: Call) -> str | None:
-    return f"{call.node.op_type} with peepholes" if call.has(7) else refuses(call)
-
-
 def _scratch(call: Call) -> int:
     layer = CLayer.of(call)
     floats = {"LSTM": 2 * layer.batch + 4, "GRU": layer.batch + 4, "RNN": layer.batch + 1}[layer.op]
@@ -359,10 +345,16 @@ def _code(call: Call, arguments: Arguments) -> str:
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
     layer = CLayer.of(call)
-    return in_rounds(call, forward_rounds(layer), layer.gates, (1, 2), (), forward_scratch(layer))
+    rounds = [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
+    # a direction's states, its cells or what a reset gate lets through, and its gates
+    scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
+    return in_rounds(call, rounds, layer.gates, (1, 2), (), scratch)
 
 
 KERNELS: tuple[Kernel, ...] = tuple(
-    Kernel(op, _code, refuses=_refuses, scratch_bytes=_scratch, tilings=_tilings, headers=(HEADER, PARTS))
+    Kernel(
+        op, _code, refuses=lambda call: f"{call.node.op_type} with peepholes" if call.has(7) else refuses(call),
+        scratch_bytes=_scratch, tilings=_tilings, headers=(HEADER, PARTS),
+    )
     for op in GATES
-)
+)  # fmt: skip

@@ -107,7 +107,7 @@ class Activation:
         if self.name == "ScaledTanh":
             shared = self.beta / self.alpha if self.alpha else 0.0
             return affine(k, k.mul(y, y), -shared, self.alpha * self.beta)
-        return k.expand(k.graph.constant(_filled(self.alpha, y)), y.shape)
+        return k.expand(k.graph.constant(np.full([1] * len(y.shape), self.alpha, y.dtype)), y.shape)
 
 
 def activations(op: Primal, directions: int) -> list[tuple[Activation, ...]]:
@@ -149,10 +149,6 @@ def _strings(value: object) -> list[str]:
 
 def _numbers(value: object) -> Sequence[float]:
     return [float(v) for v in value] if isinstance(value, (list, tuple, np.ndarray)) else []
-
-
-def _filled(value: float, like: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    return np.full([1] * len(like.shape), value, like.dtype)
 
 
 FEW, RUN = 256, 32
