@@ -10,6 +10,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.schedule import Schedule
 from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.heuristics.profile import ProfileSearch
 from poetopt.search.heuristics.ways import ALL_PLAIN, Ways, lasting_sets, streamed_out
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.run import Run
@@ -19,6 +20,11 @@ from poetopt.search.tuning import (
     HEURISTICS_SHARE,
     OFFER_WORK,
     PLAIN,
+    PROFILE_AIMS,
+    PROFILE_LAYOUTS,
+    PROFILE_MOST,
+    PROFILE_STEP,
+    PROFILE_WORK,
     QUICK_PRICES,
     QUICK_SHARE,
     WORK,
@@ -69,6 +75,8 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
+    if options.remat and not any(operator.backward for operator in run.problem.operators):
+        _profile_schedules(run, trial, strict)
 
 
 def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
@@ -94,9 +102,32 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
             raise KeyboardInterrupt
 
 
-def _taken(run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool) -> bool:
+def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
+    """Schedules that recompute at any stage: with less room each time until some have a layout at once.
+
+    Then those of the aims before are laid out at length, as long as some of them have one.
+    """
+    before: list[list[Schedule]] = []
+    for aim in range(PROFILE_AIMS):
+        work = Work(min(PROFILE_WORK * len(run.problem.operators), PROFILE_MOST), until=run.work.until)
+        room = trial.room_bytes - trial.room_bytes * aim // PROFILE_STEP
+        found = [*ProfileSearch(run.problem, room, work).schedules()][: -PROFILE_LAYOUTS - 1 : -1]
+        run.work.done += work.done
+        if not found or run.work.clock_s < 0:
+            return
+        if any(_taken(run, trial, schedule, "heuristic", strict, quick=True) for schedule in found):
+            break
+        before.append(found)
+    for found in reversed(before):
+        if run.work.clock_s < 0 or not any(_taken(run, trial, one, "heuristic", strict) for one in found):
+            return
+
+
+def _taken(
+    run: Run, trial: Incumbent, schedule: Schedule | None, phase: str, strict: bool, *, quick: bool = False
+) -> bool:
     """Say whether a schedule is the best so far; it is a start then, and told where plans count."""
-    if schedule is None or not trial.offer(schedule):
+    if schedule is None or not trial.offer(schedule, quick=quick):
         return False
     run.starts.insert(0, schedule)
     if not strict:

@@ -34,6 +34,12 @@ WORK = 1_000_000
 second on all of it."""
 OFFER_WORK = 20
 """Units for each operator, of simulating a schedule and finding its layout."""
+PROFILE_WORK, PROFILE_MOST = 6_000, 6_000_000
+"""Units for each operator, and at most, of recomputes along the memory profile. Measured on Moccasin's random graphs of
+100, 250 and 1,000 operators: three seconds for the first two at 80 %, ten for the last."""
+PROFILE_AIMS, PROFILE_STEP, PROFILE_LAYOUTS = 8, 100, 3
+"""So many budgets are tried until a schedule has a layout, each smaller by one of so many parts of the room; and so
+many schedules of each are laid out, the cheapest first."""
 QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
 """The price of a second, in units of the power that computing takes, where schedules of least energy come late.
 Measured on resnet18-cifar on tx2 at 45 % within 1.25x."""
