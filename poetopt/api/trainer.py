@@ -143,7 +143,7 @@ class Trainer(Closing):
         return self._learner.step.values()
 
     def step(self, batch: Mapping[str, object], *, lr: float | None = None) -> float:
-        """Take one step, the update included; the batch's loss before it.
+        """Take one step, the update included; the batch's loss before it, which may be no number: `fit` ends there.
 
         Raises ModelError for a batch that doesn't fit or holds what `fit` refuses (NaN, labels out of range),
         OptionError for rates that make no sense and after `close`, ExecutionError where a kernel or the storage fails.

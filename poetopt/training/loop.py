@@ -58,6 +58,16 @@ class Position:
         """Says whether the last epoch that is over has been validated."""
         return bool(self.validations) and self.validations[-1]["epoch"] == self.epoch
 
+    def check(self, path: str, batches: int | None) -> None:
+        """Raise ModelError where it contradicts itself, or epochs of so many batches (None: nobody knows)."""
+        fits = batches is None or (self.batch < batches and self.step == self.epoch * batches + self.batch)
+        if len(self.losses) != self.epoch or not fits:
+            raise ModelError(
+                f"{path}: step {self.step:,} and {len(self.losses):,} losses don't belong to epoch {self.epoch:,}, "
+                f"batch {self.batch:,}; the checkpoint is damaged: take it out of the folder, and --resume goes on from the "
+                "one before"
+            )
+
     def over(self, batches: int) -> None:
         """An epoch of so many batches is over."""
         self.losses.append(self.total / max(1, batches))
@@ -294,6 +304,7 @@ class Fit:
         self.learner.check(found)
         self.course.check(course, str(found.path), self.source.shown)
         position = Position(**found.meta["position"])
+        position.check(str(found.path), self.source.batches)
         if position.epoch > self.asked.epochs:
             raise OptionError(
                 f"{found.path}: it has {position.epoch} epochs behind it, and --epochs {self.asked.epochs} asks for "

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from poetopt.training.checkpoint import held, newest, save
-from poetopt.util.errors import OutputError, PlanError
+from poetopt.training.loop import Position
+from poetopt.util.errors import ModelError, OutputError, PlanError
 
 STATES: dict[str, Any] = {
     "a/b:c.weight": np.arange(2000, dtype=np.float32).reshape(40, 50),
@@ -160,3 +161,23 @@ def test_a_lock_is_never_behind_a_link(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="can't write checkpoints to"), held(folder):
         pass
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        Position(1, 3, 13, [0.5]),
+        Position(0, 10**6, 10**6),
+        Position(0, 3, 4),
+        Position(1, 3, 13, [0.5] * 50),
+        Position(1, 3, 13),
+    ],
+    ids=["whole", "batch", "step", "losses", "no losses"],
+)
+def test_a_place_that_contradicts_itself_is_refused(position: Position, request: pytest.FixtureRequest) -> None:
+    if request.node.callspec.id == "whole":
+        position.check("checkpoint", 10)
+        position.check("checkpoint", None)
+    else:
+        with pytest.raises(ModelError, match=r"don't belong to epoch .* --resume goes on from the one before"):
+            position.check("checkpoint", 10)
