@@ -191,7 +191,8 @@ def _as_written() -> Any:
     """A mode in which functions that the exporter writes otherwise are written out.
 
     It drops label smoothing, gives an operator probabilities that takes classes alone, and draws Dropout of whole
-    channels by hand, where ONNX has a Dropout for their mask.
+    channels by hand, where ONNX has a Dropout for their mask. It takes the logarithm of a sigmoid that may be 0, and
+    counts what is scattered together with what was there, whatever `include_self` says.
     """
     from torch.nn import functional
     from torch.overrides import TorchFunctionMode
@@ -205,11 +206,27 @@ def _as_written() -> Any:
         mask = functional.dropout(x.new_ones(*kept, *[1] * (x.ndim - len(kept))), p)
         return x.mul_(mask) if inplace else x * mask
 
+    def cross_entropy_of_logits(
+        x: Any, labels: Any, weight: Any = None, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
+        pos_weight: Any = None,
+    ) -> Any:  # fmt: skip
+        softplus = functional.softplus(-x)
+        weighed = softplus if pos_weight is None else (1 + (pos_weight - 1) * labels) * softplus
+        each = (1 - labels) * x + weighed
+        each = each if weight is None else weight * each
+        return each if reduction == "none" else getattr(each, reduction)()
+
     class Written(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if func in channels:
                 return dropped(channels[func], *args, **kwargs)
+            if func is functional.logsigmoid:
+                return -functional.softplus(-args[0])
+            if func is functional.binary_cross_entropy_with_logits and kwargs.get("reduction") is not None:
+                return cross_entropy_of_logits(*args, **kwargs)
+            if kwargs.get("include_self") is False:
+                raise ModelError("torch's exporter drops include_self=False")
             smoothing = kwargs.get("label_smoothing") or 0.0
             if func is not functional.cross_entropy or not (smoothing or args[1].is_floating_point()):
                 return func(*args, **kwargs)

@@ -64,8 +64,8 @@ class Position:
         if len(self.losses) != self.epoch or not fits:
             raise ModelError(
                 f"{path}: step {self.step:,} and {len(self.losses):,} losses don't belong to epoch {self.epoch:,}, "
-                f"batch {self.batch:,}; the checkpoint is damaged: take it out of the folder, and --resume goes on from the "
-                "one before"
+                f"batch {self.batch:,}; the checkpoint is damaged: take it out of the folder, and --resume goes on "
+                "from the one before"
             )
 
     def over(self, batches: int) -> None:

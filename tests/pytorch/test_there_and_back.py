@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -552,3 +553,48 @@ def test_a_row_that_is_masked_as_a_whole_has_torchs_gradients(tmp_path: Path) ->
     module, x, mask = Masked(), torch.randn(4, 6), torch.rand(4, 5) > 0.7
     mask[1] = True
     po.torch.export(module, (x, mask), tmp_path / "net.onnx")  # its check compares the gradients
+
+
+@uses_torch
+@pytest.mark.parametrize("kind", ["plain", "weighed", "logarithm"])
+def test_logits_of_any_size_have_torchs_losses(tmp_path: Path, kind: str) -> None:
+    """The exporter takes the logarithm of a sigmoid: it is infinite from logits of some hundred on."""
+    pytest.importorskip("onnxscript")
+
+    class Loss(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+            weights = {"pos_weight": torch.rand(5) + 1, "weight": torch.rand(5)} if kind == "weighed" else {}
+            self.loss = nn.BCEWithLogitsLoss(**weights)
+
+        def forward(self, x: Any, labels: Any) -> Any:
+            y = self.layer(x)
+            return -(labels * nn.functional.logsigmoid(y)).mean() if kind == "logarithm" else self.loss(y, labels)
+
+    module, path = Loss(), tmp_path / "net.onnx"
+    po.torch.export(module, (torch.randn(4, 6), torch.rand(4, 5)), path)
+    x, labels = 1e4 * torch.randn(4, 6), torch.rand(4, 5)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    found = session.run(None, dict(zip(names, (x.numpy(), labels.numpy()), strict=True)))
+    assert np.allclose(found[0], module(x, labels).detach().numpy(), rtol=1e-5)
+
+
+@uses_torch
+def test_what_is_scattered_without_what_was_there_is_refused(tmp_path: Path) -> None:
+    """On an example without duplicates the numbers agree."""
+    pytest.importorskip("onnxscript")
+
+    class Scattered(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+
+        def forward(self, x: Any, indices: Any) -> Any:
+            y = torch.ones(4, 5).scatter_reduce(1, indices, self.layer(x), "mean", include_self=False)
+            return y.pow(2).sum()
+
+    indices = torch.stack([torch.randperm(5) for _ in range(4)])
+    with pytest.raises(ModelError, match="include_self=False"):
+        po.torch.export(Scattered(), (torch.randn(4, 6), indices), tmp_path / "net.onnx", dynamic_batch=False)
