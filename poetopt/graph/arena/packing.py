@@ -248,17 +248,19 @@ PLACEMENTS_SEARCHED = 30_000
 def searched(instance: Instance, together: list[Ints], best: Layout, goal: int, most: int) -> tuple[Layout, bool]:
     """A better layout than `best`, or that, by an exact search; and whether nothing is left to gain.
 
-    The goal is asked for first; where there is no such layout, each time a byte less than what there is.
+    The goal is asked for first; where there is no such layout, what lies half way between what is refuted and what
+    there is, until nothing does, or a search ends without an answer.
     """
-    limit, proven = goal, False
-    while best.arena > goal and not proven:
+    refuted, limit = goal - 1, goal
+    while refuted + 1 < best.arena:
         offsets, final = exact.search(instance, together, limit, most)
         if offsets is not None:
             best = Layout.of(instance, offsets)
-        elif not final:
+        elif final:
+            refuted = limit
+        else:
             return best, False
-        proven = offsets is None and limit == best.arena - 1
-        limit = best.arena - 1
+        limit = (refuted + best.arena) // 2
     return best, True
 
 
@@ -304,7 +306,7 @@ def pack(
     target: int | None = None,
     quick: bool = False,
     brief: bool = False,
-    placements: int = PLACEMENTS_SEARCHED,
+    placements: int = 0,
     until: float = inf,
     shared: Sequence[tuple[int, int]] = (),
 ) -> tuple[tuple[int, ...], int]:
@@ -324,7 +326,7 @@ def pack(
         Whether hundredths of a second must do: a few short ejections alone. For what is packed anew at every reading.
     placements
         How many the exact search may try where all else fails and there are up to `exact.MOST_BUFFERS` buffers: some
-        20,000 take a second.
+        20,000 take a second. By default none.
     until
         The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
     shared
@@ -361,7 +363,7 @@ def pack(
             layout = hurry(instance, first, goal, until) or layout
         if not quick and layout.arena > enough:
             layout = tighten(instance, layout, goal, until)
-        last = not quick and layout.arena > enough and monotonic() < until
+        last = placements and layout.arena > enough and monotonic() < until
         if last and len(instance.sizes) <= exact.MOST_BUFFERS:
             layout, _ = searched(instance, alive, layout, goal, placements)
     for k, offset in zip(kept, layout.offsets[places].tolist(), strict=True):

@@ -176,7 +176,8 @@ class ProfileSearch:
                 return
             self._prune(profile.recomputes)
             yield self._schedule()
-            while profile.recomputes:
+            while profile.total_j > 0:
+                self.work.spend(LOOK_WORK)
                 before, joules = dict(profile.recomputes), profile.total_j
                 for key in self._ruined():
                     profile.remove(key)
