@@ -1,9 +1,9 @@
 """Offsets for buffers whose lifetimes are known: which method is asked, and when it is enough.
 
-Greedy orders first, then a repair that gives way within a limit, then all orders of a few buffers. Too many buffers to
-be compared in pairs go in the order of time, each into the tightest gap between those alive; both directions are tried,
-as a step's lifetimes are nested. A tensor that is in RAM as a step begins and as it ends has one offset: its two stays
-are placed as one buffer, which is near to all that either of them is near to.
+Greedy orders first, then an exact search where buffers are few, else a repair that gives way within a limit, and
+ejection. Too many buffers to be compared in pairs go in the order of time, each into the tightest gap between those
+alive; both directions are tried, as a step's lifetimes are nested. A tensor that is in RAM as a step begins and as it
+ends has one offset: its two stays are placed as one buffer, which is near to all that either of them is near to.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ END_J = 1e-9
 
 _Recompute = tuple[int, int]
 """The key of the event, and its operator."""
+_Drop = tuple[int, int, list[_Recompute]]
+"""A tensor that is dropped, the read that it comes back for, and the recomputes that bring it back."""
 
 
 class Profile:
@@ -77,15 +79,12 @@ class Profile:
             for before, after in pairwise(keys):
                 if after not in self.made[i]:
                     self._live(before, after, self.nbytes[i])
-        own = [operator.workspace_bytes + self._fresh(t) for t, operator in enumerate(operators)]
-        self.workspace = [operator.workspace_bytes for operator in operators]
-        self.fresh = np.array([0, *own, 0], dtype=np.int64)
-        """Bytes that each event makes, with its workspace."""
+        self.own = [o.workspace_bytes + sum(self.nbytes[i] for i in self.makes[t]) for t, o in enumerate(operators)]
+        """Bytes that each operator makes, with its workspace."""
+        self.fresh = np.array([0, *self.own, 0], dtype=np.int64)
+        """The same of each event."""
         self.recomputes: dict[int, int] = {}
         self.total_j = 0.0
-
-    def _fresh(self, operator: int) -> int:
-        return sum(self.nbytes[i] for i in self.makes[operator])
 
     def place(self, key: int) -> int:
         """The number of an event, or of the first one behind the key."""
@@ -110,7 +109,7 @@ class Profile:
         at = self.place(key)
         self.keys = np.insert(self.keys, at, key)
         self.across = np.insert(self.across, at, self.across[at])
-        self.fresh = np.insert(self.fresh, at, self.workspace[operator] + self._fresh(operator))
+        self.fresh = np.insert(self.fresh, at, self.own[operator])
         self.recomputes[key] = operator
         self.total_j += self.joules[operator]
         for i in self.reads[operator]:
@@ -227,14 +226,12 @@ class ProfileSearch:
             if noise and self.draw.random() < 0.5:
                 above = np.flatnonzero(over > 0)
                 at = int(above[self.draw.randrange(len(above))])
-            found, best, pressed = self._drop(at, over, noise, given_up)
-            if not found:
+            best, pressed = self._drop(at, over, noise, given_up)
+            chosen = best or (pressed if forced else None)
+            if chosen is None:
                 return False
-            if best is None:
-                if not forced:
-                    return False
-                forced -= 1
-            tensor, until, recomputes = best or pressed
+            forced -= best is None
+            tensor, until, recomputes = chosen
             excess = int(over.clip(min=0).sum())
             added = [(key, operator) for key, operator in sorted(recomputes) if key not in profile.recomputes]
             for key, operator in added:
@@ -248,15 +245,12 @@ class ProfileSearch:
 
     def _drop(
         self, at: int, over: np.ndarray, noise: float, given_up: set[tuple[int, int]]
-    ) -> tuple[bool, tuple[int, int, list[_Recompute]] | None, tuple[int, int, list[_Recompute]]]:
-        """Whether anything can be dropped at an event; what pays best; and what adds least where nothing pays.
-
-        Each as the tensor, the read that it comes back for, and the recomputes.
-        """
+    ) -> tuple[_Drop | None, _Drop | None]:
+        """Find what pays best of what can be dropped at an event, and what adds least of what doesn't pay."""
         profile, moment = self.profile, int(self.profile.keys[at])
         least = closest = math.inf
-        best: tuple[int, int, list[_Recompute]] | None = None
-        pressed: tuple[int, int, list[_Recompute]] = (0, 0, [])
+        best: _Drop | None = None
+        pressed: _Drop | None = None
         self.work.spend(LOOK_WORK)
         for i, keys in enumerate(profile.uses):
             if not profile.nbytes[i] or not keys or not keys[0] < moment < keys[-1]:
@@ -291,7 +285,7 @@ class ProfileSearch:
                     price *= math.exp(self.draw.gauss(0, noise))
                 if price < least:
                     least, best = price, (i, until, recomputes)
-        return best is not None or bool(pressed[2]), best, pressed
+        return best, pressed
 
     def _again(
         self, i: int, until: int, longest: int, over: np.ndarray, planned: set[int], kept: list[tuple[int, int, int]]
