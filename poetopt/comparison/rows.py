@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from poetopt.formulations.retention.enumeration import recomputable_stages
-from poetopt.formulations.scope import kind_words, scope_option
+from poetopt.formulations.scope import proven_words, scope_option
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Action, Plan
@@ -214,7 +214,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
     if solution.plan is None:
         impossible = solution.status is Status.INFEASIBLE
         whole = solution.scope in WHOLE
-        within = f"no schedule with {kind_words(solution.scope)}, by proof; wider scopes may have one"
+        within = f"no schedule with {proven_words(solution.scope)}, by proof; wider scopes may have one"
         return ComparisonRow(
             method=method,
             ram_budget_bytes=ram_bytes,

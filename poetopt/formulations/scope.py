@@ -36,12 +36,18 @@ def kind_words(scope: str) -> str:
         depth = scope.removeprefix("depth<=")
         if depth == "0":
             return "nothing recomputed"
-        return (
-            "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row, each once"
-        )
+        return "single operators recomputed" if depth == "1" else f"up to {depth} operators recomputed in a row"
     return {
-        "forward": "any number of forward operators recomputed in a row, each once",
-        "full": "any operator recomputed at any time, once before each other",
+        "forward": "any number of forward operators recomputed in a row",
+        "full": "any operator recomputed at any time",
         "store-all": "everything kept",
         ALL: "all schedules",
     }.get(scope, scope)
+
+
+def proven_words(scope: str) -> str:
+    """The same schedules where something is proven of all of them: a row computes each operator once."""
+    words = kind_words(scope)
+    if scope == "full":
+        return f"{words}, once before each other"
+    return f"{words}, each once" if words.endswith("in a row") else words

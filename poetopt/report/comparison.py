@@ -18,7 +18,7 @@ from poetopt.comparison.pareto import DeadlineFront, Front
 from poetopt.comparison.refine import FrontPoint
 from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
 from poetopt.comparison.sensitivity import Change, Sensitivity
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import kind_words, proven_words
 from poetopt.graph.problem import Problem
 from poetopt.report.layout import aligned
 from poetopt.search.solution import OPTIMAL_GAP
@@ -59,7 +59,7 @@ def deadline_lines(front: DeadlineFront) -> list[str]:
     if front.deadline_bound_s <= problem.baseline_time_s:
         known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
     else:
-        known = f"no schedule with {kind_words(front.bound_scope)} keeps {show_seconds(front.deadline_bound_s)}"
+        known = f"no schedule with {proven_words(front.bound_scope)} keeps {show_seconds(front.deadline_bound_s)}"
     table: list[tuple[str, ...]] = [("deadline", "of a pass", *FRONT_HEADER)]
     deadlines = [point.deadline_s or 0.0 for point in front.points]
     one_pass = problem.baseline_time_s

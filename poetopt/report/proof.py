@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.search.limits import kind
 from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
@@ -216,7 +216,7 @@ def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = 
     elif scope == "full" and formulation.partition("+")[0] == "poet":
         kind = "of the paper's Algorithm 1"
     else:
-        kind = f"with {kind_words(scope)}"
+        kind = f"with {proven_words(scope)}"
         if paging and scope not in ("depth<=0", "store-all"):
             return f"{kind}, nothing paged in between,"
     return kind if paging else f"{kind} and nothing paged"

@@ -18,7 +18,7 @@ from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import (
     COMPUTES,
     PLAINLY,
@@ -337,7 +337,7 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
     It is infeasible where that is proven of all that was asked for: of all plans, or of those of the scope, or of the
     formulation with rules of its own, that was named.
     """
-    chosen, kind = run.chosen, kind_words(proof.scope)
+    chosen, kind = run.chosen, proven_words(proof.scope)
     if proof.exhausted:
         return Status.UNKNOWN, (
             f"each schedule with {kind} that keeps the budget in bytes was tried, and has no memory layout "

@@ -16,7 +16,7 @@ from poetopt.comparison.baselines import names, poet
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison, compare
 from poetopt.comparison.rows import COLUMNS, Finding, in_bytes, moves_outside, parse_budgets, row_of_solution
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
@@ -122,7 +122,7 @@ def test_a_proof_within_a_scope_is_not_called_infeasible(scope: str, status: str
     empty = Solution(status=Status.INFEASIBLE, scope=scope, options=options, reason="no schedule exists")
     row = row_of_solution("checkmate", 4, empty)
     assert (row.status, row.scope) == (status, scope)
-    assert (f"no schedule with {kind_words(scope)}, by proof" in row.reason) == (status == "failed")
+    assert (f"no schedule with {proven_words(scope)}, by proof" in row.reason) == (status == "failed")
 
 
 @pytest.mark.parametrize("scope", ["auto", "depth:2", "forward"])

@@ -13,7 +13,7 @@ from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
 from poetopt.search.constructive import greedy_schedules
@@ -166,10 +166,10 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
     bound = found.overhead_bound_j if found.objective is None else found.objective.bound
     proof = ""
     if found.status is Status.OPTIMAL:
-        proof = f", and no schedule with {kind_words(found.scope)} has less"
+        proof = f", and no schedule with {proven_words(found.scope)} has less"
     elif bound:
         proven = show_limit(base + bound, goal.unit, up=False)
-        proof = f", and no schedule with {kind_words(found.scope)} has less than {proven}"
+        proof = f", and no schedule with {proven_words(found.scope)} has less than {proven}"
     known = show_limit(least, goal.unit)
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
 
