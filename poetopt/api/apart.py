@@ -23,6 +23,7 @@ from poetopt.util.progress import Told, silent
 if TYPE_CHECKING:
     from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.plan.codec import PlanFile
+    from poetopt.training.evaluate import Evaluation
 
 Place = str | os.PathLike[str]
 T = TypeVar("T")
@@ -102,6 +103,24 @@ def compared(
                 shutil.copyfile(written, place)
             written.unlink()
         yield _loaded(folder), found
+
+
+def evaluated(path: Place, made: Prepared, data: Place, *, told: Told = silent) -> Evaluation | None:
+    """Loss and accuracy of a network's file by plain onnxruntime, in a process of its own; None where it can't tell.
+
+    made
+        The step that it was trained by, as `prepared` gave it.
+    """
+    return _call("the written file", _evaluate, Path(path), made.folder, data, told=told)
+
+
+def _evaluate(path: Path, folder: Path, data: Place, *, told: Told) -> Evaluation | None:
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.training.data import open_data
+    from poetopt.training.evaluate import evaluate_file
+
+    graph = Prepared.load(folder).graph
+    return evaluate_file(path, graph, open_data(data, graph))
 
 
 @contextmanager

@@ -204,6 +204,7 @@ def fit_on(
     seed: int = 0,
     out: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | onnx.ModelProto | None = None,
+    training_form: bool = False,
     allow_symlinks: bool = False,
     told: Told | None = None,
     progress: bool = False,
@@ -218,8 +219,10 @@ def fit_on(
         Of the plan's optimizer, by name (`lr`, `momentum`, ...); what isn't given has its default.
     out
         Where the network's file goes with the parameters that came out of the device; only where all checks passed.
-    model, allow_symlinks
+    training_form
         As for `Trainer.export`.
+    model, allow_symlinks
+        As for `Trainer`.
 
     Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
     `out` can't be written.
@@ -228,6 +231,7 @@ def fit_on(
     from poetopt.training.export import check_out, export, original
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned
+    from poetopt.training.inference import changes
 
     found = read_plan(plan)
     made = plan_in(found)
@@ -237,7 +241,8 @@ def fit_on(
         return original(graph.source if model is None else model, made.problem.recipe)
 
     def write(values: Mapping[str, Array], place: str | os.PathLike[str] | None) -> None:
-        export(source(), tuple(values), values, place, known=graph.tensors, allow_symlinks=allow_symlinks)
+        form = None if training_form else changes(graph, graph.values)
+        export(source(), tuple(values), values, place, known=graph.tensors, form=form, allow_symlinks=allow_symlinks)
 
     if out is not None:
         before = {name: graph.values[name] for name in (*graph.trained, *graph.states)}

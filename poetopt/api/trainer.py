@@ -191,6 +191,8 @@ class Trainer(Closing):
         checkpoint: str | os.PathLike[str] | None = None,
         every: int | None = None,
         resume: bool = False,
+        keep: str = "best",
+        patience: int | None = None,
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
@@ -208,6 +210,11 @@ class Trainer(Closing):
             Go on from the newest checkpoint in the folder, if there is one: to the same bits. Data, their order, the
             schedule of rates and the starting weights must be those that it was made with; other hyperparameters count
             from here on.
+        keep
+            `best`: when it ends, the parameters are those of the epoch with the least loss, of validation where there
+            is one; its checkpoint is in a folder `best` beside the others, or in `workdir` meanwhile. Or `last`.
+        patience
+            How many epochs without a better one end the training.
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
@@ -215,8 +222,9 @@ class Trainer(Closing):
 
         Raises OptionError for numbers that make no sense, or others than a checkpoint was made with, ModelError for
         data that don't fit, OutputError where a checkpoint can't be written, PlanError where it can't be read or is
-        another network's, and ExecutionError where the loss is no finite number any more: the checkpoints are then from
-        before.
+        another network's, and DivergedError, an ExecutionError, where the loss is no finite number any more, or ten
+        times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
+        would be returned, and the checkpoints are from before.
         """
         from poetopt.training.evaluate import validation_of
         from poetopt.training.loop import Fit, FitOptions
@@ -224,7 +232,9 @@ class Trainer(Closing):
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
-        asked = FitOptions(epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume)
+        asked = FitOptions(
+            epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience
+        )
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()
@@ -247,21 +257,24 @@ class Trainer(Closing):
             raise PlanError(f"{os.fspath(folder)}: there is no checkpoint in it; give the folder that one was saved to")
         self._learner.load(found)
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Write the trained network: the model's file with the values so far, and all else as it was.
+    def export(self, path: str | os.PathLike[str], *, training_form: bool = False) -> None:
+        """Write the trained network: the model's file with the values so far, in the form of inference.
+
+        training_form
+            Whether BatchNormalization in training mode and Dropout stay, to train on with that file.
 
         Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
         """
         self._learner.check_open()
-        self._export(path)
+        self._export(path, training_form)
 
-    def check_export(self, path: str | os.PathLike[str] | None = None) -> None:
+    def check_export(self, path: str | os.PathLike[str] | None = None, *, training_form: bool = False) -> None:
         """Raise ModelError, or OutputError for `path`, now where `export` would: to be asked before a long training."""
         from poetopt.training.export import check_out
 
         if path is not None:
             check_out(self._source(), sum(self.graph.tensors[name].nbytes for name in self._trained()), path)
-        self._export(None)
+        self._export(None, training_form)
 
     def _trained(self) -> list[str]:
         return [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
@@ -271,11 +284,16 @@ class Trainer(Closing):
 
         return original(self._model, self.plan.problem.recipe)
 
-    def _export(self, path: str | os.PathLike[str] | None) -> None:
+    def _export(self, path: str | os.PathLike[str] | None, training_form: bool) -> None:
         from poetopt.training.export import export
+        from poetopt.training.inference import changes
 
         source, trained = self._source(), self._trained()
-        export(source, trained, self.values(), path, known=self.graph.tensors, allow_symlinks=self._allow_symlinks)
+        form = None if training_form else changes(self.graph, self._learner.step.given())
+        export(
+            source, trained, self.values(), path, known=self.graph.tensors, form=form,
+            allow_symlinks=self._allow_symlinks,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Give up the storage."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 
+NEAR = 1e-3
+"""Share of rows, or of a loss, by which two runtimes' sums may differ."""
+
+
 @sharing(ALLOW_SYMLINKS)
 def train(
     plan: PlanArgument,
@@ -84,6 +88,17 @@ def train(
             help="Go on from the newest checkpoint, if there is one, to the same bits; the data must be the same.",
         ),
     ] = False,
+    keep: Annotated[
+        str,
+        typer.Option(
+            metavar="best|last",
+            help="The epoch whose parameters are written: of the least loss (of --validate, where given), or the last.",
+            autocompletion=choices("best", "last"),
+        ),
+    ] = "best",
+    patience: Annotated[
+        int | None, typer.Option(metavar="N", help="End after N epochs without a better one.", min=1)
+    ] = None,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
     ] = None,
@@ -91,6 +106,14 @@ def train(
         bool,
         typer.Option(
             "--check", help="Compare a step with ordinary training first, bit by bit, in a process of its own."
+        ),
+    ] = False,
+    keep_training_form: Annotated[
+        bool,
+        typer.Option(
+            "--keep-training-form",
+            help="Leave BatchNormalization in training mode and Dropout in -o, to train on with it; default: the form "
+            "of inference.",
         ),
     ] = False,
     model: PlanModelOption = None,
@@ -120,6 +143,7 @@ def train(
         others = {
             "--validate": validate is not None, "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
+            "--keep": keep != "best", "--patience": patience is not None,
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
             raise OptionError(
@@ -128,6 +152,7 @@ def train(
             )
         said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
         course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
+        course["training_form"] = keep_training_form
         return _train_in_c(plan, on, data, out, said, course, optimizer, where, json)
 
     def after_epoch(position: Position, of: int) -> None:
@@ -139,6 +164,7 @@ def train(
         check_outputs([made.graph.source], {"-o": out})
         check_optimizer(made.graph.optimizer, optimizer, plan)
         from poetopt.api.trainer import Trainer
+        from poetopt.training.loop import DivergedError
 
         trainer = stack.enter_context(
             Trainer(
@@ -146,20 +172,55 @@ def train(
                 clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
             )
         )  # fmt: skip
-        trainer.check_export(out)
-        ended = trainer.fit(
-            data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-            resume=resume, after_epoch=after_epoch, noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
-        )  # fmt: skip
+        trainer.check_export(out, training_form=keep_training_form)
+        diverged: DivergedError | None = None
+        try:
+            ended = trainer.fit(
+                data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
+                resume=resume, keep=keep, patience=patience, after_epoch=after_epoch,
+                noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
+            )  # fmt: skip
+        except DivergedError as error:
+            if error.ended is None:
+                raise
+            diverged, ended = error, error.ended
         told("writing the trained network")
         try:
-            trainer.export(out)
+            trainer.export(out, training_form=keep_training_form)
         except OutputError as error:
             raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
         graph = trainer.graph
-    write_json(document(graph, ended, trained=out), json)
-    say(trained_text(graph, ended, out), unless=[json])
+        checked = 0
+        if validate is not None and not keep_training_form:
+            told("the written network beside what validation said")
+            checked = _check_written(out, made, validate, ended, told)
+    write_json(document(graph, ended, trained=out, checked_rows=checked), json)
+    say(trained_text(graph, ended, out, checked), unless=[json])
+    if diverged is not None:
+        raise diverged
     return 0
+
+
+def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told: Told) -> int:
+    """Number of rows on which the written file, alone, is what validation said; 0 where its outputs don't tell."""
+    from poetopt.api import apart
+
+    said = next((one for one in ended.validations if one["epoch"] == ended.kept), None)
+    found = apart.evaluated(out, made, validate, told=told)
+    if found is None or said is None:
+        return 0
+    was, now = said["accuracy"], found.accuracy
+    if was is None or now is None:
+        was, now = said["loss"] or 0.0, found.loss
+        near = abs(now - was) <= NEAR * abs(was)
+    else:
+        near = abs(now - was) * found.rows <= max(1, NEAR * found.rows)
+    if not near:
+        raise ExecutionError(
+            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and validation said {was:.6g}; what "
+            "it holds isn't what was trained: report it, with the model"
+        )
+    return found.rows
 
 
 def _kept(trainer: Trainer, ended: Trained) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 from pyomo.core.base.var import VarData
 
 from poetopt.formulations.goal import SUMS, Goal, Trial

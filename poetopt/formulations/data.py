@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import distinct
 from poetopt.formulations.callbacks import told_once

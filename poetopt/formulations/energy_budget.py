@@ -22,7 +22,7 @@ import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure

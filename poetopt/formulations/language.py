@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations import building, composition
 from poetopt.formulations.block import (

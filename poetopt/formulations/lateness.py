@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.rows import Terms, linear, most

@@ -32,7 +32,7 @@ import itertools
 from typing import Any
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, distinct, equation
 from poetopt.formulations.decisions import page_ins

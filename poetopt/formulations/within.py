@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
 from poetopt.formulations.figures import is_figure

@@ -27,6 +27,7 @@ from poetopt.frontends.convert import (
     spell_out_pads,
 )
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type
+from poetopt.frontends.dropouts import draw_by_dropout
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
@@ -156,7 +157,10 @@ def load_onnx(
     notes += finite_note(stored_values)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
+    drawn = draw_by_dropout(draft, [info.name for info in document.proto.graph.output])
     notes += _simplified(draft)
+    if drawn:
+        notes.append(f"masks that the file draws by hand, and that are taken for Dropout's: {drawn}")
     graph = assemble(
         draft,
         _name(document.proto.graph.name, reference or ("" if document.folder is None else document.where)),

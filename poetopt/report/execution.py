@@ -38,8 +38,12 @@ def epoch_text(position: Position, epochs: int) -> str:
     return text
 
 
-def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
-    """The summary of `poetopt train`."""
+def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 0) -> str:
+    """The summary of `poetopt train`.
+
+    checked
+        Rows on which the written file is what validation said.
+    """
     rows = []
     if ended.losses:
         rows.append(("loss", f"{ended.losses[0]:.6g} in the first epoch, {ended.losses[-1]:.6g} in the last (means)"))
@@ -47,6 +51,8 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
         first, last = ended.validations[0], ended.validations[-1]
         rows.append(("validation", f"{_validation(first['loss'], first['accuracy'])} after epoch {first['epoch']}, "
                      f"{_validation(last['loss'], last['accuracy'])} after epoch {last['epoch']}"))  # fmt: skip
+    if ended.kept != ended.epochs:
+        rows.append(("kept", f"epoch {ended.kept}, the best of {ended.epochs}"))
     rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
     rows.append(("time", f"{show_seconds(ended.seconds)}, {show_seconds(ended.step_s)} a step"))
     if ended.left_out:
@@ -59,6 +65,8 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str) -> str:
     rows += [("note", f"a damaged checkpoint was passed over: {fault}") for fault in ended.passed_over]
     rows += notes.rows(graph.notes)
     rows.append(("written", out))
+    if checked:
+        rows.append(("checked", f"the file, alone in onnxruntime, is what validation said on {checked:,} rows"))
     name = graph.source or graph.name
     how = ", ".join([ended.optimizer, *(f"{key} {value:g}" for key, value in ended.hyperparameters.items())])
     return table(f"{name}: {ended.epochs} epochs, {ended.steps:,} steps of {ended.batch}, {how}", rows)

@@ -92,7 +92,8 @@ def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto
                 still_plain = _ran(torch, evaluated, arguments)
                 precise = _precise(torch, evaluated, arguments)
             except Exception as error:  # a branch of that mode alone may do anything
-                raise ModelError(f"{name}: it fails on the example in evaluation mode ({error}); {SKIP}") from error
+                reason = str(error).removesuffix(f"; {SKIP}")
+                raise ModelError(f"{name}: it fails on the example in evaluation mode ({reason}); {SKIP}") from error
             _compare(f"{name}{EVALUATED}", _in_inference(still), batch, arguments, still_plain, precise)
     return plain.gradients.keys()
 
@@ -193,8 +194,11 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
                     return args[0].fill_(args[1] if len(args) > 1 else 0.5)
             return func(*args, **(kwargs or {}))
 
-    with Still():
-        outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*given)) if isinstance(y, torch.Tensor)]
+    try:
+        with Still():
+            outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*given)) if isinstance(y, torch.Tensor)]
+    except Exception as error:  # a forward may do anything
+        raise ModelError(f"{type(module).__name__}: it fails on the example ({error}); {SKIP}") from error
     _check_buffers(torch, module, twin)
     total = sum(
         (y * torch.from_numpy(_weights(index, tuple(y.shape))).to(y.dtype)).sum()
@@ -202,11 +206,17 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
         if y.requires_grad and y.dtype.is_floating_point
     )
     named = {entry.names[0]: entry.tensor for entry in stored_in(twin) if entry.trained}
-    made = (
-        torch.autograd.grad(total, list(named.values()), allow_unused=True)
-        if isinstance(total, torch.Tensor) and named
-        else [None] * len(named)
-    )
+    try:
+        made = (
+            torch.autograd.grad(total, list(named.values()), allow_unused=True)
+            if isinstance(total, torch.Tensor) and named
+            else [None] * len(named)
+        )
+    except RuntimeError as error:
+        raise ModelError(
+            f"{type(module).__name__}: torch has no gradient of it ({str(error).partition(';')[0]}); mend the module: "
+            f"what it changes in place may be what a gradient needs; {SKIP}"
+        ) from error
     gradients = {name: g.detach().numpy() for name, g in zip(named, made, strict=True) if g is not None}
     return _Ran([y.detach().numpy() for y in outputs], gradients, found)
 
@@ -243,7 +253,7 @@ def _precise(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Ran]:
                     parameter.copy_(double(parameter, moved))
             given = torch.utils._pytree.tree_map(lambda leaf, moved=moved: double(leaf, moved), arguments)
             found.append(_ran(torch, twin, given))
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        except (ModelError, RuntimeError, TypeError, ValueError, NotImplementedError):
             continue
     return found
 

@@ -190,10 +190,12 @@ def _quiet() -> Iterator[None]:
 def _as_written() -> Any:
     """A mode in which functions that the exporter writes otherwise are written out.
 
-    It drops label smoothing, gives an operator probabilities that takes classes alone, and draws Dropout of whole
-    channels by hand, where ONNX has a Dropout for their mask. It takes the logarithm of a sigmoid that may be 0, and
-    counts what is scattered together with what was there, whatever `include_self` says.
+    It drops label smoothing and the dropout of attention, gives an operator probabilities that takes classes alone, and
+    draws Dropout in place and of whole channels by hand, where ONNX has a Dropout for their mask. It takes the
+    logarithm of a sigmoid that may be 0, and counts what is scattered together with what was there, whatever
+    `include_self` says.
     """
+    import torch
     from torch.nn import functional
     from torch.overrides import TorchFunctionMode
 
@@ -206,6 +208,25 @@ def _as_written() -> Any:
         mask = functional.dropout(x.new_ones(*kept, *[1] * (x.ndim - len(kept))), p)
         return x.mul_(mask) if inplace else x * mask
 
+    def dropped_in_place(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        return x.copy_(functional.dropout(x, p)) if training and p else x
+
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if enable_gqa:
+            key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+        scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if is_causal:
+            later = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
+            scores = scores.masked_fill(later, float("-inf"))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(~attn_mask, float("-inf"))
+        elif attn_mask is not None:
+            scores = scores + attn_mask
+        return functional.dropout(functional.softmax(scores, -1), dropout_p) @ value
+
     def cross_entropy_of_logits(
         x: Any, labels: Any, weight: Any = None, size_average: Any = None, reduce: Any = None, reduction: str = "mean",
         pos_weight: Any = None,
@@ -216,11 +237,27 @@ def _as_written() -> Any:
         each = each if weight is None else weight * each
         return each if reduction == "none" else getattr(each, reduction)()
 
+    attend = functional.scaled_dot_product_attention
+
+    def whole_attention(func: Any, *args: Any, **kwargs: Any) -> Any:
+        """A module's attention calls that of tensors where this mode doesn't see it."""
+        functional.scaled_dot_product_attention = lambda *a, **k: Written().__torch_function__(attend, (), a, k)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            functional.scaled_dot_product_attention = attend
+
     class Written(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
             if func in channels:
                 return dropped(channels[func], *args, **kwargs)
+            if func is functional.dropout and (kwargs.get("inplace") or args[3:4] == (True,)):
+                return dropped_in_place(*args, **kwargs)
+            if func is functional.multi_head_attention_forward:
+                return whole_attention(func, *args, **kwargs)
+            if func is attend and (kwargs.get("dropout_p") or any(args[4:5])):
+                return attention(*args, **kwargs)
             if func is functional.logsigmoid:
                 return -functional.softplus(-args[0])
             if func is functional.binary_cross_entropy_with_logits and kwargs.get("reduction") is not None:

@@ -131,6 +131,15 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
+def of_epoch(folder: Path, epoch: int) -> Checkpoint | None:
+    """The whole checkpoint of a folder that was made when so many epochs were over; None where there is none."""
+    for path, meta in _sorted(folder)[0].items():
+        position = meta.get("position")
+        if position is not None and position["epoch"] == epoch and not position["batch"]:
+            return Checkpoint(path, meta)
+    return None
+
+
 def _sorted(folder: Path) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
     """The whole checkpoints of a folder with what they say, the newest first; and what is wrong with the others."""
     found: dict[Path, Mapping[str, Any]] = {}
@@ -231,7 +240,7 @@ def _schema() -> type[BaseModel]:
     validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None))
     position = of(
         "Position", epoch=count, batch=count, step=count, total=real, losses=listed[real],
-        validations=listed[validation], seconds=number(),
+        validations=listed[validation], seconds=number(), first=(real | None, None),
     )  # fmt: skip
     course = of(
         "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0),

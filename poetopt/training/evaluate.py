@@ -18,13 +18,19 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.batch import check_batch
 from poetopt.backends.onnxruntime.reference import NodeByNode
-from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.backends.onnxruntime.sessions import (
+    Sessions,
+    first_line,
+    onnxruntime,
+    runtime_errors,
+    session_options,
+)
 from poetopt.backends.step.parted import cut
 from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
 from poetopt.training.source import Data, Source, batch_size, source_of
-from poetopt.util.errors import ModelError
+from poetopt.util.errors import ExecutionError, ModelError
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
@@ -185,9 +191,14 @@ def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | N
     )
 
 
+def forward_nodes(graph: TrainingGraph) -> list[Node]:
+    """The forward nodes of a step, the loss included."""
+    return [node for operator in graph.operators if not operator.backward for node in operator.nodes]
+
+
 def inference(graph: TrainingGraph) -> tuple[Node, ...]:
-    """The forward nodes of a step, the loss included, as they are in inference."""
-    nodes = [node for operator in graph.operators if not operator.backward for node in operator.nodes]
+    """The same, each as it is in inference."""
+    nodes = forward_nodes(graph)
     producers = {name: node for node in nodes for name in node.outputs}
     statistics = _statistics(graph, nodes, producers)
     found: list[Node] = []
@@ -289,3 +300,50 @@ def evaluate(
     if not sums.rows:
         raise ModelError(f"{data.shown}: it fills no batch of {size} rows; give more")
     return sums.result()
+
+
+def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation | None:
+    """The same of a network's file alone, by onnxruntime with its defaults; None where its outputs don't tell.
+
+    graph
+        The step that it was trained by, which says how rows are judged; `data` is opened for it.
+
+    Where there is an accuracy, it is all that is looked at, and the loss is 0.
+
+    Raises ExecutionError where onnxruntime can't run the file.
+    """
+    read = _reads(graph, inference(graph))
+    if read is None or read[1] not in graph.inputs:
+        return None
+    session = onnxruntime().InferenceSession(os.fspath(path), session_options(1), providers=["CPUExecutionProvider"])
+    shape = graph.tensors[read[0]].shape
+    outputs = {one.name: len(one.shape) for one in session.get_outputs()}
+    like = [name for name, rank in outputs.items() if rank == len(shape)]
+    name = read[0] if read[0] in outputs else like[0] if len(like) == 1 else ""
+    fixed = {one.shape[0] for one in session.get_inputs() if one.shape and isinstance(one.shape[0], int)}
+    size = fixed.pop() if len(fixed) == 1 else batch_size(graph)
+    if not name or fixed:
+        return None
+    sums = _LossSums()
+    for start in range(0, data.rows, size):
+        count = min(size, data.rows - start)
+        batch = data.take(np.minimum(np.arange(start, start + size), data.rows - 1))
+        try:
+            found = session.run([name], {one.name: batch[one.name] for one in session.get_inputs()})[0]
+        except runtime_errors() as error:
+            raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
+        if found.shape[1:] != shape[1:] or found.shape[0] != size:
+            return None
+        sums.add(count, *_judged(graph.loss_kind, found[:count], batch[read[1]][:count], name == read[0]))
+    return sums.result()
+
+
+def _judged(kind: str, found: Any, wanted: Any, whole: bool) -> tuple[float, int | None, int]:
+    """The loss, and how many of how many are right; of outputs behind a Softmax or a Sigmoid where not `whole`."""
+    if kind == "mse":
+        each, _ = _squares(found.astype(np.float64), wanted)
+        return float(each.mean()) * len(found), None, 0
+    if kind == "bce":
+        right = (found > (0 if whole else 0.5)) == (np.asarray(wanted) > 0.5)
+        return 0.0, int(right.sum()), right.size
+    return 0.0, int((found.argmax(axis=1) == wanted).sum()), wanted.size

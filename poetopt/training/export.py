@@ -1,8 +1,10 @@
-"""The trained network: the original file with other numbers in its parameters and running statistics, all else alike.
+"""The trained network: the original file with other numbers in its parameters and running statistics.
 
-Where the bytes of all of them lie in the file itself, they are written over in a copy of it, one tensor after the
-other: what isn't trained is the same byte by byte, and no two tensors need be in memory. Otherwise the structure is
-read and written anew (`poetopt.training.initializers`); data in files of its own is copied to files beside the new one.
+It has the form of inference, unless it is asked to keep that of training (`poetopt.training.inference`). Where there is
+no difference, and the bytes of all of them lie in the file itself, they are written over in a copy of it, one tensor
+after the other: what isn't trained is the same byte by byte, and no two tensors need be in memory. Otherwise the
+structure is read and written anew (`poetopt.training.initializers`); data in files of its own is copied to files beside
+the new one.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -21,13 +24,14 @@ from poetopt.graph import Tensor
 from poetopt.training.initializers import FileSpan, tensor_spans
 from poetopt.util import process
 from poetopt.util.errors import ModelError, OutputError
-from poetopt.util.files import check_writable, replacing
+from poetopt.util.files import check_writable, replacing, scratch_folder
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     import onnx
 
     from poetopt.graph import Array
+    from poetopt.training.inference import Changes
     from poetopt.training.initializers import External
     from poetopt.util.progress import Told
 
@@ -40,9 +44,9 @@ class BuiltIn:
     batch: int | None = None
     tokens: int | None = None
 
-    def write(self, place: Path) -> None:
-        """Write its file. Raises OutputError where that can't be done."""
-        process.call(f"building {self.name}", _write_original, self, place)
+    def write(self, place: Path, form: Changes | None) -> None:
+        """Write its file, with these changes. Raises OutputError where that can't be done."""
+        process.call(f"building {self.name}", _write_original, self, place, form)
 
 
 def original(
@@ -63,12 +67,25 @@ def original(
     return model
 
 
-def _write_original(network: BuiltIn, place: Path, *, told: Told) -> None:
+def _write_original(network: BuiltIn, place: Path, form: Changes | None, *, told: Told) -> None:
     from poetopt import zoo
 
-    content = zoo.build(network.name, network.batch, network.tokens).SerializeToString()
+    _write_model(zoo.build(network.name, network.batch, network.tokens), place, form)
+
+
+def _write_in_form(source: Path, place: Path, form: Changes, *, told: Told) -> None:
+    import onnx
+
+    _write_model(onnx.load(os.fspath(source), load_external_data=False), place, form)
+
+
+def _write_model(model: onnx.ModelProto, place: Path, form: Changes | None) -> None:
+    from poetopt.training.inference import to_inference
+
+    if form:
+        to_inference(model, form)
     try:
-        place.write_bytes(content)
+        place.write_bytes(model.SerializeToString())
     except OSError as error:
         raise OutputError(f"can't write {place.parent}: {error.strerror or error}; make room there") from error
 
@@ -84,6 +101,7 @@ def export(
     out: str | os.PathLike[str] | None,
     *,
     known: Mapping[str, Tensor],
+    form: Changes | None = None,
     allow_symlinks: bool = False,
 ) -> None:
     """Write the network `source` to `out` with `values` in place of its own, whole or not at all.
@@ -97,41 +115,66 @@ def export(
     known
         All tensors that the network was read with: an initializer of the file that is none of them may be a copy of a
         parameter, and then gets its values, in its own order of axes.
+    form
+        What differs in inference; None keeps the form of training.
 
-    Raises ModelError where the file can't be read, or has no place for one of the values; OutputError where `out` can't
-    be written.
+    Raises ModelError where the file can't be read, or has no place for one of the values, or no node of that form;
+    OutputError where `out` can't be written.
     """
     if isinstance(source, BuiltIn):
         if out is None:
             return
         with replacing(out) as place:
-            source.write(place)
+            source.write(place, form)
             _over(place, _spans(place), names, values)
         return
     if not isinstance(source, (str, os.PathLike)):
+        from poetopt.training.inference import to_inference
         from poetopt.training.initializers import put
 
         model = type(source)()
         model.CopyFrom(source)
+        if form:
+            to_inference(model, form)
         put(model, names, values, known, lambda found: _no_file(found.name))
         if out is None:
             return
         with replacing(out) as place:
             place.write_bytes(model.SerializeToString())
         return
-    path = Path(source)
-    spans = _spans(path)
+    with ExitStack() as stack:
+        path = Path(source)
+        made = path
+        if form:
+            made = Path(stack.enter_context(scratch_folder("network"))) / "network.onnx"
+            _spans(path)  # says where the file isn't there
+            process.call("the form of inference", _write_in_form, path, made, form)
+        _export_file(path, made, names, values, out, known=known, allow_symlinks=allow_symlinks)
+
+
+def _export_file(
+    path: Path,
+    made: Path,
+    names: Sequence[str],
+    values: Mapping[str, Array],
+    out: str | os.PathLike[str] | None,
+    *,
+    known: Mapping[str, Tensor],
+    allow_symlinks: bool,
+) -> None:
+    """Write the file `made`, whose data in files of their own lie beside `path`."""
+    spans = _spans(made)
     sizes = {known[name].nbytes for name in names}
     tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
     if all(name in spans for name in names) and not tied:
         if out is None:
             return
-        with open(path, "rb") as file, replacing(out) as place:
-            with open(place, "wb") as made:
-                shutil.copyfileobj(file, made)
+        with open(made, "rb") as file, replacing(out) as place:
+            with open(place, "wb") as copy:
+                shutil.copyfileobj(file, copy)
             _over(place, spans, names, values)
         return
-    _anew(path, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
+    _anew(path, made, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
 
 
 def check_out(
@@ -174,6 +217,7 @@ def _spans(path: Path) -> Mapping[str, FileSpan]:
 
 def _anew(
     path: Path,
+    structure: Path,
     names: Sequence[str],
     values: Mapping[str, Array],
     out: Path | None,
@@ -185,7 +229,7 @@ def _anew(
 
     from poetopt.training.initializers import external_data, put
 
-    model = onnx.load(os.fspath(path), load_external_data=False)
+    model = onnx.load(os.fspath(structure), load_external_data=False)
     folder = real_folder(path.parent)
     data = external_data(model)
 

@@ -189,9 +189,7 @@ class Learner:
                 )
         if shapes:
             raise PlanError(f"{shown}: it has {next(iter(shapes))!r}, which this training hasn't; give its options")
-        for name, array in found.states():
-            self.step.load({name: array})
-        self.step.load({}, taken=meta["taken"])
+        self.load_states(found)
         changed = []
         for name, value in meta["hyperparameters"].items():
             mine = self.hyperparameters.get(name, value)
@@ -202,6 +200,12 @@ class Learner:
                 check_hyperparameters(self.graph, {name: value})
                 self.hyperparameters[name] = value
         return tuple(changed)
+
+    def load_states(self, found: checkpoint.Checkpoint) -> None:
+        """Go back to a checkpoint of this very training."""
+        for name, array in found.states():
+            self.step.load({name: array})
+        self.step.load({}, taken=found.meta["taken"])
 
     def close(self) -> None:
         """Give up the storage."""

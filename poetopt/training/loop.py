@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
 from poetopt.util.figures import Figures
+from poetopt.util.files import scratch_folder
 from poetopt.util.process import peak_bytes
 from poetopt.util.progress import paced
 from poetopt.util.units import show_seconds
+
+DIVERGED = 10
+"""A training whose mean loss is that many times the first batch's has diverged."""
 
 
 @dataclass
@@ -39,6 +44,8 @@ class Position:
         Of each validation: `epoch` (how many were over), `loss`, `accuracy`.
     seconds
         That training has taken, validations and checkpoints included, over all its processes.
+    first
+        The loss of the first batch, before any update.
     """
 
     epoch: int = 0
@@ -48,10 +55,23 @@ class Position:
     total: float = 0.0
     validations: list[dict[str, float | int | None]] = field(default_factory=list)
     seconds: float = 0.0
+    first: float | None = None
 
     def to_dict(self) -> dict[str, object]:
         """As JSON has it."""
         return asdict(self)
+
+    def best(self, *, validated: bool) -> int:
+        """The epoch with the least loss, of validation where there is one; 0 where no epoch is over."""
+        if validated:
+            each = [(float(v["loss"] or 0.0), int(v["epoch"] or 0)) for v in self.validations]
+        else:
+            each = [(loss, epoch) for epoch, loss in enumerate(self.losses, 1)]
+        return min(each, default=(0.0, 0))[1]
+
+    def worse(self, epoch: int) -> bool:
+        """Say whether an epoch's mean loss is beyond what the training began with, `DIVERGED` times over."""
+        return self.first is not None and 0 < DIVERGED * self.first < self.losses[epoch - 1]
 
     @property
     def judged(self) -> bool:
@@ -102,6 +122,10 @@ class Trained(Figures):
         Newer checkpoints than the one that it went on from, which are damaged, and how.
     changed
         What was asked for otherwise than the checkpoint that it went on from was made with.
+    kept
+        The epoch whose parameters these are.
+    diverged
+        How it diverged, if it did.
     """
 
     epochs: int
@@ -124,6 +148,8 @@ class Trained(Figures):
     checkpoint: str
     passed_over: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    kept: int
+    diverged: str = ""
     derived = ("loss", "accuracy")
 
     @property
@@ -133,8 +159,20 @@ class Trained(Figures):
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last validation."""
-        return self.validations[-1]["accuracy"] if self.validations else None
+        """Of the epoch that is kept, where it was validated."""
+        return next((v["accuracy"] for v in self.validations if v["epoch"] == self.kept), None)
+
+
+class DivergedError(ExecutionError):
+    """A training has diverged.
+
+    ended
+        What it showed, where parameters of an epoch are kept.
+    """
+
+    def __init__(self, message: str, ended: Trained | None = None) -> None:
+        super().__init__(message)
+        self.ended = ended
 
 
 @dataclass(frozen=True)
@@ -201,6 +239,12 @@ _ALIKE = {
 }
 
 
+KEPT = ("best", "last")
+"""Epochs whose parameters can be asked for."""
+BEST = "best"
+"""The folder of the best epoch's checkpoint, in that of the others."""
+
+
 @dataclass(frozen=True)
 class FitOptions:
     """Holds what is asked of a training; see `poetopt.Trainer.fit`."""
@@ -213,11 +257,17 @@ class FitOptions:
     folder: Path | None
     every: int | None
     resume: bool
+    keep: str = "best"
+    patience: int | None = None
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise OptionError(f"--epochs {self.epochs}: must be a whole number, and at least 1")
+        if self.keep not in KEPT:
+            raise OptionError(f"--keep {self.keep}: must be {' or '.join(KEPT)}")
+        if self.patience is not None and self.patience < 1:
+            raise OptionError(f"--patience {self.patience}: must be at least 1")
         if self.every is not None and self.every < 1:
             raise OptionError(f"--every {self.every}: must be at least 1")
         if self.folder is None and (self.every is not None or self.resume):
@@ -279,14 +329,72 @@ class Fit:
             saved = self.position.step if self.path else -1
             interrupts.hold()  # a step ends before a signal counts
             self.begun_s = time.monotonic()
-            for epoch in range(self.position.epoch, self.asked.epochs):
-                saved = self._epoch(epoch, saved)
+            self._stack = stack
+            try:
+                saved = self._epochs(saved)
+            except DivergedError as error:
+                kept = self._keep_best()
+                if not kept or self.position.worse(kept):
+                    raise
+                words = f"{error}; the parameters of epoch {kept}, the best, are kept"
+                raise DivergedError(words, self._result(resumed_at, kept, words)) from error
             if self.validation is not None and not self.position.judged:  # nothing was left to do
                 self._validate(self.position.epoch, saved)
                 saved = -1
             if saved != self.position.step:
                 self._save()
-        return self._result(resumed_at)
+            kept = self._keep_best() or self.position.epoch
+        if self.position.worse(self.position.epoch):
+            words = self._grown(kept)
+            useful = self.asked.keep == "last" or not self.position.worse(kept)
+            raise DivergedError(words, self._result(resumed_at, kept, words) if useful else None)
+        return self._result(resumed_at, kept)
+
+    def _epochs(self, saved: int) -> int:
+        """All that are left, or until none has been better for long enough."""
+        position, patience = self.position, self.asked.patience
+        for epoch in range(position.epoch, self.asked.epochs):
+            if patience is not None and epoch - position.best(validated=self.validation is not None) >= patience:
+                break
+            saved = self._epoch(epoch, saved)
+        return saved
+
+    def _grown(self, kept: int) -> str:
+        first, last = self.position.first or 0.0, self.position.losses[-1]
+        what = f"the parameters of epoch {kept}, {'the best' if self.asked.keep == 'best' else 'the last'}, are kept"
+        what = "nothing of it is kept" if self.asked.keep == "best" and self.position.worse(kept) else what
+        return (
+            f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; {what}; "
+            "take a smaller --lr"
+        )
+
+    def _hold_best(self) -> None:
+        """Write the parameters of the epoch that is over, where they are the best, and others may follow."""
+        position = self.position
+        best = position.best(validated=self.validation is not None)
+        others = self.asked.folder is not None or position.epoch < self.asked.epochs
+        if self.asked.keep == "best" and best == position.epoch and others:
+            self.learner.save(self._best_folder, self._extra())
+
+    def _keep_best(self) -> int:
+        """Go back to the best epoch, where that is asked for; it, or 0 where these parameters stay."""
+        best = self.position.best(validated=self.validation is not None)
+        if self.asked.keep != "best" or not best or (best == self.position.epoch and not self.position.batch):
+            return 0
+        found = checkpoint.of_epoch(self._best_folder, best)
+        if found is None:
+            return 0
+        self.learner.load_states(found)
+        return best
+
+    @cached_property
+    def _best_folder(self) -> Path:
+        if self.asked.folder is not None:
+            return self.asked.folder / BEST
+        within = self.learner.workdir
+        if within is None:
+            return Path(self._stack.enter_context(scratch_folder("best")))
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="poetopt-best-", dir=within)))
 
     def _begin(self, folder: Path) -> None:
         """Go on from the newest checkpoint, where that is asked for and there is one."""
@@ -333,7 +441,8 @@ class Fit:
             )
             loss = self.learner.take(batch, rate)
             if not math.isfinite(loss):
-                raise ExecutionError(self._diverged(loss, rate))
+                raise DivergedError(self._diverged(loss, rate))
+            position.first = loss if position.first is None and not position.step else position.first
             position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
             self.stepping_s += time.perf_counter() - began_s
             self.stepped += 1
@@ -345,6 +454,7 @@ class Fit:
         if self.validation is not None:
             self._validate(epoch + 1, saved)
         position.over(position.batch)
+        self._hold_best()
         saved = self._save()
         if self.after is not None:
             self.after(position, self.asked.epochs)
@@ -354,7 +464,7 @@ class Fit:
         assert self.validation is not None
         found = self.learner.evaluate(self.validation, partial(self._heed, saved))
         if not math.isfinite(found.loss):
-            raise ExecutionError(self._diverged(found.loss, None))
+            raise DivergedError(self._diverged(found.loss, None))
         self.position.validations.append({"epoch": epoch, "loss": found.loss, "accuracy": found.accuracy})
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
@@ -371,9 +481,11 @@ class Fit:
         position = self.position
         position.seconds = self._seconds()
         if self.asked.folder is not None:
-            extra = {"course": self.course.to_dict(), "position": position.to_dict()}
-            self.path = str(self.learner.save(self.asked.folder, extra))
+            self.path = str(self.learner.save(self.asked.folder, self._extra()))
         return position.step
+
+    def _extra(self) -> dict[str, object]:
+        return {"course": self.course.to_dict(), "position": self.position.to_dict()}
 
     def _heed(self, saved: int) -> None:
         """Save and raise KeyboardInterrupt where a signal came. The last checkpoint was made at the step `saved`."""
@@ -411,7 +523,7 @@ class Fit:
             left = f", {show_seconds(spent_s * (1 - share) / done)} left"
         self.pace(f"epoch {epoch + 1} of {self.asked.epochs}, batch {position.batch:,}{of}, loss {loss:.6g}{left}")
 
-    def _result(self, resumed_at: int) -> Trained:
+    def _result(self, resumed_at: int, kept: int, diverged: str = "") -> Trained:
         learner, position = self.learner, self.position
         return Trained(
             epochs=position.epoch,
@@ -434,4 +546,6 @@ class Fit:
             checkpoint=self.path,
             passed_over=self.passed_over,
             changed=self.changed,
+            kept=kept,
+            diverged=diverged,
         )

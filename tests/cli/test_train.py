@@ -47,7 +47,8 @@ def plan(run: Runner, tmp_path: Path) -> Path:
 
 def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) -> None:
     given, held_out = data(tmp_path / "train.npz", 81), data(tmp_path / "test.npz", 30, 1)
-    asked = ("train", plan, "--data", given, "--validate", held_out, "--lr", "0.05", "--lr-schedule", "step:2:0.5")
+    asked = ("train", plan, "--data", given, "--validate", held_out, "--lr", "0.05", "--lr-schedule", "step:2:0.5",
+             "--keep", "last")  # fmt: skip
     whole = run(*asked, "--epochs", 4, "-o", tmp_path / "whole.onnx", "--json", "-")
     assert (whole.code, whole.err) == (0, "")
     document = whole.document
@@ -77,6 +78,47 @@ def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) ->
     further = run(*asked, "--check", "--model", tmp_path / "rest.onnx", "-o", tmp_path / "further.onnx", "--json", "-")
     assert (further.code, further.err) == (0, "")
     assert further.document["losses"][0] < document["losses"][0]
+
+
+def test_the_best_epoch_is_written_and_checked(run: Runner, plan: Path, tmp_path: Path) -> None:
+    given, held_out = data(tmp_path / "train.npz", 80), data(tmp_path / "test.npz", 30, 1)
+    asked = ("train", plan, "--data", given, "--validate", held_out, "--lr", "0.05", "--epochs", 40)
+    ended = run(*asked, "--patience", 3, "-o", tmp_path / "best.onnx", "--json", "-")
+    assert (ended.code, ended.err) == (0, "")
+    told = ended.document
+    losses = [each["loss"] for each in told["validations"]]
+    best = losses.index(min(losses)) + 1
+    assert told["kept"] == best == told["epochs"] - 3 < 37
+    assert told["accuracy"] == told["validations"][best - 1]["accuracy"]
+    assert told["checked_rows"] == 30
+    run(*asked[:4], "--lr", "0.05", "--epochs", best, "--keep", "last", "-o", tmp_path / "same.onnx")
+    assert (tmp_path / "best.onnx").read_bytes() == (tmp_path / "same.onnx").read_bytes()
+    ended = run(*asked, "--keep", "first", "-o", tmp_path / "out.onnx")
+    ended.assert_one_message("--keep first: must be best or last", code=2)
+    ended = run(*asked, "--patience", 3, "-o", tmp_path / "out.onnx")
+    assert f"epoch {best}, the best of {best + 3}" in ended.out
+    assert "the file, alone in onnxruntime, is what validation said on 30 rows" in ended.out
+
+
+def test_a_training_that_diverges_says_so_and_leaves_its_best(run: Runner, plan: Path, tmp_path: Path) -> None:
+    given, out = data(tmp_path / "train.npz", 80), tmp_path / "out.onnx"
+    asked = ("train", plan, "--data", given, "-o", out)
+    ended = run(*asked, "--lr", "1e5", "--epochs", 2, "--json", "-")
+    ended.assert_one_message("diverged: the last epoch's mean loss is", "nothing of it is kept", code=5)
+    assert not out.exists()
+    folder = tmp_path / "kept"
+    run(*asked, "--lr", "0.01", "--checkpoint", folder)
+    before = out.read_bytes()
+    out.unlink()
+    ended = run(
+        *asked, "--lr", "1e5", "--epochs", 3, "--checkpoint", folder, "--resume", "--json", tmp_path / "told.json"
+    )
+    assert ended.code == 5
+    assert "the parameters of epoch 1, the best, are kept; take a smaller --lr" in ended.err
+    assert out.read_bytes() == before
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert (told["kept"], told["epochs"]) == (1, 3)
+    assert told["diverged"]
 
 
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:

@@ -326,13 +326,55 @@ def test_probabilities_of_classes_are_labels(tmp_path: Path, smoothing: float, r
 
 
 @uses_torch
-def test_dropout_of_attention_that_the_exporter_loses_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "causal", "groups"])
+def test_dropout_of_attention_is_written_out(tmp_path: Path, mask: str) -> None:
+    """torch's exporter loses it; the check beside the module compares outputs and gradients in both modes."""
     pytest.importorskip("onnxscript")
+
+    class Attention(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            query, key = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (self.own(x), x))
+            given = {"bool": torch.ones(5, 5, dtype=torch.bool).tril(1), "float": torch.arange(25.0).view(5, 5) / 9}
+            return nn.functional.scaled_dot_product_attention(
+                query, key[:, :1] if mask == "groups" else key, key[:, :1] if mask == "groups" else key,
+                attn_mask=given.get(mask), dropout_p=0.2 if self.training else 0.0, is_causal=mask == "causal",
+                enable_gqa=mask == "groups",
+            )  # fmt: skip
+
+    model = po.torch.export(Attention(), torch.randn(3, 5, 8), tmp_path / "net.onnx")
+    assert [operator.kind for operator in model.graph.operators].count("Dropout") == 1
+
+
+@uses_torch
+def test_draws_that_the_exporter_loses_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxscript")
+    from poetopt.torch import exporting
+
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.2, batch_first=True)
-    with pytest.raises(ModelError, match=r"lost 1 of 4 random draws, as of Dropout, in self_attn; set"):
-        po.torch.export(layer, torch.randn(3, 5, 8), tmp_path / "net.onnx")
+    asked = layer, torch.randn(3, 5, 8), tmp_path / "net.onnx"
+    kinds = [operator.kind for operator in po.torch.export(*asked).graph.operators]
+    assert kinds.count("Dropout") == 4
+    asked[2].unlink()
+    with monkeypatch.context() as alone:
+        alone.setattr(exporting, "_as_written", nullcontext)
+        with pytest.raises(ModelError, match=r"lost 1 of 4 random draws, as of Dropout, in self_attn; set"):
+            po.torch.export(*asked)
     assert not list(tmp_path.iterdir())
-    po.torch.export(layer.eval(), torch.randn(3, 5, 8), tmp_path / "net.onnx")
+
+
+@uses_torch
+def test_dropout_in_place_and_what_torch_has_no_gradient_of(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    layers = nn.Linear(8, 8), nn.Hardswish(), nn.Dropout(0.3, inplace=True), nn.Linear(8, 3)
+    model = po.torch.export(nn.Sequential(*layers), torch.randn(4, 8), tmp_path / "net.onnx")
+    assert [operator.kind for operator in model.graph.operators].count("Dropout") == 1
+    wrong = nn.Sequential(layers[0], nn.ReLU(), *layers[2:])
+    with pytest.raises(ModelError, match=r"torch has no gradient of it \(one of the variables .* in place"):
+        po.torch.export(wrong, torch.randn(4, 8), tmp_path / "wrong.onnx")
 
 
 @uses_torch

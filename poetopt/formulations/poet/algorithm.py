@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, OrZero, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions

@@ -36,7 +36,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation

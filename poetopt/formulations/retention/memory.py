@@ -48,7 +48,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation

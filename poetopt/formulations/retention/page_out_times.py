@@ -24,7 +24,7 @@ Source: M_out and the rows 1d, 1e and 1f of the paper, for a plan: what is writt
 from __future__ import annotations
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, Space, equation
 from poetopt.formulations.decisions import Decisions

@@ -37,7 +37,7 @@ Source: constraints 1d-1f of the paper, with M_out moved to the earliest moment.
 from __future__ import annotations
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions

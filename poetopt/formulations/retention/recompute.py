@@ -17,7 +17,7 @@ Source: the paper's R restricted to t != j (R[t,t] = 1 is not a decision).
 from __future__ import annotations
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.decisions import Decisions

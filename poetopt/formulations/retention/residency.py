@@ -29,7 +29,7 @@ Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two
 from __future__ import annotations
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.goal import ENERGY

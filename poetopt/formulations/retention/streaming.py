@@ -39,7 +39,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.retention.space import RetentionSpace

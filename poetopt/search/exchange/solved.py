@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-import pyomo.environ as pyo
+import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations import parameters
