@@ -72,7 +72,7 @@ def peak(case):
 print(json.dumps([peak(case) for case in json.load(sys.stdin)]))
 """
 
-F, L, B = "float32", "int64", "bool"
+F, H, L, B = "float32", "float16", "int64", "bool"
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,10 @@ class Case:
 
 def floats(*shapes: Sequence[int]) -> list[tuple[Sequence[int], str, int]]:
     return [(shape, F, 1) for shape in shapes]
+
+
+def halves(*shapes: Sequence[int]) -> list[tuple[Sequence[int], str, int]]:
+    return [(shape, H, 1) for shape in shapes]
 
 
 PADS = {"pads": [1, 1, 1, 1]}
@@ -202,6 +206,12 @@ CASES = [
         [((1, 180_001, 1), F)],
         {"onesided": 1, "inverse": 1},
     ),
+    Case("Conv", halves((2, 64, 64, 64), (32, 64, 3, 3)), [((2, 32, 64, 64), H)], PADS),
+    Case("Gemm", halves((512, 1024), (1024, 512), (512,)), [((512, 512), H)]),
+    Case("MatMul", halves((512, 1024), (1024, 512)), [((512, 512), H)]),
+    *(Case(op, halves(BIG), [(BIG, H)]) for op in ("Relu", "Sigmoid", "Softmax", "Erf", "Gelu")),
+    *(Case(op, halves(BIG, BIG), [(BIG, H)]) for op in ("Add", "Mul", "Div")),
+    Case("Transpose", halves((4096, 512)), [((512, 4096), H)], {"perm": [1, 0]}),
 ]
 
 

@@ -28,15 +28,17 @@ by an allocator that counts, and by the process's peak for what kernels take fro
 | DFT | complex numbers: n (onesided 2 n) for a power of two, else 5 x the one from 2 n - 1 on | a line's factors |
 | anything else | 0 | |
 
-Each block counts in multiples of `BLOCK`.
+Each block counts in multiples of `BLOCK`. In half precision few operators compute: onnxruntime casts to float32 and
+back around the others, so that all do count with float32 copies of their operands and results, and what theirs take.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from poetopt.graph import Node, Tensor
+from poetopt.graph import VIEW_OPS, Node, Tensor
 from poetopt.ops.nodes import Call
 from poetopt.ops.runtimes.contract import Operands
 
@@ -62,7 +64,26 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
         The outputs that it has, in order.
     """
     rule = None if node.domain else _RULES.get(node.op_type)
-    return rule(Call(node, tuple(inputs), tuple(outputs))) if rule else 0
+    copies = 0
+    if node.op_type not in _ANY_TYPE:
+        halves = [tensor for tensor in (*inputs, *outputs) if tensor is not None and tensor.dtype in _HALF]
+        copies = sum(_round(4 * tensor.size) for tensor in halves)
+        if node.op_type == "Gelu":  # there it is expanded into others
+            copies += sum(_round(4 * tensor.size) for tensor in halves[:1])
+        inputs, outputs = [_widened(one) for one in inputs], [one for one in map(_widened, outputs) if one is not None]
+    return copies + (rule(Call(node, tuple(inputs), tuple(outputs))) if rule else 0)
+
+
+_HALF = frozenset({"float16", "bfloat16"})
+_ANY_TYPE = VIEW_OPS | {
+    "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Gather", "GatherElements", "GatherND", "Identity",
+    "Shape", "Size", "Slice", "Split", "Transpose",
+}  # fmt: skip
+"""Operators that move values of any type as they are."""
+
+
+def _widened(tensor: Tensor | None) -> Tensor | None:
+    return replace(tensor, dtype="float32") if tensor is not None and tensor.dtype in _HALF else tensor
 
 
 def _round(nbytes: int, block: int = BLOCK) -> int:
