@@ -21,7 +21,7 @@ import numpy as np
 
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
-from poetopt.training.initializers import FileSpan, tensor_spans
+from poetopt.training.spans import FileSpan, tensor_spans
 from poetopt.util import process
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import check_writable, replacing, scratch_folder
