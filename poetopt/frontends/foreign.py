@@ -13,20 +13,19 @@ from pathlib import Path
 HEAD_BYTES = 4096
 TAIL_BYTES = 65536
 
-_TORCH = (
-    "load it in PyTorch and export it: torch.onnx.export(model, (x,), {out!r}, dynamo=True), with a batch x as the "
-    "model takes it"
-)
+_EXPORT = "in Python: import poetopt as po; po.torch.export(module, x, {out!r}), with a batch x as the module takes it"
+_TORCH = f"load the module in PyTorch, and export it {_EXPORT}"
+_PROGRAM = f"module = torch.export.load(FILE).module(), and export that {_EXPORT}"
 _TF2ONNX = "pip install tf2onnx, then python -m tf2onnx.convert {option} {path} --output {out}"
 _KERAS = "load it in Keras and export it: model.export({out!r}, format='onnx')"
-_COREML = "nothing makes ONNX of it; export the network that it was made of, as with torch.onnx.export"
-_WEIGHTS = "they hold no network; load them into the model and export that: torch.onnx.export(model, (x,), {out!r})"
+_COREML = "nothing makes ONNX of it; export the network that it was made of, as with po.torch.export"
+_WEIGHTS = "they hold no network; load them into the model and export that, as by po.torch.export(module, x, {out!r})"
 
 KINDS: dict[str, tuple[str, str]] = {
     "tflite": ("a TensorFlow Lite model", _TF2ONNX.replace("{option}", "--tflite")),
     "torch": ("a PyTorch file", _TORCH),
-    "torchscript": ("a TorchScript file", _TORCH.replace("load it in PyTorch", "load it with torch.jit.load")),
-    "exported": ("a program of torch.export's", _TORCH.replace("load it in PyTorch", "load it with torch.export.load")),
+    "torchscript": ("a TorchScript file", _TORCH.replace("the module", "the module that it was made of", 1)),
+    "exported": ("a program of torch.export's", _PROGRAM),
     "pickle": ("a Python pickle, which is never opened here", _TORCH),
     "keras": ("a Keras model", _KERAS),
     "hdf5": ("an HDF5 file, as older versions of Keras write models", _KERAS),

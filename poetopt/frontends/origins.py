@@ -24,13 +24,9 @@ from poetopt.frontends.proto import PARAMETERS
 from poetopt.frontends.read import Document
 from poetopt.util.notes import About, Note, listed
 
-UNFOLDED = "torch.onnx.export(..., dynamo=True, optimize=False)"
-"""What keeps parameters as the module has them."""
-KEEPS_NAMES = "torch.onnx.export(..., dynamo=False, do_constant_folding=False)"
-"""What keeps the module's names in the older exporter."""
-TRAINING = "torch.onnx.export(..., dynamo=False, training=torch.onnx.TrainingMode.TRAINING)"
-"""What keeps BatchNormalization as it is while the module trains."""
-TRAINING_SHORT = "dynamo=False, training=TrainingMode.TRAINING"
+EXPORT = "po.torch.export(module, example, 'net.onnx')"
+"""What keeps parameters, their names, and BatchNormalization as the module has them: the one way that is advised."""
+SHORT = "po.torch.export"
 """The same beside an answer."""
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
@@ -112,7 +108,7 @@ class Origins:
             found.append(
                 Note(
                     f"{text}; a gradient is that of the function's result, which is what can be trained here; "
-                    f"{UNFOLDED} keeps the parameters",
+                    f"{EXPORT} keeps the parameters",
                     short=f"{text}, which are trained",
                 )
             )
@@ -120,7 +116,7 @@ class Origins:
         if mixed:
             text = "the exporter computed with parameters, their results are trained"
             found.append(
-                Note(f"{text}: {', '.join(mixed)}; {UNFOLDED} keeps the parameters", short=f"{text}: {listed(mixed)}")
+                Note(f"{text}: {', '.join(mixed)}; {EXPORT} keeps the parameters", short=f"{text}: {listed(mixed)}")
             )
         shares = [
             f"{weight} of {name}"
@@ -134,12 +130,12 @@ class Origins:
                 f"the exporter computed tensors of parameters that are read elsewhere too ({shown}): the gradient of "
             )
             text += "such a parameter lacks the share through them"
-            found.append(Note(f"{text}; {UNFOLDED} keeps it whole", About.GRADIENTS, text))
+            found.append(Note(f"{text}; {EXPORT} keeps it whole", About.GRADIENTS, text))
         found += merged_note(self.merged, self.gone)
         if self.frozen_statistics:
             text = "exported from a module in training mode, but BatchNormalization is in evaluation mode here"
-            whole = f"{text}; to train it, export with {TRAINING}"
-            found.append(whole if self.merged else Note(whole, short=f"{text}; {TRAINING_SHORT} trains it"))
+            whole = f"{text}; {EXPORT} keeps the module's mode"
+            found.append(whole if self.merged else Note(whole, short=f"{text}; {SHORT} keeps the module's mode"))
         return tuple(found)
 
 
@@ -232,9 +228,9 @@ def merged_note(weights: Sequence[str], gone: Sequence[str]) -> list[str]:
     lost = f" (of its own, {', '.join(gone[:4])}{', ...' * (len(gone) > 4)} are gone)" if gone else ""
     return [
         Note(
-            f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what was merged; to "
-            f"train it, export with {TRAINING}; {UNFOLDED} keeps the layers apart, in evaluation mode",
-            short=f"the exporter merged BatchNormalization into {listed(weights, 3)}; {TRAINING_SHORT} trains it",
+            f"the exporter merged BatchNormalization into {shown}{lost}: gradients are those of what was merged; "
+            f"{EXPORT} keeps the layers apart",
+            short=f"the exporter merged BatchNormalization into {listed(weights, 3)}; {SHORT} keeps it apart",
         )
     ]
 
@@ -258,10 +254,10 @@ def named_note(document: Document) -> list[str]:
     count = f"{len(found)} convolution{'s' * (len(found) > 1)}"
     text = f"the exporter merged BatchNormalization into {count} ({listed(found, 3)})"
     torchs = any("::" in name or name.isdigit() for name in found)
-    advice = f"to train it, export with {TRAINING}" if torchs else "the file from before that has it apart"
+    advice = f"{EXPORT} keeps the layers apart" if torchs else "the file from before that has it apart"
     return [
         Note(
             f"{text}: gradients are those of what was merged; {advice}",
-            short=f"{text}; {TRAINING_SHORT} trains it" if torchs else text,
+            short=f"{text}; {SHORT} keeps it apart" if torchs else text,
         )
     ]

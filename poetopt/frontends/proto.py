@@ -49,6 +49,8 @@ ANEW = ("lr", "step")
 
 PARAMETERS = "poetopt.parameters"
 """Metadata of a file: the names of its parameters, one a line."""
+BATCH = "poetopt.batch"
+"""Metadata of an exported file: the size that an open batch has where none is given."""
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from poetopt.frontends.proto import dtype_name
+from poetopt.frontends.proto import BATCH, dtype_name
 from poetopt.frontends.read import Document, check_size
 from poetopt.frontends.reading import ReadOptions, shape_text, size_options
 from poetopt.util.errors import ModelError, OptionError, UnsupportedOpError
@@ -32,7 +32,7 @@ class InputSizes:
     """Sizes of inputs, as far as they are known.
 
     batch
-        The one that is asked for, with --batch, --dim or --shape.
+        The one that is asked for, with --batch, --dim or --shape, or else the default.
     old
         The leading size of the first input that has one, where the file states it.
     symbol
@@ -41,7 +41,7 @@ class InputSizes:
         Sizes by their names in the file.
     """
 
-    def __init__(self, where: str, dims: Mapping[str, Dims], options: ReadOptions) -> None:
+    def __init__(self, where: str, dims: Mapping[str, Dims], options: ReadOptions, default: int | None = None) -> None:
         self.where, self.dims, self.symbol = where, dims, ""
         self.batch: int | None = options.batch
         self.given = dict(options.shapes)
@@ -63,6 +63,8 @@ class InputSizes:
                     self._bind(dim, wanted, self._options[name])
                 elif wanted is not None and self._is_batch(dim, axis):
                     self._bind_batch(wanted, self._options[name], f"dimension 0 of {name!r}")
+        if self.batch is None and self.batches:
+            self.batch, self._batch_option = default, "the file's own batch"
         if self.batch is not None:
             for symbol in self.batches:
                 self.named.setdefault(symbol, self.batch)
@@ -267,7 +269,7 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     """
     shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
-    sizes = InputSizes(document.where, shapes, options)
+    sizes = InputSizes(document.where, shapes, options, _own_batch(document))
     given = size_options(options)
     types: dict[str, tuple[int, Shape]] = {}
     for name in shapes:
@@ -282,6 +284,12 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
             raise ModelError(f"{document.where}: no input has a batch dimension that --batch could fix; leave it out")
         changed = (sizes.old, sizes.batch) if sizes.old != sizes.batch else None
     return FixedInputs(types, changed, sizes.named, bool(changed or sizes.replaced), tuple(sizes.notes()))
+
+
+def _own_batch(document: Document) -> int | None:
+    """The batch of the export's example, where the file says it."""
+    said = next((entry.value for entry in document.proto.metadata_props if entry.key == BATCH), "")
+    return int(said) if re.fullmatch(r"[1-9]\d{0,8}", said, re.ASCII) else None
 
 
 def rebatched(fixed: FixedInputs) -> Mapping[str, tuple[int, Shape]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import NodeProto, TensorProto
 
-from poetopt.frontends.origins import KEEPS_NAMES, TRAINING, UNFOLDED, Origins, merged_by_name
+from poetopt.frontends.origins import EXPORT, Origins, merged_by_name
 from poetopt.frontends.places import FLOATS, LEARNABLE, SETTINGS, places
 from poetopt.frontends.read import Document
 from poetopt.util.errors import ModelError
@@ -201,9 +201,7 @@ def _why_not(
     lost = sorted(origin.parameters - document.weights.keys())
     gone = [name for name in lost if fnmatch.fnmatchcase(name, pattern)]
     if gone:
-        return (
-            f"matches no weight of the file: the exporter folded {listed(gone, 3)} into others; export with {UNFOLDED}"
-        )
+        return f"matches no weight of the file: the exporter folded {listed(gone, 3)} into others; export with {EXPORT}"
     behind = [name for name in last if name in roots][:_CLOSEST]
     close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=_CLOSEST, cutoff=0.3) or list(roots)[:_CLOSEST]
     close = [name for name in close if name not in behind]
@@ -217,11 +215,11 @@ def _renamed(names: Sequence[str]) -> list[str]:
     merged = merged_by_name(names)
     found = []
     if merged:
-        found.append(f"BatchNormalization is merged into {listed(merged, 3)}, export with {TRAINING} to keep both")
+        found.append(f"BatchNormalization is merged into {listed(merged, 3)}, export with {EXPORT} to keep both")
     folded = [name for name in names if "::" in name and name not in merged]
     if folded:
         found.append(
-            f"the exporter folded parameters into {listed(folded, 3)}, export with {KEEPS_NAMES} to keep their names"
+            f"the exporter folded parameters into {listed(folded, 3)}, export with {EXPORT} to keep their names"
         )
     return found
 
@@ -234,7 +232,7 @@ def _unmatched(left: Collection[str]) -> list[str]:
     one = len(names) == 1
     text = "1 weight has a name of the exporter's" if one else f"{len(names)} weights have names of the exporter's"
     text += f", and --train left {'it' if one else 'them'} out ({listed(names, 3)})"
-    return [Note(f"{text}; {KEEPS_NAMES} keeps the module's", short=text)]
+    return [Note(f"{text}; {EXPORT} keeps the module's", short=text)]
 
 
 _LEAST_INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}

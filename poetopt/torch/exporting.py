@@ -17,7 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from poetopt.frontends.proto import PARAMETERS
+from poetopt.frontends.proto import BATCH, PARAMETERS
 from poetopt.torch.beside import check_beside
 from poetopt.torch.tensors import Stored, bits, check_module, difference, needed, stored_in
 from poetopt.util.errors import ModelError, OptionError
@@ -63,7 +63,7 @@ def export(
         What they are called in the file.
     dynamic_batch
         Whether the file leaves the first axis open, of all arguments that have the batch's size there. It is read with
-        the example's.
+        the example's where no other is given.
     check
         Whether the file is run beside a copy of the module on the example, with gradients (`poetopt.torch.beside`),
         before it is written. It takes a few training steps' time, and several times the module's memory.
@@ -94,6 +94,7 @@ def export(
     unused = _check(torch, module, arguments, stored, model)
     if batch is not None:
         _check_open(model, module, arguments, batch)
+        model.metadata_props.add(key=BATCH, value=str(batch))
     if unused:
         model.metadata_props.add(key=UNUSED, value="\n".join(unused))
     _check_read(model, module, batch)

@@ -83,7 +83,7 @@ def test_torch_files(tmp_path: Path) -> None:
     torch.save(module.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
     for name in ("weights.pth", "module.pt", "old.bin"):
         assert "a PyTorch file" in told(tmp_path / name)
-        assert f"torch.onnx.export(model, (x,), '{Path(name).stem}.onnx'" in told(tmp_path / name)
+        assert f"po.torch.export(module, x, '{Path(name).stem}.onnx'" in told(tmp_path / name)
     torch.jit.trace(module, torch.zeros(1, 2)).save(tmp_path / "script.onnx")
     assert "TorchScript" in told(tmp_path / "script.onnx")
 
@@ -99,7 +99,7 @@ def test_a_pickle_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.chdir(tmp_path)
     for name in ("net.pkl", "net.pt", "net.onnx"):
         (tmp_path / name).write_bytes(pickle.dumps([Trap()]))
-        assert "torch.onnx.export" in told(tmp_path / name)
+        assert "po.torch.export" in told(tmp_path / name)
     assert not (tmp_path / "sprung").exists()
 
 

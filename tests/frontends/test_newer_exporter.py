@@ -82,11 +82,11 @@ def test_a_parameter_that_is_read_elsewhere_lacks_a_share(scalar: bool, source: 
     assert graph.trained == ("scale", "log")
     notes = "\n".join(graph.notes)
     assert "read elsewhere too (log of scale): the gradient" in notes
-    assert "optimize=False) keeps it whole" in notes
+    assert "po.torch.export(module, example, 'net.onnx') keeps it whole" in notes
     assert "results are trained: log" in notes
     frozen = "\n".join(load_onnx(determinant(False), train="log").notes)
     assert "read elsewhere" not in frozen
-    assert "results are trained: log; torch.onnx.export(..., dynamo=True, optimize=False)" in frozen
+    assert "results are trained: log; po.torch.export(module, example, 'net.onnx')" in frozen
 
 
 def test_a_copy_lacks_no_share() -> None:
@@ -108,7 +108,7 @@ def test_a_normalization_that_was_merged_is_named() -> None:
     model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
     notes = "\n".join(load_onnx(model).notes)
     assert "into conv.weight, conv.bias (of its own, bn.bias, bn.weight are gone): gradients" in notes
-    assert "dynamo=True, optimize=False) keeps the layers apart" in notes
+    assert "'net.onnx') keeps the layers apart" in notes
 
 
 def chunks(body: str, opset: int = 18) -> onnx.ModelProto:

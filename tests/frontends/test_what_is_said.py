@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.frontends.origins import KEEPS_NAMES, TRAINING, UNFOLDED
+from poetopt.frontends.origins import EXPORT
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import important
 from tests.frontends.kinds import kind, node
@@ -51,7 +51,7 @@ def test_normalization_that_the_older_exporter_merged_is_said() -> None:
     merged = load_onnx(export(normalized(), torch.zeros(2, 3, 8, 8)))
     assert len(merged.trained) == 4
     assert "merged BatchNormalization into 1 convolution (onnx::Conv_" in said(merged)
-    assert TRAINING in said(merged)
+    assert EXPORT in said(merged)
     apart = load_onnx(export(normalized(), torch.zeros(2, 3, 8, 8), training=True))
     assert len(apart.trained) == 6
     assert "merged" not in said(apart)
@@ -73,7 +73,7 @@ def test_names_of_merged_convolutions(names: tuple[str, str], merged: bool) -> N
     graph = load_onnx(kind([node("Conv", f"x {names[0]} {names[1]}", "y")], [1, 3, 4, 4], weights).model())
     assert set(graph.trained) == set(names)
     assert ("merged BatchNormalization into 1 convolution" in said(graph)) is merged
-    assert (TRAINING in said(graph)) is (merged and "Conv2D" not in names[0] and "ConvBn" not in names[0])
+    assert (EXPORT in said(graph)) is (merged and "Conv2D" not in names[0] and "ConvBn" not in names[0])
 
 
 @pytest.mark.parametrize("merged", [False, True])
@@ -85,7 +85,7 @@ def test_parameters_that_the_newer_exporter_folded_away_are_named(merged: bool) 
             load_onnx(model, train="*lora*")
         with pytest.raises(ModelError) as raised:
             load_onnx(model, train="lora_a")
-        assert UNFOLDED in str(raised.value)
+        assert EXPORT in str(raised.value)
     else:
         assert len(load_onnx(model, train="*lora*").trained) == 2
     whole = export(lora(merged), torch.zeros(3, 6), dynamo=True, external_data=False, optimize=False)
@@ -95,7 +95,7 @@ def test_parameters_that_the_newer_exporter_folded_away_are_named(merged: bool) 
 def test_parameters_that_the_older_exporter_renamed_are_named() -> None:
     with pytest.raises(ModelError, match="the exporter folded parameters into onnx::MatMul_") as raised:
         load_onnx(export(lora(merged=False), torch.zeros(3, 6)), train="*lora*")
-    assert KEEPS_NAMES in str(raised.value)
+    assert EXPORT in str(raised.value)
     kept = export(lora(merged=False), torch.zeros(3, 6), training=True)
     assert set(load_onnx(kept, train="*lora*").trained) == {"lora_a", "lora_b"}
     rows = load_onnx(export(nn.Sequential(nn.Linear(6, 5)), torch.zeros(2, 3, 6)), train="0.*")

@@ -326,6 +326,21 @@ def test_probabilities_of_classes_are_labels(tmp_path: Path, smoothing: float, r
 
 
 @uses_torch
+def test_the_examples_batch_is_what_nobody_says(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    path = tmp_path / "net.onnx"
+    po.torch.export(nn.Linear(4, 2), torch.randn(6, 4), path)
+    for batch, wanted in ((None, 6), (3, 3)):
+        loaded = po.load(path, batch=batch)
+        assert isinstance(loaded, po.Model)
+        assert loaded.graph.tensors[loaded.graph.inputs[0]].shape == (wanted, 4)
+    other = onnx.load(path)
+    next(entry for entry in other.metadata_props if entry.key == "poetopt.batch").value = "many"
+    with pytest.raises(ModelError, match="give its size with --batch N"):
+        po.load(other)
+
+
+@uses_torch
 @pytest.mark.parametrize("mask", ["none", "bool", "float", "causal", "groups"])
 def test_dropout_of_attention_is_written_out(tmp_path: Path, mask: str) -> None:
     """torch's exporter loses it; the check beside the module compares outputs and gradients in both modes."""
