@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.report.show import show
+    from poetopt.torch.fitting import fit
     from poetopt.util.errors import PoetError
 
 # onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
@@ -84,6 +85,7 @@ __all__ = [
     "execute",
     "execute_on",
     "export",
+    "fit",
     "fit_on",
     "formulations",
     "front",
@@ -154,6 +156,7 @@ _HOMES = {
     "execute": "poetopt.api",
     "emit": "poetopt.api.on_device",
     "execute_on": "poetopt.api.on_device",
+    "fit": "poetopt.torch.fitting",
     "fit_on": "poetopt.api.on_device",
     "train_on": "poetopt.api.on_device",
     "device": "poetopt.api",

@@ -13,6 +13,7 @@ from poetopt.autodiff.optimizers import CLIP
 from poetopt.ops.runtimes import DEFAULT
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.process import building
+from poetopt.util.text import exported
 
 if TYPE_CHECKING:
     import onnx
@@ -220,6 +221,8 @@ def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) 
     from poetopt import frontends
     from poetopt.frontends.problem_file import ProblemFile
 
+    if advice := exported(model):
+        raise TypeError(f"a model is needed here, not a {type(model).__name__}: {advice}")
     try:
         with building():
             found = frontends.load_model(model, options)

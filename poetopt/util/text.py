@@ -70,3 +70,13 @@ def closest(name: str, names: Iterable[str]) -> str:
     """`; closest: this or that`, for the end of a message; empty where no name is near."""
     found = near(name, names)
     return f"; closest: {' or '.join(found)}" if found else ""
+
+
+def exported(given: object) -> str:
+    """Says what makes a model of a torch module; empty for anything else."""
+    if not all(hasattr(given, name) for name in ("forward", "state_dict", "named_parameters")):
+        return ""
+    return (
+        'a torch module is exported first: model = po.torch.export(module, example, "net.onnx"); po.fit(module, data, '
+        'device="rpi4") trains it in one call'
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.graph.problem.features import Feature, check, features
 from poetopt.graph.problem.tensors import Home, ProblemOperator, ProblemTensor
-from poetopt.util.text import shown
+from poetopt.util.text import exported, shown
 
 if TYPE_CHECKING:
     from poetopt.graph import TrainingGraph
@@ -358,11 +358,14 @@ def check_problem(given: object) -> None:
     """Raise TypeError for what isn't a Problem, and say what makes one."""
     if isinstance(given, Problem):
         return
-    made = {"Model": ".differentiate().cost(device)", "Training": ".cost(device)", "TrainingFile": ".cost(device)"}
+    made = {
+        "Model": "call its .differentiate().cost(device)",
+        **dict.fromkeys(("Training", "TrainingFile"), "call its .cost(device)"),
+    }
     kind = type(given).__name__
     raise TypeError(
         f"a Problem is needed here, not {'an' if kind[0] in 'AEIOU' else 'a'} {kind}: "
-        + (f"call its {made[kind]}" if kind in made else 'as of po.load(model).differentiate().cost("a72")')
+        + (exported(given) or made.get(kind, 'as of po.load(model).differentiate().cost("a72")'))
     )
 
 
