@@ -209,7 +209,7 @@ CASES = [
     Case("Conv", halves((2, 64, 64, 64), (32, 64, 3, 3)), [((2, 32, 64, 64), H)], PADS),
     Case("Gemm", halves((512, 1024), (1024, 512), (512,)), [((512, 512), H)]),
     Case("MatMul", halves((512, 1024), (1024, 512)), [((512, 512), H)]),
-    *(Case(op, halves(BIG), [(BIG, H)]) for op in ("Relu", "Sigmoid", "Softmax", "Erf", "Gelu")),
+    *(Case(op, halves(BIG), [(BIG, H)]) for op in ("Softmax", "Erf", "Gelu")),
     *(Case(op, halves(BIG, BIG), [(BIG, H)]) for op in ("Add", "Mul", "Div")),
     Case("Transpose", halves((4096, 512)), [((512, 4096), H)], {"perm": [1, 0]}),
 ]

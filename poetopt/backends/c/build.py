@@ -56,7 +56,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "resident_bytes": f"{program.resident.nbytes:,}",
             "flash_bytes": f"{program.flash.nbytes:,}",
             "block_bytes": BLOCK_BYTES,
-            "storage_bytes": f"{program.storage.count * BLOCK_BYTES:,}",
+            "storage_bytes": f"{text.blocks(program) * BLOCK_BYTES:,}",
             "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
             "weight_bytes": f"{weight_bytes:,}",
             "files": _BARE if target.bare else "",
@@ -72,7 +72,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
 
 
 def _build(target: Target) -> str:
-    sources = "po_step.c po_tables.c po_weights.c po_flash.c main.c"
+    sources = "po_step.c po_tables.c po_weights.c po_flash.c po_save.c main.c"
     if not target.bare:
         return f"cc {README_FLAGS} {sources} -lm -o train"
     flags = (
@@ -99,10 +99,12 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),
         "po_flash.c": text.flash(program),
+        "po_save.c": text.saving(program),
     }
     found |= _headers(program)
-    if program.tabled:
-        found["po_rows.h"] = text.fixed("po_rows.h")
+    for name in ("po_check.h", "po_rows.h"):
+        if f'#include "{name}"' in found["po_step.c"]:
+            found[name] = text.fixed(name)
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")
@@ -177,7 +179,7 @@ def check_folder_free(folder: str | os.PathLike[str]) -> None:
 FLAGS = (*KERNEL_FLAGS, "-O2", "-fno-math-errno", "-fno-common", "-ffunction-sections", "-fdata-sections")
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 """What the emitted code has none of."""
-STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c")
+STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c", "po_save.c")
 """What a step is made of on every target."""
 
 

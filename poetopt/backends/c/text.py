@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
 from poetopt.backends.c.operators import OperatorCode, comment, literal
 from poetopt.backends.c.program import DeviceProgram, Routine, TableRow
 from poetopt.backends.c.storage import BLOCK_BYTES, declared
+from poetopt.backends.onnxruntime.batch import TRUTH, InputLimits, limits
 from poetopt.backends.step.places import Moment, input_offsets, moments
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import ProblemTensor
@@ -133,15 +137,15 @@ TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
 STEP = """\
-/* One step. 0, or what po_read or po_write returned where that wasn't 0; then there are no results. */
+/* One step. Where it doesn't return PO_DONE there are no results. */
 """
 PART = """\
 /* Runs part `part` of a batch, whose inputs are in their places: 0, 1, ... to PO_PARTS - 1, one after another. Part 0
-   begins with sums of gradients that are zero. 0, or what po_read or po_write returned where that wasn't 0. */
+   begins with sums of gradients that are zero. */
 int po_part(uint32_t part);
 
-/* What makes a step of the parts, once they all have run: ${last}the mean of their losses. 0, or what po_read or
-   po_write returned where that wasn't 0; then there are no results. */
+/* What makes a step of the parts, once they all have run: ${last}the mean of their losses. Where it doesn't return
+   PO_DONE there are no results. */
 """
 """What po.h says of the functions of a step, of a batch at once and in parts."""
 
@@ -172,7 +176,7 @@ def header(program: DeviceProgram) -> str:
             "resident_bytes": program.resident.nbytes,
             "flash_bytes": program.flash.nbytes,
             "block_bytes": BLOCK_BYTES,
-            "blocks": program.storage.count,
+            "blocks": blocks(program),
             "inputs": len(program.inputs),
             "results": len(program.results),
             "parameters": len(program.parameters),
@@ -207,7 +211,9 @@ def schedules(program: DeviceProgram, schedule: str) -> str:
     }
     found = []
     for k, (head, routine) in enumerate(zip(heads, routines, strict=False)):
-        given = {"head": head, "begin": "" if k else begin(program) + passing["ignored"]}
+        given = {"head": head, "begin": "" if k else begin(program) + passing["ignored"], "end": ""}
+        if not parted:
+            given["end"] = counting(program)
         if schedule == TABLE and not k:
             found.append(filled("po_decoder.c", {**given, **passing, **decoded(routine)}))
         else:
@@ -230,8 +236,22 @@ def _parts(program: DeviceProgram) -> str:
             "loss": resident.offsets[graph.root(graph.loss)],
             "losses": program.losses_at,
             "begin": f"    if (part == 0u) {{\n{empty}    }}\n" if empty else "",
-            "last": "    PO_TRY(po_last());\n" if len(program.routines) > 1 else "",
+            "last": "    PO_PASS(po_last());\n" if len(program.routines) > 1 else "",
+            "end": counting(program),
         },
+    )
+
+
+def counting(program: DeviceProgram) -> str:
+    """Gives what a step ends with: the optimizer's count of them goes on, where it has one."""
+    row = next((row for row in program.hyperparameters if row.name == "step"), None)
+    if row is None:
+        return ""
+    at, kind = _address(program, row), C_TYPES[row.tensor.dtype]
+    return (
+        f"    {{\n        {kind} step; /* the number of the next one */\n"
+        f"        (void)memcpy(&step, {at}, sizeof step);\n"
+        f"        step++;\n        (void)memcpy({at}, &step, sizeof step);\n    }}\n"
     )
 
 
@@ -243,10 +263,12 @@ def lying(plan: Plan) -> Iterator[tuple[ProblemTensor, int]]:
 
 
 def begin(program: DeviceProgram) -> str:
-    """Gives what a plan begins with: which rows of tables the batch uses."""
+    """Gives what a plan begins with: a look at the inputs, and which rows of tables the batch uses."""
     fed = {row.name: row for row in program.inputs}
 
     def lines() -> Iterator[str]:
+        if any(_limited(program)):
+            yield "    PO_PASS(po_checked());\n"
         for index, table in program.routines[0].tables.items():
             if table.ids and table.of == index:
                 row = fed[table.ids]
@@ -257,6 +279,51 @@ def begin(program: DeviceProgram) -> str:
                 )
 
     return "".join(lines())
+
+
+def _limited(program: DeviceProgram) -> Iterator[tuple[TableRow, InputLimits]]:
+    for row in program.inputs:
+        found = limits(program.graph, row.name)
+        if found is not None:
+            yield row, found
+
+
+PIECE = """\
+    for (uint32_t at = 0; at < {nbytes}u; at += PO_BLOCK_BYTES) {{ /* {name} */
+        unsigned char piece[PO_BLOCK_BYTES];
+        const uint32_t bytes = {nbytes}u - at < PO_BLOCK_BYTES ? {nbytes}u - at : PO_BLOCK_BYTES;
+        PO_TRY(po_read({block}u + at / PO_BLOCK_BYTES, piece, bytes));
+        if ({beyond}) {{
+            return PO_DATA;
+        }}
+    }}
+"""
+
+
+def checks(program: DeviceProgram) -> str:
+    """The function that looks at the inputs before a step, where any of them can be out of its range."""
+    kinds: dict[str, None] = {}
+    body: list[str] = []
+    for row, found in _limited(program):
+        kind = C_TYPES[row.tensor.dtype]
+        ignored = min(found.ignored, default=found.least)
+        more = "" if found.what == TRUTH else f", {found.least}, {found.most}, {ignored}"
+        which = "untrue" if found.what == TRUTH else "beyond"
+        kinds[f"PO_{which.upper()}({kind})\n"] = None
+        call = f"po_{which}_{kind}"
+        if row.block >= 0:
+            beyond = f"{call}(piece, bytes / (uint32_t)sizeof({kind}){more})"
+            values = {"nbytes": row.tensor.nbytes, "name": comment(row.name), "block": row.block, "beyond": beyond}
+            body.append(PIECE.format(**values))
+        else:
+            beyond = f"{call}({_address(program, row)}, {row.tensor.size}u{more})"
+            body.append(f"    if ({beyond}) {{ /* {comment(row.name)} */\n        return PO_DATA;\n    }}\n")
+    if not body:
+        return ""
+    return (
+        f"{''.join(kinds)}\n/* Before anything changes: labels and their like within their ranges. */\n"
+        f"static int po_checked(void)\n{{\n{''.join(body)}    return PO_DONE;\n}}\n\n"
+    )
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
@@ -272,7 +339,8 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
     schedule
         `code`, or `table`.
     """
-    headers = dict.fromkeys(["po_rows.h"] if program.tabled else [])
+    checked = checks(program)
+    headers = dict.fromkeys([*(["po_check.h"] if checked else []), *(["po_rows.h"] if program.tabled else [])])
     headers |= dict.fromkeys(name for code in program.codes for _, name in code.headers)
     return filled(
         "po_step.c",
@@ -287,7 +355,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
                 if any(code.state for code in program.codes)
                 else ""
             ),
-            "schedule": schedules(program, schedule),
+            "schedule": checked + schedules(program, schedule),
         },
     )
 
@@ -346,6 +414,9 @@ def weights(program: DeviceProgram) -> str:
         values_of = ", ".join(f"{word}u" for word in words)
         copies.append(f"    static const uint32_t kept[{len(words)}] = {{{values_of}}};\n")
         copies.append(f"    (void)memcpy(po_resident + {program.resident.kept}u, kept, sizeof kept);\n")
+    if any(not one.address for one in kept(program)):
+        reads.append("    /* What is on the storage may be of a step that was cut short. */\n")
+        reads.append("    if (code == PO_DONE) {\n        code = po_restore();\n    }\n")
     values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
     return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
 
@@ -353,8 +424,95 @@ def weights(program: DeviceProgram) -> str:
 def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str]:
     """Statements that read a first value, where none before has failed."""
     yield "    if (code == 0) {\n"
-    yield f"        code = po_read({block}u, {address}, {nbytes}u);" + (f" /* {comment(name)} */\n" if name else "\n")
+    yield f"        code = po_read({block}u, {address}, {nbytes}u) == 0 ? PO_DONE : PO_STORAGE;"
+    yield f" /* {comment(name)} */\n" if name else "\n"
     yield "    }\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What lasts from step to step: in RAM at an address, or on the storage from a block on.
+
+    content
+        What it is before the first step.
+    """
+
+    address: str
+    nbytes: int
+    block: int
+    content: bytes
+
+
+def kept(program: DeviceProgram) -> list[Kept]:
+    """All of it: the resident region, what lasts in the arena, and what is on the storage between steps."""
+    values, resident = program.graph.joint.values, program.resident
+    region = bytearray(resident.nbytes)
+    for span in resident.given:
+        content = b"".join(values[name].tobytes() for name in span.names)
+        region[span.offset : span.offset + len(content)] = content
+    words = [word for code in program.codes for word in code.state]
+    region[resident.kept : resident.kept + 4 * len(words)] = b"".join(word.to_bytes(4, "little") for word in words)
+    sums, lasting = {*program.graph.sums.values()}, dict[str, int]()
+    for tensor, offset in lying(program.plan):
+        if tensor.name not in sums:
+            lasting[tensor.name] = offset
+    found = [Kept("po_resident", resident.nbytes, 0, bytes(region))] if region else []
+    for name in program.storage.first:
+        rows = program.graph.rows.get(name)
+        if rows is None and name not in values:
+            continue  # an input
+        content = (values[name] if rows is None else rows.values).tobytes()
+        at = f"po_arena + {lasting[name]}u" if name in lasting else ""
+        found.append(Kept(at, len(content), program.storage.blocks[name], content))
+    return found
+
+
+def _copy_blocks(program: DeviceProgram) -> int:
+    return 1 + sum(-(-one.nbytes // BLOCK_BYTES) for one in kept(program))
+
+
+def blocks(program: DeviceProgram) -> int:
+    """The blocks of the storage, the two copies of `po_save` included."""
+    return program.storage.count + 2 * _copy_blocks(program)
+
+
+MAGIC = 0x706F7031
+
+
+def _network(program: DeviceProgram) -> bytes:
+    """Tells what is kept of one network and plan from that of another: 16 bytes."""
+    graph, problem = program.graph, program.plan.problem
+    lies = [(one.address, one.nbytes, one.block) for one in kept(program)]
+    said = f"{graph.structure_hash} {graph.optimizer} {problem.runtime_version} {lies}"
+    return hashlib.sha256(said.encode()).digest()[:16]
+
+
+def saving(program: DeviceProgram) -> str:
+    """po_save.c: whole generations of what lasts, in two copies behind all else on the storage."""
+    lines = (f"    {{{one.address or 0}, {one.nbytes}u, {one.block}u}},\n" for one in kept(program))
+    network = _network(program)
+    return filled(
+        "po_save.c",
+        {
+            "model": comment(program.shown),
+            "first": program.storage.count,
+            "blocks": _copy_blocks(program),
+            "count": len(kept(program)),
+            "kept": "".join(lines),
+            "network": ", ".join(f"0x{int.from_bytes(network[k : k + 4], 'little'):08x}u" for k in range(0, 16, 4)),
+        },
+    )
+
+
+def _first_copy(program: DeviceProgram) -> bytes:
+    """What lasts, before the first step, as `po_save` would have written it."""
+    data, crc = bytearray(), 0
+    for one in kept(program):
+        crc = zlib.crc32(one.content, crc)
+        data += one.content + bytes(-one.nbytes % BLOCK_BYTES)
+    head = MAGIC.to_bytes(4, "little") + (1).to_bytes(4, "little") + _network(program) + crc.to_bytes(4, "little")
+    head += zlib.crc32(head).to_bytes(4, "little")
+    return head + bytes(BLOCK_BYTES - len(head)) + bytes(data)
 
 
 def flash(program: DeviceProgram) -> str:
@@ -369,7 +527,11 @@ def flash_bytes(program: DeviceProgram) -> bytes:
 
 
 def storage_bytes(program: DeviceProgram) -> bytes:
-    """po_storage.bin: what the storage holds before the first step, from its first block on."""
+    """po_storage.bin: what the storage holds before the first step, from its first block on.
+
+    Where parts of what is trained are there, it has the first of the two copies of `po_save`: a step that was cut short
+    begins anew from it.
+    """
     data = bytearray(weight_bytes(program) if program.weights else b"")
     values = program.graph.joint.values
     for name, nbytes in program.storage.first.items():
@@ -379,6 +541,8 @@ def storage_bytes(program: DeviceProgram) -> bytes:
         else:  # an input
             data += bytes(nbytes)
         data += bytes(-len(data) % BLOCK_BYTES)
+    if any(not one.address for one in kept(program)):
+        data += bytes(program.storage.count * BLOCK_BYTES - len(data)) + _first_copy(program)
     return bytes(data)
 
 

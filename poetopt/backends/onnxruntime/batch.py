@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,11 +47,9 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
         if tensor.dtype == "bool" or name in _truths(graph):
             drawn: Array = rng.integers(0, 2, tensor.shape).astype(dtype)
         elif dtype.kind in "iu":
-            count, steps = _choices(graph, name), _steps(graph, name)
-            if count is None and steps is not None:
-                batch[name] = aligned_copy(rng.integers(1, steps + 1, tensor.shape).astype(dtype))
-                continue
-            drawn = (np.ones(tensor.shape) if count is None else rng.integers(0, count, tensor.shape)).astype(dtype)
+            found = limits(graph, name)
+            least, most = (1, 1) if found is None else (int(found.what == LENGTH), found.most)
+            drawn = rng.integers(least, most + 1, tensor.shape).astype(dtype)
         elif "float" in tensor.dtype:
             drawn = rng.standard_normal(tensor.shape).astype(dtype)
         else:
@@ -166,27 +165,56 @@ def check_values(graph: Graph, name: str, array: Array) -> None:
 
     Raises `ModelError` for one that isn't.
     """
-    if name in _truths(graph):
+    found = limits(graph, name)
+    if found is None or not array.size:
+        return
+    if found.what == TRUTH:
         _check_truths(name, array)
-    steps = _steps(graph, name)
-    if steps is not None and array.size and not 0 <= int(array.min()) <= int(array.max()) <= steps:
-        raise ModelError(f"the data's {name!r} holds lengths of sequences, which must lie in 0..{steps}")
-    count = _choices(graph, name)
-    if count is None or array.dtype.kind not in "iu" or not array.size:
+    if found.what == TRUTH or array.dtype.kind not in "iu":
         return
-    labels = [node for node in _readers(graph, name) if node[0] in _LABEL_OPS]
-    ignored = {value for op, _, value in labels if isinstance(value, int)}
-    least = 0 if labels else -count
-    if least <= int(array.min()) and int(array.max()) < count:
+    if found.least <= int(array.min()) and int(array.max()) <= found.most:
         return
+    if found.what == LENGTH:
+        raise ModelError(f"the data's {name!r} holds lengths of sequences, which must lie in 0..{found.most}")
     values = np.unique(array)
-    wrong = [value for value in values.tolist() if not least <= value < count and value not in ignored]
+    wrong = [v for v in values.tolist() if not found.least <= v <= found.most and v not in found.ignored]
     if wrong:
-        what = "label" if labels else "index"
         raise ModelError(
-            f"the data's {name!r} holds the {what} {wrong[0]}; with {count} to choose from it must lie in "
-            f"{least}..{count - 1}"
+            f"the data's {name!r} holds the {found.what} {wrong[0]}; with {found.most + 1} to choose from it must lie "
+            f"in {found.least}..{found.most}"
         )
+
+
+LABEL, INDEX, LENGTH, TRUTH = "label", "index", "length", "truth"
+
+
+@dataclass(frozen=True)
+class InputLimits:
+    """What the values of an input must lie within, both ends included.
+
+    what
+        `label` (of a class), `index`, `length` (of a sequence), or `truth` (0 to 1).
+    ignored
+        Labels beyond that stand for none.
+    """
+
+    what: str
+    least: int
+    most: int
+    ignored: frozenset[int] = frozenset()
+
+
+def limits(graph: Graph, name: str) -> InputLimits | None:
+    """Those of an input; None where any value will do."""
+    if name in _truths(graph):
+        return InputLimits(TRUTH, 0, 1)
+    readers, steps = _readers(graph, name), _steps(graph, name)
+    if not readers:
+        return None if steps is None else InputLimits(LENGTH, 0, steps)
+    count = min(count for _, count, _ in readers)
+    labels = [node for node in readers if node[0] in _LABEL_OPS]
+    ignored = frozenset(value for _, _, value in labels if isinstance(value, int))
+    return InputLimits(LABEL if labels else INDEX, 0 if labels else -count, count - 1, ignored)
 
 
 def _check_truths(name: str, array: Array) -> None:
@@ -197,11 +225,6 @@ def _check_truths(name: str, array: Array) -> None:
             f"the data's {name!r} holds {wrong[0]:g}; with the loss bce it must lie in 0..1, how true each output is; "
             "for other values solve with --loss mse"
         )
-
-
-def _choices(graph: Graph, name: str) -> int | None:
-    """Of how many things an integer input chooses one: classes, rows of a table. None where nothing says."""
-    return min((count for _, count, _ in _readers(graph, name)), default=None)
 
 
 def _steps(graph: Graph, name: str) -> int | None:

@@ -16,6 +16,7 @@ from poetopt.backends.c.program import TableRow, device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
+from poetopt.backends.c.text import blocks
 from poetopt.backends.onnxruntime.batch import random_batch
 from tests.backends.c.support import HOST, needs_host, paged_parameters
 
@@ -47,7 +48,7 @@ def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path)
     assert linked.board.nbytes <= RAM_BYTES
     card = bytearray((folder / "po_storage.bin").read_bytes())
     assert len(card) > 0
-    card += bytes(program.storage.count * BLOCK_BYTES - len(card))
+    card += bytes(blocks(program) * BLOCK_BYTES - len(card))
     card += _block(struct.pack("<I", STEPS))
     for batch in batches:
         for row in program.inputs:

@@ -52,8 +52,26 @@ extern PO_ALIGNED unsigned char po_arena[PO_ARENA_BYTES];
 extern PO_ALIGNED unsigned char po_resident[PO_RESIDENT_BYTES];
 extern const unsigned char po_flash[];
 
-/* Gives parameters and constants their first values. Call it once. 0, or what po_read returned where that wasn't 0. */
+/* What the functions below return. After PO_DATA nothing has changed. */
+enum {
+    PO_DONE = 0,
+    PO_STORAGE = 1, /* po_read or po_write has returned something else than 0 */
+    PO_DATA = 2, /* a label, an index, a length or a truth of the inputs is out of its range */
+    PO_ABORTED = 3, /* not returned yet */
+    PO_OTHER = 4, /* what was saved is of another network, plan or version */
+    PO_DAMAGED = 5 /* nothing that was saved is whole */
+};
+
+/* Gives parameters and constants their values: the first ones, or those that po_save kept where some of them are on the
+   storage. Call it once after each reset, then po_restore() where they are all in RAM and have been saved. */
 int po_load(void);
+
+/* All that lasts from step to step (parameters, statistics, optimizer states, the count of steps) as it is between two
+   steps, in two copies behind all else on the storage. po_save() writes over the older one, and its first block last:
+   wherever the power ends, po_restore() gives one whole generation, the newest. So a step that is cut short never
+   happened. They need a block on the stack. */
+int po_save(void);
+int po_restore(void);
 
 ${steps}int po_step(void);
 

@@ -1,5 +1,5 @@
 /* The number behind a call is that of the plan's instruction. */
 ${head}
 {
-${begin}${statements}    return 0;
+${begin}${statements}${end}    return PO_DONE;
 }

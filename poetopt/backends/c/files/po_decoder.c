@@ -109,5 +109,5 @@ ${begin}    for (uint32_t left = po_number(&place); left > 0; left--) {
         at += po_compute(ahead, at);
         ahead++;
     }
-    return 0;
+${end}    return PO_DONE;
 }

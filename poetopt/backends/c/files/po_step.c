@@ -14,7 +14,7 @@ ${includes}
 #define PO_ALONE static
 #endif
 #define PO_OPERATOR PO_ALONE void
-/* One that reads from storage or writes there while it runs, and returns what po_read or po_write did. */
+/* One that reads from storage or writes there while it runs, and returns PO_STORAGE where that failed. */
 #define PO_STREAMED PO_ALONE int
 
 #define PO_AT(base, offset) ((void *)((unsigned char *)(base) + (offset)))
@@ -23,10 +23,17 @@ ${includes}
 /* Constants, which are read in place: kernels write to none of them. */
 #define PO_FLASH(offset) ((const void *)(po_flash + (offset)))
 
+/* What moves bytes, and what calls such functions: each has codes of its own. */
 #define PO_TRY(call)               \
     do {                           \
+        if ((call) != 0) {         \
+            return PO_STORAGE;     \
+        }                          \
+    } while (0)
+#define PO_PASS(call)              \
+    do {                           \
         const int po_code = call;  \
-        if (po_code != 0) {        \
+        if (po_code != PO_DONE) {  \
             return po_code;        \
         }                          \
     } while (0)

@@ -1,0 +1,145 @@
+/* Written by poetopt: whole generations of what ${model} has learned, in two copies on the storage. */
+
+#include <string.h>
+
+#include "po.h"
+
+/* A copy is a block that says what it is, and behind it what lasts from step to step, each from a block of its own on.
+   That block is written last: until then, and wherever the power ends, the other copy is whole. */
+#define MAGIC 0x706f7031u
+#define COPY(which) (${first}u + (which) * ${blocks}u)
+#define KEPT ${count}u
+
+typedef struct {
+    unsigned char *address; /* 0: it is on the storage */
+    uint32_t bytes;
+    uint32_t block;
+} kept;
+
+static const kept all[KEPT] = {
+${kept}};
+
+typedef struct {
+    uint32_t magic;
+    uint32_t generation; /* from 1 on */
+    uint32_t network[4];
+    uint32_t data;  /* the checksum of all that follows */
+    uint32_t check; /* and of what is before it here */
+} head;
+
+static const uint32_t network[4] = {${network}};
+
+/* CRC-32, four bits at a time. */
+static uint32_t sum(uint32_t crc, const unsigned char *data, uint32_t bytes)
+{
+    static const uint32_t table[16] = {
+        0x00000000u, 0x1db71064u, 0x3b6e20c8u, 0x26d930acu, 0x76dc4190u, 0x6b6b51f4u, 0x4db26158u, 0x5005713cu,
+        0xedb88320u, 0xf00f9344u, 0xd6d6a3e8u, 0xcb61b38cu, 0x9b64c2b0u, 0x86d3d2d4u, 0xa00ae278u, 0xbdbdf21cu,
+    };
+    crc = ~crc;
+    for (uint32_t k = 0; k < bytes; k++) {
+        crc = table[(crc ^ data[k]) & 15u] ^ (crc >> 4);
+        crc = table[(crc ^ ((uint32_t)data[k] >> 4)) & 15u] ^ (crc >> 4);
+    }
+    return ~crc;
+}
+
+static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* What a copy says of itself: PO_DONE where it is a head of this network. */
+static int about(uint32_t which, head *found)
+{
+    unsigned char block[PO_BLOCK_BYTES];
+    if (po_read(COPY(which), block, PO_BLOCK_BYTES) != 0) {
+        return PO_STORAGE;
+    }
+    (void)memcpy(found, block, sizeof *found);
+    if (found->magic != MAGIC || found->check != sum(0u, block, (uint32_t)sizeof *found - 4u)) {
+        return PO_DAMAGED;
+    }
+    return memcmp(found->network, network, sizeof network) == 0 ? PO_DONE : PO_OTHER;
+}
+
+/* Goes through a copy: `into` 1 writes to it what lasts, 0 takes it from there, -1 only looks; the checksum of its data. */
+static int through(uint32_t which, int into, uint32_t *crc)
+{
+    uint32_t there = COPY(which) + 1u;
+    *crc = 0;
+    for (uint32_t k = 0; k < KEPT; k++) {
+        for (uint32_t at = 0; at < all[k].bytes; at += PO_BLOCK_BYTES, there++) {
+            unsigned char piece[PO_BLOCK_BYTES];
+            const uint32_t bytes = least(all[k].bytes - at, PO_BLOCK_BYTES);
+            const uint32_t block = all[k].block + at / PO_BLOCK_BYTES;
+            if (into > 0 && all[k].address != 0) {
+                (void)memcpy(piece, all[k].address + at, bytes);
+            } else if (po_read(into > 0 ? block : there, piece, bytes) != 0) {
+                return PO_STORAGE;
+            }
+            *crc = sum(*crc, piece, bytes);
+            if (into == 0 && all[k].address != 0) {
+                (void)memcpy(all[k].address + at, piece, bytes);
+            } else if (into >= 0 && po_write(into > 0 ? there : block, piece, bytes) != 0) {
+                return PO_STORAGE;
+            }
+        }
+    }
+    return PO_DONE;
+}
+
+int po_save(void)
+{
+    unsigned char block[PO_BLOCK_BYTES];
+    head heads[2];
+    head next = {MAGIC, 1u, {0u, 0u, 0u, 0u}, 0u, 0u};
+    uint32_t which = 0;
+    int code;
+    po_carry();
+    for (uint32_t k = 0; k < 2u; k++) {
+        code = about(k, &heads[k]);
+        if (code == PO_STORAGE) {
+            return code;
+        }
+        if (code != PO_DONE) {
+            heads[k].generation = 0;
+        }
+    }
+    which = heads[1].generation < heads[0].generation ? 1u : 0u; /* over the older one */
+    next.generation = heads[1u - which].generation + 1u;
+    (void)memcpy(next.network, network, sizeof network);
+    code = through(which, 1, &next.data);
+    if (code != PO_DONE) {
+        return code;
+    }
+    (void)memset(block, 0, sizeof block);
+    (void)memcpy(block, &next, sizeof next);
+    next.check = sum(0u, block, (uint32_t)sizeof next - 4u);
+    (void)memcpy(block, &next, sizeof next);
+    return po_write(COPY(which), block, PO_BLOCK_BYTES) == 0 ? PO_DONE : PO_STORAGE;
+}
+
+int po_restore(void)
+{
+    head heads[2];
+    int codes[2];
+    uint32_t which;
+    for (uint32_t k = 0; k < 2u; k++) {
+        codes[k] = about(k, &heads[k]);
+        if (codes[k] == PO_STORAGE) {
+            return PO_STORAGE;
+        }
+    }
+    which = codes[1] == PO_DONE && (codes[0] != PO_DONE || heads[1].generation > heads[0].generation) ? 1u : 0u;
+    for (uint32_t tries = 0; tries < 2u; tries++, which = 1u - which) {
+        uint32_t crc;
+        if (codes[which] == PO_DONE) {
+            int code = through(which, -1, &crc);
+            if (code == PO_DONE && crc == heads[which].data) {
+                return through(which, 0, &crc);
+            }
+            if (code != PO_DONE) {
+                return code;
+            }
+        }
+    }
+    return codes[0] == PO_OTHER || codes[1] == PO_OTHER ? PO_OTHER : PO_DAMAGED;
+}

@@ -1,0 +1,120 @@
+/* A program that learns, saves, and loses its power: ./survivor WRITES STEPS
+   takes steps and saves after each, until it was to write a block for the (WRITES + 1)-th time; prints what it holds. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "po.h"
+
+static FILE *pages;
+static long left;
+
+int po_read(uint32_t block, void *address, uint32_t bytes)
+{
+    return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fread(address, 1, bytes, pages) != bytes;
+}
+
+/* Block by block: the power may end between any two, and within one. */
+int po_write(uint32_t block, const void *address, uint32_t bytes)
+{
+    for (uint32_t at = 0; at < bytes; at += PO_BLOCK_BYTES, block++) {
+        const uint32_t count = bytes - at < PO_BLOCK_BYTES ? bytes - at : PO_BLOCK_BYTES;
+        const uint32_t torn = left == 0 ? count / 2u : count;
+        if (fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 ||
+            fwrite((const unsigned char *)address + at, 1, torn, pages) != torn || fflush(pages) != 0) {
+            return 1;
+        }
+        if (left-- == 0) {
+            exit(9);
+        }
+    }
+    return 0;
+}
+
+static uint32_t hash;
+
+static void put(const po_tensor *tensor)
+{
+    for (uint32_t at = 0; at < tensor->bytes; at++) {
+        unsigned char byte[PO_BLOCK_BYTES];
+        if (tensor->address != 0) {
+            byte[0] = ((const unsigned char *)tensor->address)[at];
+        } else if (po_read(tensor->block + at / PO_BLOCK_BYTES, byte, at % PO_BLOCK_BYTES + 1u) == 0) {
+            byte[0] = byte[at % PO_BLOCK_BYTES];
+        }
+        hash = (hash ^ byte[0]) * 16777619u;
+    }
+}
+
+static void show(void)
+{
+    hash = 2166136261u;
+    for (uint32_t k = 0; k < PO_PARAMETERS; k++) {
+        put(&po_parameters[k]);
+    }
+    for (uint32_t k = 0; k < PO_HYPERPARAMETERS; k++) {
+        put(&po_hyperparameters[k]);
+    }
+    printf("%08x\n", (unsigned)hash);
+}
+
+static void feed(int step)
+{
+    for (uint32_t k = 0; k < PO_INPUTS; k++) {
+        unsigned char row[65536];
+        for (uint32_t at = 0; at + 4u <= po_inputs[k].bytes; at += 4u) {
+            float value = (float)((at / 4u * 7u + (uint32_t)step * 5u) % 11u) * 0.1f - 0.5f;
+            if (strcmp(po_inputs[k].type, "int64") == 0) {
+                const int64_t label = (int64_t)((uint32_t)step % 3u);
+                memcpy(row + at / 8u * 8u, &label, 8u);
+                continue;
+            }
+            memcpy(row + at, &value, 4u);
+        }
+        if (po_inputs[k].address != 0) {
+            memcpy(po_inputs[k].address, row, po_inputs[k].bytes);
+        } else if (po_write(po_inputs[k].block, row, po_inputs[k].bytes) != 0) {
+            exit(8);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    int code;
+    pages = fopen("pages.bin", "r+b");
+    left = -1;
+    if (argc < 3 || pages == NULL) {
+        return 7;
+    }
+    code = po_load();
+#ifdef RESTORE
+    if (code == PO_DONE) {
+        code = po_restore();
+        code = code == PO_DAMAGED ? PO_DONE : code; /* nothing was saved yet */
+    }
+#endif
+    if (code != PO_DONE) {
+        printf("code %d\n", code);
+        return 6;
+    }
+    show();
+    left = atol(argv[1]);
+    for (int step = 0; step < atoi(argv[2]); step++) {
+        feed(step);
+        code = po_step();
+        if (code != PO_DONE) {
+            printf("code %d\n", code);
+            return 5;
+        }
+        po_carry();
+        code = po_save();
+        if (code != PO_DONE) {
+            printf("code %d\n", code);
+            return 4;
+        }
+        show();
+    }
+    printf("left %ld\n", left);
+    return 0;
+}

@@ -1,0 +1,155 @@
+"""What a program has learned survives the end of its power at any write; labels out of range change nothing."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import poetopt as po
+from poetopt.backends.c.build import FLAGS, STEP, write
+from poetopt.backends.c.program import DeviceProgram, device_program
+from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.targets import compiler
+from poetopt.backends.c.text import blocks
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
+from tests.seeds import everything
+
+MANY = 10**9
+"""More writes than any program has."""
+
+
+def plan_of(kind: str) -> Plan:
+    """Of steps whose state lies in the three places where it can: in RAM for good, in the arena, on storage."""
+    if kind == "resident":
+        return lay_out(store_all(dropping_model().differentiate(optimizer="adam").cost("m4", runtime="c")))
+    problem = network().differentiate(optimizer="adam").cost("m4", runtime="c", parameters="paged")
+    report = po.solve(problem, ram=problem.least_ram_bytes + 2400, threads=1, time_limit="20s")
+    assert report.plan is not None
+    return report.plan
+
+
+@dataclass
+class Survivor:
+    """The compiled program of `survivor.c`, and its storage."""
+
+    folder: Path
+    program: DeviceProgram
+
+    @classmethod
+    def made(cls, plan: Plan, folder: Path, *flags: str) -> Survivor:
+        graph = plan.problem.graph
+        assert graph is not None
+        program = device_program(plan, graph)
+        write(program, HOST, folder)
+        (folder / "survivor.c").write_text((Path(__file__).parent / "survivor.c").read_text())
+        made = ("-Werror", *WARNINGS, *flags, *STEP, "survivor.c", "-lm", "-o", "survivor")
+        compiler(HOST).run((*FLAGS, *made), folder)
+        found = cls(folder, program)
+        found.erase()
+        return found
+
+    def erase(self) -> None:
+        first = (self.folder / "po_storage.bin").read_bytes()
+        (self.folder / "pages.bin").write_bytes(first.ljust(blocks(self.program) * BLOCK_BYTES, b"\xff"))
+
+    def run(self, writes: int, steps: int) -> tuple[int, list[str]]:
+        ended = subprocess.run(
+            [self.folder / "survivor", str(writes), str(steps)], cwd=self.folder, capture_output=True, text=True
+        )
+        return ended.returncode, ended.stdout.split("\n")[:-1]
+
+
+@needs_host
+@pytest.mark.parametrize("kind", ["resident", "paged"])
+def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
+    steps = 3
+    flags = ("-DRESTORE",) if kind == "resident" else ()
+    found = Survivor.made(plan_of(kind), tmp_path, *flags)
+    assert (kind == "paged") == any(row.block >= 0 for row in found.program.parameters)
+    code, said = found.run(MANY, steps)
+    generations, writes = said[:-1], MANY - int(said[-1].split()[1])
+    assert (code, len({*generations})) == (0, steps + 1)
+    assert found.run(MANY, 0)[1][0] == generations[-1]
+    every: Sequence[int] = range(writes)
+    if writes > 100 and not everything():
+        every = sorted(random.Random(0).sample(every, 100))
+    for cut in every:
+        found.erase()
+        code, said = found.run(cut, steps)
+        assert code == 9
+        again = found.run(MANY, 0)
+        done = len(said) - 1  # generations that were whole before the cut
+        assert again[0] == 0, (cut, again)
+        assert again[1][0] in generations[done : done + 2], cut
+
+
+@needs_host
+def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    one = Survivor.made(plan_of("paged"), tmp_path / "one")
+    one.run(MANY, 2)
+    pages = bytearray((one.folder / "pages.bin").read_bytes())
+    other = Survivor.made(plan_of("resident"), tmp_path / "other", "-DRESTORE")
+    mine = other.program.storage.count * BLOCK_BYTES
+    theirs = one.program.storage.count * BLOCK_BYTES
+    strange = bytearray((other.folder / "pages.bin").read_bytes())
+    strange[mine : mine + BLOCK_BYTES] = pages[theirs : theirs + BLOCK_BYTES]
+    (other.folder / "pages.bin").write_bytes(strange)
+    assert other.run(MANY, 0) == (6, ["code 4"])
+    rng = np.random.default_rng(0)
+    for _ in range(20):  # a bit of the newer copy: the older one is there
+        hurt = bytearray(pages)
+        size = (blocks(one.program) - one.program.storage.count) // 2 * BLOCK_BYTES
+        hurt[theirs + int(rng.integers(0, 8 * 4))] ^= 1 << int(rng.integers(0, 8))
+        (one.folder / "pages.bin").write_bytes(hurt)
+        assert one.run(MANY, 0)[0] == 0
+        hurt[theirs + size + int(rng.integers(0, 8 * 4))] ^= 1 << int(rng.integers(0, 8))
+        (one.folder / "pages.bin").write_bytes(hurt)
+        assert one.run(MANY, 0)[1][0] in ("code 4", "code 5")
+
+
+@needs_host
+@pytest.mark.parametrize("schedule", ["code", "table"])
+def test_labels_out_of_range_change_nothing(schedule: str, tmp_path: Path) -> None:
+    plan = lay_out(store_all(network().differentiate(optimizer="adam").cost("m4", runtime="c")))
+    graph = plan.problem.graph
+    assert graph is not None
+    write(device_program(plan, graph), HOST, tmp_path, schedule)
+    (tmp_path / "labels.c").write_text(
+        """
+#include <stdio.h>
+#include <string.h>
+#include "po.h"
+int po_read(uint32_t b, void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
+int po_write(uint32_t b, const void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
+int main(void)
+{
+    const int64_t labels[] = {4, -1, 5, 255, 100000, INT64_MIN, INT64_MAX, 0};
+    static unsigned char before[PO_RESIDENT_BYTES];
+    (void)po_load();
+    for (int k = 0; k < 8; k++) {
+        const int64_t both[2] = {0, labels[k]};
+        memset(po_inputs[0].address, 0, po_inputs[0].bytes);
+        memcpy(po_inputs[1].address, both, sizeof both);
+        memcpy(before, po_resident, sizeof before);
+        printf("%d", po_step());
+        printf("%d ", memcmp(before, po_resident, sizeof before) != 0);
+    }
+    return 0;
+}
+"""
+    )
+    flags = (*FLAGS, "-Werror", *WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover")
+    compiler(HOST).run((*flags, *STEP, "labels.c", "-lm", "-o", "labels"), tmp_path)
+    ended = subprocess.run([tmp_path / "labels"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout == "01 20 20 20 20 20 20 01 "
