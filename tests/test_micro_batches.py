@@ -256,7 +256,7 @@ def test_updates_that_do_not_fit_are_refused() -> None:
 
 
 def test_statistics_of_a_batch_are_refused_unless_each_part_may_have_its_own() -> None:
-    with pytest.raises(ModelError, match=r"'bn1' .* statistics of the whole batch; --micro-batch-statistics"):
+    with pytest.raises(ModelError, match=r"'bn1' .* statistics of the whole batch; --with micro-batch-statistics"):
         po.load("resnet18-cifar", batch=4, micro_batch=2)
     model = normalized()
     with pytest.raises(ModelError, match="statistics of the whole batch"):

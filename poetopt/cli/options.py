@@ -101,13 +101,14 @@ MICRO_BATCH = Option(
 PARTS = replace(MICRO_BATCH, words="K", help="Cut the batch into K parts and sum their gradients.", completes=None)
 STATISTICS = Option(
     "micro_batch_statistics", bool, False, "",
-    "With --micro-batch: BatchNormalization in training mode takes each part's own statistics.",
+    "With --micro-batch: BatchNormalization in training mode takes each part's own statistics.", flag="",
 )  # fmt: skip
 ALLOW_SYMLINKS = Option(
     "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
 )
 READING = (
     Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
+    Option("freeze", _LIST, None, "PATTERN", "Leave these parameters as they are (features.*); may be repeated."),
     Option("dims", _LIST, None, "NAME=SIZE", "Size of a dimension that the file names.", flag="--dim"),
     Option("shapes", _LIST, None, "INPUT=1x3x160x160", "Shape of an input.", flag="--shape"),
     Option("values", _LIST, None, "INPUT=16000", "Make an input a constant of that value.", flag="--value"),
@@ -226,7 +227,7 @@ REMOVED = {
             "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
             "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
             "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
-            "sensitivity": "", "allow-symlinks": "",
+            "sensitivity": "", "allow-symlinks": "", "micro-batch-statistics": "",
         }.items()
     },
     "--sensitivity-plot": "give --with sensitivity=PICTURE",
@@ -320,6 +321,11 @@ def asked(
     for name, negated in (("no_paging", "paging"), ("no_remat", "remat"), ("separate_updates", "fuse")):
         if name in found:
             found[negated] = not found.pop(name)
+    if frozen := found.pop("freeze", None):
+        found["train"] = [
+            *(found.get("train") or ()),
+            *(f"!{one.strip()}" for text in frozen for one in text.split(",")),
+        ]
     if found.get("train"):
         found["train"] = ",".join(found["train"])
     for name, option_name, example in (

@@ -20,7 +20,7 @@ from poetopt.util.errors import ModelError, OptionError
 if TYPE_CHECKING:
     from poetopt.frontends.problem_file import ProblemFile
 
-STATISTICS = "--micro-batch-statistics"
+STATISTICS = "--with micro-batch-statistics"
 _ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "ArgMax", "ArgMin", "TopK", "Compress"})
 """Ops that look at all elements along their attribute `axis`."""
 _FROM_AXIS = frozenset({"LayerNormalization", "RMSNormalization"})

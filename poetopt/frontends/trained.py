@@ -74,18 +74,25 @@ def choose_trained(
     aliases
         Other names of weights -> those.
     train
-        Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`.
+        Glob patterns, comma separated or in a sequence. Each must match a float weight, else `ModelError`. Those that
+        begin with `!` take away: from all that is trained otherwise, where there are no others.
     fixed
         Names of weights that are no parameters by what the exporter says, beside those of `origin`.
     """
+    texts = [train] if isinstance(train, str) else list(train or ())
+    patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
+    frozen = [pattern.removeprefix("!").strip() for pattern in patterns if pattern.startswith("!")]
+    patterns = [pattern for pattern in patterns if not pattern.startswith("!")]
+    if train is not None and not patterns and not any(frozen):
+        raise ModelError(f"{document.where}: --train has no pattern; give one such as 'fc.*', or leave it out")
     found = _reads(document)
     in_nodes = in_nodes - document.fills.keys()
     in_place = places(document, in_nodes)
     data = origin.constants | fixed
-    named = found.learnable & (origin.parameters if train is None else found.learnable)
+    named = found.learnable & (found.learnable if patterns else origin.parameters)
     candidates = [name for name in document.weights if found.readable.get(name) or name in named]
-    if train is not None:
-        names = _matching(document, candidates, aliases, found, in_place.last, origin, train)
+    if patterns:
+        names = _matching(document, candidates, aliases, found, in_place.last, origin, patterns)
         notes = [f"{len(names)} of {len(found.readable)} float tensors are trained (--train)"]
         notes += _unmatched([name for name in candidates if document.weights[name].dims and name not in names])
     else:
@@ -101,6 +108,22 @@ def choose_trained(
         nodes_say = not in_place.names or not in_place.names <= in_nodes
         known = {*names, *data, *(in_nodes - in_place.fixed if nodes_say else ())}
         notes += _left([name for name in candidates if name not in known])
+    if frozen:
+        roots = _roots(names, aliases)
+        gone: set[str] = set()
+        for pattern in frozen:
+            matched = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
+            gone |= matched
+            if not matched:
+                close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=_CLOSEST, cutoff=0.3)
+                raise ModelError(
+                    f"{document.where}: --freeze {pattern!r} matches nothing that is trained; there are "
+                    f"{listed(close or list(roots), _CLOSEST)}"
+                )
+        names = tuple(name for name in names if name not in gone)
+        if not names:
+            raise ModelError(f"{document.where}: --freeze leaves nothing that is trained; leave some of it out")
+        notes.append(f"{len(names)} of them are trained, the others frozen (--freeze)")
     shared = [name for name in names if found.readers.get(name, 0) > 1]
     if shared:
         count = "1 parameter is" if len(shared) == 1 else f"{len(shared)} parameters are"
@@ -154,16 +177,10 @@ def _matching(
     found: _Reads,
     last: Sequence[str],
     origin: Origins,
-    train: str | Sequence[str],
+    patterns: Sequence[str],
 ) -> tuple[str, ...]:
-    """Those of `candidates` that `train` matches. Raises ModelError for a pattern that matches none."""
-    texts = [train] if isinstance(train, str) else list(train)
-    patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
-    if not patterns:
-        raise ModelError(f"{document.where}: --train has no pattern; give one such as 'fc.*', or leave it out")
-    known = set(candidates)
-    roots = {name: name for name in candidates}
-    roots.update((name, root) for name, root in aliases.items() if root in known)
+    """Those of `candidates` that the patterns match. Raises ModelError for one that matches none."""
+    roots = _roots(candidates, aliases)
     chosen: set[str] = set()
     for pattern in patterns:
         matched = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
@@ -174,6 +191,12 @@ def _matching(
             raise ModelError(f"{document.where}: --train {pattern!r} {why}")
         chosen |= matched
     return tuple(name for name in candidates if name in chosen)
+
+
+def _roots(names: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:
+    """All that these weights are called, and which each is."""
+    known = set(names)
+    return {**{name: name for name in names}, **{name: root for name, root in aliases.items() if root in known}}
 
 
 def _why_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
@@ -326,3 +328,27 @@ def test_an_input_and_an_initializer_of_another_shape_are_no_one_tensor() -> Non
         else:
             with pytest.raises(ModelError, match="an input and an initializer of another shape are both called 'b'"):
                 load_onnx(model)
+
+
+def test_what_is_frozen_is_left_as_it_is() -> None:
+    """`--freeze` is `!` before a pattern; alone it takes away of what is trained otherwise."""
+    whole = po.load("lenet", batch=2)
+    assert isinstance(whole, po.Model)
+    every = whole.graph.trained
+    cases: list[tuple[Any, list[str]]] = [
+        ("!conv*", [name for name in every if not name.startswith("conv")]),
+        ("fc*,!fc3.bias", [name for name in every if name.startswith("fc") and name != "fc3.bias"]),
+        (["*", "!fc1.*", "!fc2.*"], [name for name in every if not name.startswith(("fc1", "fc2"))]),
+    ]
+    for train, left in cases:
+        found = po.load("lenet", batch=2, train=train)
+        assert isinstance(found, po.Model)
+        assert list(found.graph.trained) == left
+    for train, why in (
+        ("!nothing", "--freeze 'nothing' matches nothing that is trained"),
+        ("fc3.*,!conv1.*", "--freeze 'conv1.*' matches nothing that is trained; there are fc3"),
+        ("!*", "leaves nothing that is trained"),
+        ("!", "--train has no pattern"),
+    ):
+        with pytest.raises(ModelError, match=re.escape(why)):
+            po.load("lenet", batch=2, train=train)
