@@ -221,6 +221,43 @@ def pareto(
     return 0
 
 
+@sharing(*(option for option in OPTIONS if option not in (DEADLINE, BATCH, BACKEND, SCOPE)), replace(
+    TIME_LIMIT, default="5s", help="For the search of each row."
+))  # fmt: skip
+def fit(
+    model: ModelArgument,
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE", help="RAM for all of a step; may be repeated; default: the device's."),
+    ] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="1,2,4", help="Batches; default: powers of two, as far as they fit.")
+    ] = None,
+    json: JsonOption = None,
+    **options: Any,
+) -> int:
+    """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
+    from poetopt.api.fitting import what_fits
+    from poetopt.report.comparison import fits_lines
+    from poetopt.report.goals import advice
+
+    check_outputs([model], {"--json": json})
+    sizes = [size for text in memory or () for size in text.split(",")]
+    try:
+        asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
+    except ValueError:
+        raise OptionError(f"--batches {batches}: give whole numbers, as in 1,2,4") from None
+    if options.get("device") is None:
+        raise OptionError("--device: say for which device, as in --device a72; `poetopt devices` lists them")
+    with _told() as told:
+        rows = what_fits(model, memory=sizes, batches=asked, told=told, **options)
+    write_json({"rows": [row.to_dict() for row in rows]}, json)
+    memories = dict.fromkeys(row.memory_bytes for row in rows)
+    advices = [advice([row for row in rows if row.memory_bytes == size]) for size in memories]
+    say("\n".join(fits_lines(f"{model} on {options['device']}", rows, advices)), unless=[json])
+    return 0
+
+
 def _save_plans(found: Comparison, folder: str) -> None:
     from poetopt.plan import codec
 

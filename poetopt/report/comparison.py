@@ -20,7 +20,8 @@ from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
 from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words, proven_words
 from poetopt.graph.problem import Problem
-from poetopt.report.layout import aligned
+from poetopt.report.goals import Fits
+from poetopt.report.layout import WIDTH, aligned, wrapped
 from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -268,3 +269,23 @@ def columns(table: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in table
     ]
+
+
+def fits_lines(name: str, rows: Sequence[Fits], advices: Sequence[str]) -> list[str]:
+    """The table of `poetopt fit`; `advices` has a sentence for each memory, in the order of the rows."""
+    head = ("memory", "batch", "a step takes", "ordinarily", "energy a sample", "over ordinary", "time a sample")
+    table: list[tuple[str, ...]] = [head]
+    for row in rows:
+        known = row.energy_j is not None and row.time_s is not None and row.overhead is not None
+        cells = (
+            show_bytes(row.total_ram_bytes or 0),
+            "" if row.ordinary_ram_bytes is None else show_bytes(row.ordinary_ram_bytes),
+            show_joules(row.energy_j or 0.0),
+            show_share(row.overhead or 0.0),
+            show_seconds(row.time_s or 0.0),
+        )
+        table.append((show_bytes(row.memory_bytes), str(row.batch), *(cells if known else ("doesn't fit", *[""] * 4))))
+    memories = dict.fromkeys(row.memory_bytes for row in rows)
+    said = (f"  {show_bytes(memory)}: {text}" for memory, text in zip(memories, advices, strict=True))
+    reasons = [f"batch {row.batch} in {show_bytes(row.memory_bytes)}: {row.why}" for row in rows if row.why][:1]
+    return [name, *aligned(table), *said, *(line for why in reasons for line in wrapped(why, WIDTH, "  ", "  "))]

@@ -2,12 +2,15 @@
 
 Into how many parts a batch was cut to see which takes the least energy, and what each number came to.
 
+Which batches fit which memory, and what a sample then takes.
+
 The largest batch that fits, what refuses the next one, and what a sample takes at a few batches.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from poetopt.formulations import formulation
@@ -20,6 +23,7 @@ from poetopt.report.memory import taken_bytes
 from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures, figures, plain
+from poetopt.util.units import show_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,3 +217,46 @@ def step_energy_j(solution: Solution) -> float:
             joules += block.base_j(plan.problem, baseline_j)
             joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
     return joules
+
+
+CHEAP = 0.10
+"""The share of energy over ordinary training's that is little."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fits(Figures):
+    """One batch in one memory.
+
+    memory_bytes, batch
+        What was asked.
+    ordinary_ram_bytes
+        What the step takes without recomputing or paging; None where that isn't known.
+    total_ram_bytes
+        What it takes by the plan; None where there is none.
+    energy_j, time_s
+        Of a sample, by the device's figures.
+    overhead
+        The plan's energy over that of ordinary training, as a share.
+    why
+        The reason where nothing fits.
+    """
+
+    memory_bytes: int
+    batch: int
+    ordinary_ram_bytes: int | None = None
+    total_ram_bytes: int | None = None
+    energy_j: float | None = None
+    time_s: float | None = None
+    overhead: float | None = None
+    why: str = ""
+
+
+def advice(rows: Sequence[Fits]) -> str:
+    """Says in one sentence what is the most that is cheap, of one memory's rows."""
+    fitting = [row for row in rows if row.overhead is not None]
+    cheap = [row for row in fitting if (row.overhead or 0.0) <= CHEAP]
+    if not fitting:
+        return "nothing fits"
+    chosen = max(cheap, key=lambda row: row.batch) if cheap else min(fitting, key=lambda row: row.overhead or 0.0)
+    how = f"{show_share(chosen.overhead or 0.0)} more energy than ordinary training"
+    return f"batch {chosen.batch} fits with {how}" if cheap else f"cheapest is batch {chosen.batch}, with {how}"

@@ -94,3 +94,26 @@ def test_nine_budgets_and_all_methods_by_default(run: Runner, tmp_path: Path) ->
     for row in rows:
         if row["overhead_j"] is not None:
             assert row["overhead_j"] >= cheapest[row["ram_budget_bytes"]]
+
+
+def test_what_fits_is_one_table(run: Runner, tmp_path: Path) -> None:
+    """Each row is what `solve` answers; the first batch that doesn't fit ends a memory's rows, with the reason."""
+    asked = ("fit", "mlp", "--device", "m4", "--optimizer", "sgd", "--memory", "1MB", "--memory", "700KB,2KB")
+    ended = run(*asked, "--json", tmp_path / "fits.json")
+    assert (ended.code, ended.err) == (0, "")
+    rows = json.loads((tmp_path / "fits.json").read_text())["rows"]
+    for memory in {row["memory_bytes"] for row in rows}:
+        mine = [row for row in rows if row["memory_bytes"] == memory]
+        assert [row["batch"] for row in mine] == [2**k for k in range(len(mine))]
+        assert all(row["total_ram_bytes"] <= memory and row["energy_j"] > 0 for row in mine[:-1])
+        assert (mine[-1]["total_ram_bytes"] is None) == bool(mine[-1]["why"])
+    assert [row["why"][:3] for row in rows if row["memory_bytes"] == 2_000] == ["mlp"]
+    one = next(row for row in rows if row["total_ram_bytes"])
+    plan = run("solve", "mlp", "--device", "m4", "--optimizer", "sgd", "--batch", one["batch"], "--total-ram",
+               one["memory_bytes"], "--gap", "5%", "-o", tmp_path / "plan.json", "--json", "-").document  # fmt: skip
+    assert plan["energy_j"] / one["batch"] == pytest.approx(one["energy_j"])
+    assert "doesn't fit" in ended.out
+    assert "fits with" in ended.out or "cheapest is batch" in ended.out
+    run(*asked[:4], "--batches", "0").assert_one_message("--batches 0: batches are whole numbers", code=2)
+    run(*asked[:4], "--batches", "two").assert_one_message("--batches two: give whole numbers", code=2)
+    run("fit", "mlp").assert_one_message("--device: say for which device", code=2)
