@@ -247,8 +247,6 @@ def fit(
         asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
     except ValueError:
         raise OptionError(f"--batches {batches}: give whole numbers, as in 1,2,4") from None
-    if options.get("device") is None:
-        raise OptionError("--device: say for which device, as in --device a72; `poetopt devices` lists them")
     with _told() as told:
         rows = what_fits(model, memory=sizes, batches=asked, told=told, **options)
     write_json({"rows": [row.to_dict() for row in rows]}, json)

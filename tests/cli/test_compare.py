@@ -116,4 +116,4 @@ def test_what_fits_is_one_table(run: Runner, tmp_path: Path) -> None:
     assert "fits with" in ended.out or "cheapest is batch" in ended.out
     run(*asked[:4], "--batches", "0").assert_one_message("--batches 0: batches are whole numbers", code=2)
     run(*asked[:4], "--batches", "two").assert_one_message("--batches two: give whole numbers", code=2)
-    run("fit", "mlp").assert_one_message("--device: say for which device", code=2)
+    run("fit", "mlp").assert_one_message("'--device': say for which device", code=2)
