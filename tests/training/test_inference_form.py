@@ -33,9 +33,9 @@ def network(layer: str) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> net (float[N,6] x) => (float[N,3] logits) {'
         " p = Constant <value_float = 0.5> ()  q = Constant <value_float = 0.5> ()  yes = Cast <to = 9> (q)"
-        " y = MatMul (x, w)"
+        " zero = Constant <value_float = 0.0> ()  y = MatMul (x, w)"
         " g, ma, va = BatchNormalization <training_mode = 1, momentum = 0.7> (y, scale, bias, mean, var)"
-        f" r = Relu (g)  {LAYERS[layer]}  logits = Gemm (z, v, c) }}"
+        f" r = Relu (g)  {LAYERS[layer]}  no = Cast <to = 9> (zero)  e = Dropout (z, q, no)  logits = Gemm (e, v, c) }}"
     )
     sizes: dict[str, Any] = {"w": (6, 16), "scale": 16, "bias": 16, "mean": 16, "var": 16, "v": (16, 3), "c": 3}
     for name, shape in sizes.items():
