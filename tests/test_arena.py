@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from poetopt.graph.arena import lower_bound, pack
@@ -87,6 +87,7 @@ def exhaustive(case: Buffers, alignment: int) -> int:
 
 @settings(deadline=None, max_examples=examples(150))
 @given(buffers(largest=9, count=6), st.sampled_from([1, 4]))
+@example(([1, 2, 9], [0, 1, 0], [1, 2, 2]), 4)  # a part that was placed before one that failed raised a floor
 def test_small_cases_are_optimal(case: Buffers, alignment: int) -> None:
     assert pack(*case, alignment)[1] == exhaustive(case, alignment)
 

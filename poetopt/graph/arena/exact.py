@@ -178,7 +178,7 @@ class _Attempt:
         self.offsets[k] = -1
         self._move(k, -1)
         near = self.near[k]
-        for other in near[self.offsets[near] < 0].tolist():
+        for other in (k, *near[self.offsets[near] < 0].tolist()):  # what lay on it has raised its own, too
             placed = self.near[other]
             placed = placed[self.offsets[placed] >= 0]
             self.floors[other] = (self.offsets[placed] + self.rounded[placed]).max() if placed.size else 0
