@@ -315,14 +315,19 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
     read = _reads(graph, inference(graph))
     if read is None or read[1] not in graph.inputs:
         return None
-    session = onnxruntime().InferenceSession(os.fspath(path), session_options(1), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime().InferenceSession(
+            os.fspath(path), session_options(1), providers=["CPUExecutionProvider"]
+        )
+    except runtime_errors() as error:
+        raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
     shape = graph.tensors[read[0]].shape
     outputs = {one.name: len(one.shape) for one in session.get_outputs()}
     like = [name for name, rank in outputs.items() if rank == len(shape)]
     name = read[0] if read[0] in outputs else like[0] if len(like) == 1 else ""
     fixed = {one.shape[0] for one in session.get_inputs() if one.shape and isinstance(one.shape[0], int)}
     size = fixed.pop() if len(fixed) == 1 else batch_size(graph)
-    if not name or fixed:
+    if not name or fixed or not {one.name for one in session.get_inputs()} <= {*graph.inputs}:
         return None
     sums = _LossSums()
     for start in range(0, data.rows, size):

@@ -95,7 +95,12 @@ def to_inference(model: ModelProto, found: Changes) -> None:
     makers = {name: node for node in graph.node for name in node.output}
     there = {*makers, *(tensor.name for tensor in graph.initializer), *(entry.name for entry in graph.input)}
     for name in found.normalized:
-        _normalize_by_statistics(graph, _maker(makers, name))
+        node = _maker(makers, name)
+        while node.op_type == "Identity":  # the frontend goes by the last name
+            node = _maker(makers, node.input[0])
+        if node.op_type != "BatchNormalization":
+            raise _missing(name)
+        _normalize_by_statistics(graph, node)
     for name, substitute in found.passed.items():
         if name not in makers and name in found.scaled:
             name, substitute = found.scaled[name]

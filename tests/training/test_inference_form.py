@@ -107,6 +107,27 @@ def test_the_file_alone_is_what_validation_said(layer: str, source: Any, tmp_pat
     assert np.abs(wrong - alone(out, held_out, 1)).max() > 0.1  # statistics of one row
 
 
+def test_a_name_behind_an_identity_and_an_input_that_nothing_reads(tmp_path: Path) -> None:
+    from poetopt.training.data import open_data
+    from poetopt.training.evaluate import evaluate_file
+
+    model = network("dropout")
+    normalization = next(node for node in model.graph.node if node.op_type == "BatchNormalization")
+    normalization.output[0] = "before"
+    place = [*model.graph.node].index(normalization) + 1
+    model.graph.node.insert(place, onnx.helper.make_node("Identity", ["before"], ["g"]))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("idle", onnx.TensorProto.FLOAT, ["N", 2]))
+    with trained(model) as trainer:
+        trainer.fit(rows(0), epochs=1)
+        trainer.export(tmp_path / "trained.onnx")
+        data = open_data(rows(1), trainer.graph, None)
+        assert evaluate_file(tmp_path / "trained.onnx", trainer.graph, data) is None  # it would have to be fed
+        said = trainer.evaluate(rows(1)).accuracy
+    session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
+    found = session.run(None, {"x": rows(1)["x"], "idle": np.zeros((ROWS, 2), np.float32)})[0]
+    assert (found.argmax(axis=1) == rows(1)["labels"]).mean() == said
+
+
 def test_statistics_that_the_file_reads_stay(tmp_path: Path) -> None:
     model = network("dropout")
     model.graph.output.append(onnx.helper.make_tensor_value_info("ma", onnx.TensorProto.FLOAT, [16]))
