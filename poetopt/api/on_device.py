@@ -79,13 +79,13 @@ def emit(
         Where the first values of parameters and constants are: `flash`, or `storage`.
 
     Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
-    network, runtime or version of the kernels; `OutputError` where the folder can't be written. Then nothing is
-    written.
+    network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
+    `OutputError` where the folder can't be written. Then nothing is written.
     """
     from poetopt.backends.c.build import check_folder_free, emitted, write_folder
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
-    from poetopt.backends.c.text import SCHEDULES
+    from poetopt.backends.c.text import SCHEDULES, check_room
     from poetopt.backends.step.places import graph_of
 
     chosen = target_of(target)
@@ -96,6 +96,7 @@ def emit(
     check_folder_free(folder)
     found = plan_in(read_plan(plan))
     program = device_program(found, graph_of(found, None), weights_on_storage=weights == "storage")
+    check_room(program)
     made = emitted(program, chosen, schedule)
     write_folder(made, folder)
     return Emitted(

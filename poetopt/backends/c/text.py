@@ -19,6 +19,7 @@ from poetopt.graph.problem import ProblemTensor
 from poetopt.ops.runtimes.c.kernel import C_TYPES
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action, Plan
+from poetopt.util.errors import PlanError
 
 
 def calls(routine: Routine) -> Iterator[str]:
@@ -474,6 +475,16 @@ def _copy_blocks(program: DeviceProgram) -> int:
 def blocks(program: DeviceProgram) -> int:
     """The blocks of the storage, the two copies of `po_save` included."""
     return program.storage.count + 2 * _copy_blocks(program)
+
+
+def check_room(program: DeviceProgram) -> None:
+    """Raise `PlanError` where the device's storage has no room for the step and those two copies."""
+    room, taken = program.plan.problem.storage_bytes, blocks(program) * BLOCK_BYTES
+    if room is not None and program.storage.count and taken > room:
+        raise PlanError(
+            f"{program.shown}: with the two copies that po_save keeps, the step takes {taken:,} B of storage, and the "
+            f"device has {room:,}; give one with more, or solve with less on the storage"
+        )
 
 
 MAGIC = 0x706F7031

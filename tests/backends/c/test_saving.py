@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from poetopt.backends.c.text import blocks
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.util.errors import PlanError
 from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
 from tests.seeds import everything
 
@@ -153,3 +154,17 @@ int main(void)
     compiler(HOST).run((*flags, *STEP, "labels.c", "-lm", "-o", "labels"), tmp_path)
     ended = subprocess.run([tmp_path / "labels"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ended.stdout == "01 20 20 20 20 20 20 01 "
+
+
+def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
+    plan = plan_of("paged")
+    program = device_program(plan, plan.problem.graph or network().training_graph())
+    least = blocks(program) * BLOCK_BYTES
+    for room, fits in ((least - 1, False), (least, True)):
+        narrow = replace(plan, problem=replace(plan.problem, storage_bytes=room))
+        if fits:
+            po.emit(narrow, tmp_path / "c")
+            continue
+        with pytest.raises(PlanError, match="with the two copies that po_save keeps, the step takes"):
+            po.emit(narrow, tmp_path / "c")
+        assert not (tmp_path / "c").exists()
