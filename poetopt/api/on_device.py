@@ -83,9 +83,10 @@ def emit(
     `OutputError` where the folder can't be written. Then nothing is written.
     """
     from poetopt.backends.c.build import check_folder_free, emitted, write_folder
+    from poetopt.backends.c.generations import check_room
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
-    from poetopt.backends.c.text import SCHEDULES, check_room
+    from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.step.places import graph_of
 
     chosen = target_of(target)

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from poetopt.backends.c import linking, text
+from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
@@ -56,7 +57,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "resident_bytes": f"{program.resident.nbytes:,}",
             "flash_bytes": f"{program.flash.nbytes:,}",
             "block_bytes": BLOCK_BYTES,
-            "storage_bytes": f"{text.blocks(program) * BLOCK_BYTES:,}",
+            "storage_bytes": f"{blocks(program) * BLOCK_BYTES:,}",
             "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
             "weight_bytes": f"{weight_bytes:,}",
             "files": _BARE if target.bare else "",

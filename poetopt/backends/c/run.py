@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
 from poetopt.backends.c.emulator import emulate
+from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.linking import Board
 from poetopt.backends.c.program import DeviceProgram, TableRow
 from poetopt.backends.c.storage import BLOCK_BYTES
-from poetopt.backends.c.text import blocks
 from poetopt.backends.c.tracing import Weigh, ones
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.parted import cut

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
+from poetopt.backends.c.generations import (
+    blocks,
+    copy_blocks,
+    first_copy,
+    kept,
+    lying,
+    network_of,
+    partly_stored,
+)
 from poetopt.backends.c.operators import OperatorCode, comment, literal
 from poetopt.backends.c.program import DeviceProgram, Routine, TableRow
 from poetopt.backends.c.storage import BLOCK_BYTES, declared
 from poetopt.backends.onnxruntime.batch import TRUTH, InputLimits, limits
-from poetopt.backends.step.places import Moment, input_offsets, moments
+from poetopt.backends.step.places import Moment, moments
 from poetopt.graph import TrainingGraph
-from poetopt.graph.problem import ProblemTensor
 from poetopt.ops.runtimes.c.kernel import C_TYPES
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
-from poetopt.plan.instructions import Action, Plan
-from poetopt.util.errors import PlanError
+from poetopt.plan.instructions import Action
 
 
 def calls(routine: Routine) -> Iterator[str]:
@@ -256,13 +260,6 @@ def counting(program: DeviceProgram) -> str:
     )
 
 
-def lying(plan: Plan) -> Iterator[tuple[ProblemTensor, int]]:
-    """Gives what is in RAM from step to step, and where."""
-    offsets = input_offsets(plan)
-    for index in plan.problem.lasting:
-        yield plan.problem.tensors[index], offsets[index]
-
-
 def begin(program: DeviceProgram) -> str:
     """Gives what a plan begins with: a look at the inputs, and which rows of tables the batch uses."""
     fed = {row.name: row for row in program.inputs}
@@ -415,9 +412,8 @@ def weights(program: DeviceProgram) -> str:
         values_of = ", ".join(f"{word}u" for word in words)
         copies.append(f"    static const uint32_t kept[{len(words)}] = {{{values_of}}};\n")
         copies.append(f"    (void)memcpy(po_resident + {program.resident.kept}u, kept, sizeof kept);\n")
-    if any(not one.address for one in kept(program)):
-        reads.append("    /* What is on the storage may be of a step that was cut short. */\n")
-        reads.append("    if (code == PO_DONE) {\n        code = po_restore();\n    }\n")
+    if partly_stored(program):  # what is there may be of a step that was cut short
+        reads = ["    code = po_restore();\n"]
     values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
     return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
 
@@ -430,100 +426,21 @@ def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str
     yield "    }\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What lasts from step to step: in RAM at an address, or on the storage from a block on.
-
-    content
-        What it is before the first step.
-    """
-
-    address: str
-    nbytes: int
-    block: int
-    content: bytes
-
-
-def kept(program: DeviceProgram) -> list[Kept]:
-    """All of it: the resident region, what lasts in the arena, and what is on the storage between steps."""
-    values, resident = program.graph.joint.values, program.resident
-    region = bytearray(resident.nbytes)
-    for span in resident.given:
-        content = b"".join(values[name].tobytes() for name in span.names)
-        region[span.offset : span.offset + len(content)] = content
-    words = [word for code in program.codes for word in code.state]
-    region[resident.kept : resident.kept + 4 * len(words)] = b"".join(word.to_bytes(4, "little") for word in words)
-    sums, lasting = {*program.graph.sums.values()}, dict[str, int]()
-    for tensor, offset in lying(program.plan):
-        if tensor.name not in sums:
-            lasting[tensor.name] = offset
-    found = [Kept("po_resident", resident.nbytes, 0, bytes(region))] if region else []
-    for name in program.storage.first:
-        rows = program.graph.rows.get(name)
-        if rows is None and name not in values:
-            continue  # an input
-        content = (values[name] if rows is None else rows.values).tobytes()
-        at = f"po_arena + {lasting[name]}u" if name in lasting else ""
-        found.append(Kept(at, len(content), program.storage.blocks[name], content))
-    return found
-
-
-def _copy_blocks(program: DeviceProgram) -> int:
-    return 1 + sum(-(-one.nbytes // BLOCK_BYTES) for one in kept(program))
-
-
-def blocks(program: DeviceProgram) -> int:
-    """The blocks of the storage, the two copies of `po_save` included."""
-    return program.storage.count + 2 * _copy_blocks(program)
-
-
-def check_room(program: DeviceProgram) -> None:
-    """Raise `PlanError` where the device's storage has no room for the step and those two copies."""
-    room, taken = program.plan.problem.storage_bytes, blocks(program) * BLOCK_BYTES
-    if room is not None and program.storage.count and taken > room:
-        raise PlanError(
-            f"{program.shown}: with the two copies that po_save keeps, the step takes {taken:,} B of storage, and the "
-            f"device has {room:,}; give one with more, or solve with less on the storage"
-        )
-
-
-MAGIC = 0x706F7031
-
-
-def _network(program: DeviceProgram) -> bytes:
-    """Tells what is kept of one network and plan from that of another: 16 bytes."""
-    graph, problem = program.graph, program.plan.problem
-    lies = [(one.address, one.nbytes, one.block) for one in kept(program)]
-    said = f"{graph.structure_hash} {graph.optimizer} {problem.runtime_version} {lies}"
-    return hashlib.sha256(said.encode()).digest()[:16]
-
-
 def saving(program: DeviceProgram) -> str:
     """po_save.c: whole generations of what lasts, in two copies behind all else on the storage."""
-    lines = (f"    {{{one.address or 0}, {one.nbytes}u, {one.block}u}},\n" for one in kept(program))
-    network = _network(program)
+    found, network = kept(program), network_of(program)
+    lines = (f"    {{{one.address or 0}, {one.nbytes}u, {one.block}u}},\n" for one in found)
     return filled(
         "po_save.c",
         {
             "model": comment(program.shown),
             "first": program.storage.count,
-            "blocks": _copy_blocks(program),
-            "count": len(kept(program)),
+            "blocks": copy_blocks(program),
+            "count": len(found),
             "kept": "".join(lines),
             "network": ", ".join(f"0x{int.from_bytes(network[k : k + 4], 'little'):08x}u" for k in range(0, 16, 4)),
         },
     )
-
-
-def _first_copy(program: DeviceProgram) -> bytes:
-    """What lasts, before the first step, as `po_save` would have written it."""
-    data, crc = bytearray(), 0
-    for one in kept(program):
-        crc = zlib.crc32(one.content, crc)
-        data += one.content + bytes(-one.nbytes % BLOCK_BYTES)
-    head = MAGIC.to_bytes(4, "little") + (1).to_bytes(4, "little") + _network(program) + crc.to_bytes(4, "little")
-    head += zlib.crc32(head).to_bytes(4, "little")
-    return head + bytes(BLOCK_BYTES - len(head)) + bytes(data)
 
 
 def flash(program: DeviceProgram) -> str:
@@ -552,8 +469,8 @@ def storage_bytes(program: DeviceProgram) -> bytes:
         else:  # an input
             data += bytes(nbytes)
         data += bytes(-len(data) % BLOCK_BYTES)
-    if any(not one.address for one in kept(program)):
-        data += bytes(program.storage.count * BLOCK_BYTES - len(data)) + _first_copy(program)
+    if partly_stored(program):
+        data += bytes(program.storage.count * BLOCK_BYTES - len(data)) + first_copy(program)
     return bytes(data)
 
 

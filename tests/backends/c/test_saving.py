@@ -13,10 +13,10 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, write
+from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
-from poetopt.backends.c.text import blocks
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all

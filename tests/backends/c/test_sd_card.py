@@ -12,11 +12,11 @@ import pytest
 
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import numbers
+from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.program import TableRow, device_program
 from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
-from poetopt.backends.c.text import blocks
 from poetopt.backends.onnxruntime.batch import random_batch
 from tests.backends.c.support import HOST, needs_host, paged_parameters
 
