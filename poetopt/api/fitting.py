@@ -1,4 +1,4 @@
-"""What fits: a network's step at several batches in some memories, with what a sample then costs."""
+"""Batches that fit: a network's step at several batches in some memories, with what a sample then costs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from poetopt.devices import Device
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
+"""Those that are tried where none are named."""
 
 
 def what_fits(

@@ -25,7 +25,7 @@ from poetopt.frontends.read import Document
 from poetopt.util.notes import About, Note, listed
 
 EXPORT = "po.torch.export(module, example, 'net.onnx')"
-"""What keeps parameters, their names, and BatchNormalization as the module has them: the one way that is advised."""
+"""The call that keeps parameters, names, and BatchNormalization as the module has them: the one that is advised."""
 SHORT = "po.torch.export"
 """The same beside an answer."""
 

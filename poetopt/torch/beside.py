@@ -299,15 +299,11 @@ def _without_draws(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _in_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy as it is evaluated: BatchNormalization takes its running statistics."""
-    from onnx import helper
+    from poetopt.training.inference import normalize_by_statistics
 
     evaluated = copy.deepcopy(model)
-    for node in evaluated.graph.node:
-        if node.op_type == "BatchNormalization":
-            del node.output[1:]
-            kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
-            del node.attribute[:]
-            node.attribute.extend([*kept, helper.make_attribute("training_mode", 0)])
+    for node in [node for node in evaluated.graph.node if node.op_type == "BatchNormalization"]:
+        normalize_by_statistics(evaluated.graph, node)
     return evaluated
 
 

@@ -155,12 +155,20 @@ def _cross_entropy(scores: Any, labels: Any) -> tuple[Any, int | None]:
     shifted = scores - scores.max(axis=1, keepdims=True)
     log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     each = -np.take_along_axis(log_prob, np.expand_dims(labels.astype(np.int64), 1), 1)
-    return each, int((scores.argmax(axis=1) == labels).sum())
+    return each, _right_classes(scores, labels)
 
 
 def _binary(logits: Any, target: Any) -> tuple[Any, int | None]:
     each = np.logaddexp(0.0, logits) - logits * target
-    return each, int(((logits > 0) == (np.asarray(target) > 0.5)).sum())
+    return each, _right_sides(logits, target, 0.0)
+
+
+def _right_classes(scores: Any, labels: Any) -> int:
+    return int((scores.argmax(axis=1) == labels).sum())
+
+
+def _right_sides(outputs: Any, target: Any, middle: float) -> int:
+    return int(((outputs > middle) == (np.asarray(target) > 0.5)).sum())
 
 
 def _squares(output: Any, target: Any) -> tuple[Any, int | None]:
@@ -348,7 +356,5 @@ def _judged(kind: str, found: Any, wanted: Any, whole: bool) -> tuple[float, int
     if kind == "mse":
         each, _ = _squares(found.astype(np.float64), wanted)
         return float(each.mean()) * len(found), None, 0
-    if kind == "bce":
-        right = (found > (0 if whole else 0.5)) == (np.asarray(wanted) > 0.5)
-        return 0.0, int(right.sum()), right.size
-    return 0.0, int((found.argmax(axis=1) == wanted).sum()), wanted.size
+    right = _right_sides(found, wanted, 0.0 if whole else 0.5) if kind == "bce" else _right_classes(found, wanted)
+    return 0.0, right, wanted.size

@@ -26,7 +26,7 @@ KEEPS = "--keep-training-form writes the file as it trains"
 
 @dataclass(frozen=True)
 class Substitute:
-    """What a tensor is in inference: `data` times `factor`, or `factor` of type `dtype` everywhere without data."""
+    """The stand-in of a tensor: `data` times `factor`, or `factor` of type `dtype` everywhere if there are none."""
 
     data: str
     factor: float
@@ -35,7 +35,7 @@ class Substitute:
 
 @dataclass(frozen=True)
 class Changes:
-    """What differs in inference.
+    """All that differs in inference.
 
     normalized
         Outputs of each BatchNormalization that takes its running statistics.
@@ -54,7 +54,7 @@ class Changes:
 
 
 def changes(graph: TrainingGraph, values: Mapping[str, Array]) -> Changes:
-    """What differs in inference from the forward pass of a step.
+    """All that differs in inference from the forward pass of a step.
 
     values
         Of its constants, by name.
@@ -100,7 +100,7 @@ def to_inference(model: ModelProto, found: Changes) -> None:
             node = _maker(makers, node.input[0])
         if node.op_type != "BatchNormalization":
             raise _missing(name)
-        _normalize_by_statistics(graph, node)
+        normalize_by_statistics(graph, node)
     for name, substitute in found.passed.items():
         if name not in makers and name in found.scaled:
             name, substitute = found.scaled[name]
@@ -136,7 +136,8 @@ def _missing(name: str) -> ModelError:
     )
 
 
-def _normalize_by_statistics(graph: GraphProto, node: NodeProto) -> None:
+def normalize_by_statistics(graph: GraphProto, node: NodeProto) -> None:
+    """Put a BatchNormalization into the form of inference; who reads its new statistics gets those that it takes."""
     from onnx import helper
 
     kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]

@@ -190,7 +190,7 @@ LABEL, INDEX, LENGTH, TRUTH = "label", "index", "length", "truth"
 
 @dataclass(frozen=True)
 class InputLimits:
-    """What the values of an input must lie within, both ends included.
+    """The range that the values of an input must lie within, both ends included.
 
     what
         `label` (of a class), `index`, `length` (of a sequence), or `truth` (0 to 1).
