@@ -45,6 +45,8 @@ class Emitted(Figures):
         How many there are.
     instructions
         How many the plan has.
+    prediction_bytes
+        What po_predict takes of the arena; None where the program hasn't it.
     """
 
     folder: str
@@ -54,6 +56,7 @@ class Emitted(Figures):
     resident_bytes: int
     operators: int
     instructions: int
+    prediction_bytes: int | None
 
 
 def emit(
@@ -64,7 +67,7 @@ def emit(
     schedule: str = "code",
     weights: str = "flash",
 ) -> Emitted:
-    """Write a plan as C99 without malloc: `po_step()`, its kernels and tables, an example, and a README.
+    """Write a plan as C99 without malloc: `po_step()`, `po_predict()`, kernels and tables, an example, and a README.
 
     plan
         As for `execute`, of the runtime `c`.
@@ -88,6 +91,8 @@ def emit(
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.step.places import graph_of
+    from poetopt.plan.layout import arena_bytes
+    from poetopt.search.predicting import prediction_of
 
     chosen = target_of(target)
     if schedule not in SCHEDULES:
@@ -96,7 +101,9 @@ def emit(
         raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
     check_folder_free(folder)
     found = plan_in(read_plan(plan))
-    program = device_program(found, graph_of(found, None), weights_on_storage=weights == "storage")
+    graph = graph_of(found, None)
+    prediction = prediction_of(found, graph)
+    program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
     made = emitted(program, chosen, schedule)
     write_folder(made, folder)
@@ -108,6 +115,7 @@ def emit(
         program.resident.nbytes,
         len(program.codes),
         program.instructions,
+        None if prediction is None else arena_bytes(prediction),
     )
 
 
@@ -134,10 +142,17 @@ def execute_on(
     """
     from poetopt.backends.c.execute import execute_on as run
     from poetopt.backends.onnxruntime.execution import save_arrays
+    from poetopt.search.predicting import prediction_of
 
     found = read_plan(plan)
     execution = run(
-        plan_in(found), on, ram_bytes=budget_of(found), data=data, seed=seed, told=told or telling(progress)
+        plan_in(found),
+        on,
+        ram_bytes=budget_of(found),
+        data=data,
+        seed=seed,
+        predict=prediction_of,
+        told=told or telling(progress),
     )
     if dump is not None:
         save_arrays({**execution.batch, **execution.results}, dump)
@@ -176,6 +191,7 @@ def train_on(
     """
     from poetopt.backends.c.execute import train_on as run
     from poetopt.backends.onnxruntime.training import save_training
+    from poetopt.search.predicting import prediction_of
 
     found = read_plan(plan)
     ended = run(
@@ -187,6 +203,7 @@ def train_on(
         ram_bytes=budget_of(found),
         data=data,
         seed=seed,
+        predict=prediction_of,
         told=told or telling(progress),
     )
     if dump is not None:

@@ -116,6 +116,7 @@ def cost(
     stream: str = STREAM[1],
     *,
     over: bool = True,
+    where: Homes | None = None,
 ) -> Problem:
     """The scheduling problem of one training step on a device.
 
@@ -128,6 +129,8 @@ def cost(
         `auto`: operators may stream operands from and to storage, where the runtime has ways; or `never`.
     over
         Whether operators may write over what they read (`poetopt.autodiff.passes.in_place`).
+    where
+        What begins where, if another step says that.
 
     Tensors come in the order: graph inputs as in the file, then what each operator writes, operator by operator, then
     those whose home is storage; operators in the graph's order without views. Times are seconds, energies joules, sizes
@@ -140,7 +143,7 @@ def cost(
     if stream not in STREAM:
         raise OptionError(f"stream={stream!r}: must be {' or '.join(STREAM)}")
     takes = runtime_of(device.runtime) if runtime is None else runtime
-    where = homes(graph, device, parameters)
+    where = homes(graph, device, parameters) if where is None else where
     resident = {**where.ram, **where.flash}
     index: dict[str, int] = {}
     tensors: list[ProblemTensor] = []

@@ -9,7 +9,7 @@ that another one needs, so that each runs in the way of least energy that has ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from poetopt.graph.problem.problem import closing_with, ways_within
@@ -68,30 +68,10 @@ def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing
 
 def closing_plan(plan: Plan) -> Plan | None:
     """The updates that follow the parts of `plan`, which has offsets, in the same arena; None where nothing follows."""
-    from poetopt.plan.layout import buffers
+    from poetopt.plan.layout import lasting_at, lay_out_around
 
     found = closing_of(plan.problem, plan.instructions)
-    if found is None:
-        return None
-    tensors = plan.problem.tensors
-    lasting = set(plan.problem.lasting)
-    places = {b.index: b.offset for b in buffers(plan) if b.first < 0 and not b.workspace and b.index in lasting}
-    at = {tensors[i].name: offset for i, offset in places.items()}
-    taken = [(offset, offset + tensors[i].nbytes) for i, offset in places.items()]
-    made = Plan(found.problem, found.instructions)
-    every = list(buffers(made))
-    offsets = [at[found.problem.tensors[b.index].name] if b.first < 0 else -1 for b in every]
-    update = _updates(found.instructions)
-    groups: dict[int, list[int]] = {}
-    for k, buffer in enumerate(every):
-        if buffer.first >= 0:
-            groups.setdefault(update[buffer.first], []).append(k)
-    for group in groups.values():
-        there = list(taken)
-        for k in sorted(group, key=lambda k: -every[k].nbytes):
-            offsets[k] = _gap(there, every[k].nbytes, plan.problem.alignment)
-            there.append((offsets[k], offsets[k] + every[k].nbytes))
-    return replace(made, offsets=tuple(offsets))
+    return None if found is None else lay_out_around(Plan(found.problem, found.instructions), lasting_at(plan))
 
 
 def closing_lives(plan: Plan) -> list[tuple[int, int, int]]:
@@ -129,13 +109,3 @@ def _steps(problem: Problem, ways: Sequence[int], again: Set[str]) -> Iterator[I
         yield Instruction(Action.COMPUTE, k, way)
         yield from (Instruction(Action.PAGE_OUT, i) for i in written if problem.tensors[i].updated_by == k)
         yield from (Instruction(Action.FREE, i) for i in (*moved, *operator.outputs))
-
-
-def _gap(taken: Sequence[tuple[int, int]], nbytes: int, alignment: int) -> int:
-    """The first place for so many bytes beside what is taken."""
-    at = 0
-    for begin, end in sorted(taken):
-        if at + nbytes <= begin:
-            break
-        at = max(at, -(-end // alignment) * alignment)
-    return at

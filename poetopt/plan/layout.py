@@ -9,9 +9,10 @@ lives to the instruction before, the other from the COMPUTE on.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import inf
 
 from poetopt.graph.arena import pack
@@ -90,7 +91,24 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
         until=until,
         shared=[(number[a], number[b]) for a, b in _lasting(plan, spans)],
     )
-    return replace(plan, offsets=tuple(offsets[number[k]] for k in range(len(lives))))
+    mine = [lives[k] for k in kept]
+    placed = _standing_first(offsets[: len(kept)], mine, [ends[k] for k in kept], end if after else whole, plan)
+    return replace(plan, offsets=tuple(placed[number[k]] for k in range(len(lives))))
+
+
+def _standing_first(
+    offsets: Sequence[int], lives: Sequence[tuple[int, bool, int, int, int]], ends: Sequence[int], end: int, plan: Plan
+) -> list[int]:
+    """The same layout with what is there all the time at the bottom, so that all else has one piece of room.
+
+    Whatever lies below such a buffer lies all below it, and can go up by its size.
+    """
+    unit = plan.problem.alignment
+    standing = {k for k, life in enumerate(lives) if life[3] < 0 and ends[k] == end and life[2] and not life[2] % unit}
+    places = sorted((offsets[k], lives[k][2]) for k in standing)
+    above = [*accumulate((nbytes for _, nbytes in reversed(places)), initial=0)][::-1]
+    pushed = [above[bisect_right(places, (at, inf))] if life[2] else 0 for at, life in zip(offsets, lives, strict=True)]
+    return [up + (0 if k in standing else offset) for k, (offset, up) in enumerate(zip(offsets, pushed, strict=True))]
 
 
 def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
@@ -105,6 +123,62 @@ def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
     """
     found = lay_out(plan, quick=True)
     return found if arena_bytes(found) <= ram_bytes else lay_out(plan, ram_bytes=ram_bytes)
+
+
+def lasting_at(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Offset and size of what a laid-out plan has in RAM as its step begins and as it ends, by name."""
+    tensors, lasting = plan.problem.tensors, {*plan.problem.lasting}
+    first = (b for b in buffers(plan) if b.first < 0 and not b.workspace and b.index in lasting)
+    return {tensors[b.index].name: (b.offset, b.nbytes) for b in first}
+
+
+def lay_out_around(plan: Plan, lasting: Mapping[str, tuple[int, int]]) -> Plan:
+    """The same plan laid out around what another one leaves in the arena: the largest first, each as low as it can.
+
+    lasting
+        Offset and size, by name. What the plan begins with of these stays where it is, and so do all others.
+    """
+    every, alignment = list(buffers(plan)), plan.problem.alignment
+    spans = [(one.index, one.workspace, one.first, one.last) for one in every]
+    first = list(range(len(every)))
+    for given, made in sorted((*_taken(plan, spans), *_lasting(plan, spans)), key=lambda pair: pair[1]):
+        first[made] = first[given]  # one place for both
+    together: dict[int, list[int]] = {}
+    for k, root in enumerate(first):
+        together.setdefault(root, []).append(k)
+    tensors = plan.problem.tensors
+    fixed = {tensors[one.index].name: k for k, one in enumerate(every) if one.first < 0 and not one.workspace}
+    offsets = [-1] * len(every)
+    placed: list[tuple[int, int, int, int]] = []
+    for name, (at, nbytes) in lasting.items():
+        if name in fixed:
+            offsets[fixed[name]] = at
+            placed += [(every[k].first, every[k].last, at, nbytes) for k in together[fixed[name]]]
+        else:
+            placed.append((-1, len(plan.instructions), at, nbytes))
+    for root in sorted(together, key=lambda root: (-every[root].nbytes, root)):
+        lives = [(every[k].first, every[k].last) for k in together[root]]
+        if offsets[root] < 0:
+            beside = [
+                (at, nbytes)
+                for begin, end, at, nbytes in placed
+                if any(begin <= last and first <= end for first, last in lives)
+            ]
+            offsets[root] = _gap(beside, every[root].nbytes, alignment)
+            placed += [(*life, offsets[root], every[root].nbytes) for life in lives]
+        for k in together[root]:
+            offsets[k] = offsets[root]
+    return replace(plan, offsets=tuple(offsets))
+
+
+def _gap(taken: Sequence[tuple[int, int]], nbytes: int, alignment: int) -> int:
+    """The first place for so many bytes beside what is taken, by offset and size."""
+    at = 0
+    for begin, size in sorted(taken):
+        if at + nbytes <= begin:
+            break
+        at = max(at, -(-(begin + size) // alignment) * alignment)
+    return at
 
 
 def taken_bytes(plan: Plan, peak_bytes: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from poetopt.backends.c.execution import TOLERANCE, DeviceExecution, DeviceTraining
+from poetopt.backends.c.execution import TOLERANCE, DeviceChecks, DeviceExecution, DeviceTraining
 from poetopt.backends.c.profiling import TAKEN, EmulatedProfile, Modelled, joined
 from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
@@ -136,6 +136,7 @@ def device_text(plan: Plan, execution: DeviceExecution) -> str:
             )
         )
     rows += _moved(execution)
+    rows += _predicted(execution)
     rows += notes.rows(said(plan))
     name = plan.problem.model_ref or plan.problem.name
     return table(f"{name}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
@@ -181,11 +182,23 @@ def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple
         each = ended.instructions // ended.steps
         rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
     rows += _moved(ended)
+    rows += _predicted(ended)
     rows += more
     rows += notes.rows(said(plan))
     name = plan.problem.model_ref or plan.problem.name
     how = ", ".join([ended.optimizer, *(f"{word} {value:g}" for word, value in ended.hyperparameters.items())])
     return table(f"{name}: {ended.steps} steps of training in C on {ended.on}, {how}", rows)
+
+
+def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
+    found = checks.predicted
+    if found is None:
+        return []
+    text = (
+        f"po_predict takes {found.arena_bytes:,} B of the arena; its outputs are {found.distance:.2g} from "
+        f"onnxruntime's (relative), where {TOLERANCE:g} times {found.sensitivity:.2g} is allowed"
+    )
+    return [("outputs", text)]
 
 
 def emitted_text(plan: Plan, emitted: Emitted) -> str:
@@ -196,6 +209,12 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
         (
             "memory",
             f"{total:,} B beside the stack: arena {emitted.arena_bytes:,} B, resident {emitted.resident_bytes:,} B",
+        ),
+        (
+            "outputs",
+            "no po_predict: the network has no output beside its loss, moves rows of tables one by one, or has no room"
+            if emitted.prediction_bytes is None
+            else f"po_predict takes {emitted.prediction_bytes:,} B of the arena",
         ),
         ("files", ", ".join(emitted.files)),
     ]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.autodiff.inference import inference, needed
 from poetopt.backends.onnxruntime.batch import check_batch
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import (
@@ -82,7 +83,7 @@ class Forward:
         kept = tuple(dict.fromkeys(read or (graph.loss,)))
         operators = tuple(
             Operator(n.name or n.outputs[0], n.op_type, (n,), tuple(filter(None, n.inputs)), n.outputs)
-            for n in _needed(nodes, kept)
+            for n in needed(nodes, kept)
         )
         return cls(replace(graph, operators=operators), kept, read)
 
@@ -197,69 +198,6 @@ def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | N
     return next(
         (product.inputs[0], product.inputs[1]) for product in (producers[node.inputs[1]],) if product.op_type == "Mul"
     )
-
-
-def forward_nodes(graph: TrainingGraph) -> list[Node]:
-    """The forward nodes of a step, the loss included."""
-    return [node for operator in graph.operators if not operator.backward for node in operator.nodes]
-
-
-def inference(graph: TrainingGraph) -> tuple[Node, ...]:
-    """The same, each as it is in inference."""
-    nodes = forward_nodes(graph)
-    producers = {name: node for node in nodes for name in node.outputs}
-    statistics = _statistics(graph, nodes, producers)
-    found: list[Node] = []
-    for node in nodes:
-        if node.op_type == "BatchNormalization" and node.attributes.get("training_mode", 0) and not node.domain:
-            running = tuple(statistics.get(name, "") for name in node.outputs[1:3])
-            if all(running):
-                attributes = {**node.attributes, "training_mode": 0}
-                node = replace(
-                    node, inputs=(*node.inputs[:3], *running), outputs=node.outputs[:1], attributes=attributes
-                )
-        elif node.op_type == "Mul" and _drops(node, producers):
-            inner = producers[node.inputs[0]]
-            node = Node("Identity", (inner.inputs[0],), node.outputs, name=node.name)
-        found.append(node)
-    return tuple(found)
-
-
-def _statistics(graph: TrainingGraph, nodes: list[Node], producers: Mapping[str, Node]) -> Mapping[str, str]:
-    """For the mean or variance of a batch, the running statistic that it is mixed into."""
-    changing = {*graph.carried}
-    found: dict[str, str] = {}
-    for node in nodes:
-        if node.op_type != "Add" or len(node.inputs) != 2:
-            continue
-        kept, fresh = (producers.get(name) for name in node.inputs)
-        if (
-            kept is not None
-            and fresh is not None
-            and kept.op_type == fresh.op_type == "Mul"
-            and kept.inputs[0] in changing
-        ):
-            found[fresh.inputs[0]] = kept.inputs[0]
-    return found
-
-
-def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
-    """Says whether it is the product with a Dropout's mask: (x factor) mask."""
-    inner, mask = (producers.get(name) for name in node.inputs)
-    while mask is not None and mask.op_type == "Cast":
-        mask = producers.get(mask.inputs[0])
-    drawn = None if mask is None or mask.op_type != "GreaterOrEqual" else producers.get(mask.inputs[0])
-    return drawn is not None and drawn.op_type == "RandomUniform" and inner is not None and inner.op_type == "Mul"
-
-
-def _needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]:
-    names = set(wanted)
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if names.intersection(node.outputs):
-            kept.append(node)
-            names.update(node.inputs)
-    return tuple(reversed(kept))
 
 
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:

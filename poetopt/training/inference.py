@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff.inference import forward_nodes, inference
 from poetopt.graph import Role
-from poetopt.training.evaluate import forward_nodes, inference
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:

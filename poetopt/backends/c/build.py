@@ -29,6 +29,10 @@ _BARE = """\
 | `po_libm.c` | functions of <math.h> that want no RAM |
 | `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
 
+_PREDICTS = """\
+   To use the network between two steps: write `po_predict_inputs[k].address`, call `po_predict()`, and read
+   `po_outputs[k].address`. It takes no RAM beside that of a step, and changes nothing that lasts.
+"""
 _FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
 _FED_IN_PARTS = """\
 a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
@@ -64,6 +68,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "build": _build(target),
             "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
             "updates": updates,
+            "predicts": _PREDICTS if program.predicts is not None else "",
             "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
             "call": "`po_step()`"
             if parts == 1

@@ -6,7 +6,7 @@ One step is measured for its stack and, in an emulator, operator by operator; ma
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,16 @@ import numpy as np
 from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.emulator import check_present
-from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
+from poetopt.backends.c.execution import DeviceExecution, DeviceTraining, Predicted
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
-from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, sensitivity
+from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, predicted, sensitivity
 from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.onnxruntime.training import check_options, momentum_of
+from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 LOSSES = "losses"
+Predict = Callable[[Plan, TrainingGraph], Plan | None]
+"""Finds a plan of po_predict for one of a step, which is laid out (`poetopt.search.predicting`)."""
 
 
 class _Both:
@@ -47,9 +50,13 @@ class _Both:
     Raises what `execute_on` does for a plan that can't be run there.
     """
 
-    def __init__(self, plan: Plan, on: str, graph: TrainingGraph, ram_bytes: int | None, told: Told) -> None:
+    def __init__(
+        self, plan: Plan, on: str, graph: TrainingGraph, ram_bytes: int | None, told: Told, predict: Predict | None
+    ) -> None:
         self.plan, self.on, self.graph, self.ram_bytes, self.told = plan, on, graph, ram_bytes, told
-        self.target, self.program = target(on, "--on"), device_program(plan, graph)
+        self.predict = predict or (lambda *_: None)
+        self.target = target(on, "--on")
+        self.program = device_program(plan, graph, prediction=self.predict(plan, graph))
         self.simulation: Simulation = simulate(plan, ram_bytes=ram_bytes)
         check_layout(plan, ram_bytes)
         if self.target.bare:
@@ -64,7 +71,8 @@ class _Both:
             write(program, self.target, place)
             return build(program, self.target, place, measuring=measuring, stack_bytes=stack_bytes)
 
-        once = device_program(unscheduled(self.plan), self.graph)
+        whole = unscheduled(self.plan)
+        once = device_program(whole, self.graph, prediction=self.predict(whole, self.graph))
         return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
 
     def figures(self, built: Built, ran: Ran | RanSteps) -> dict[str, Any]:
@@ -85,6 +93,27 @@ class _Both:
             "bytes_streamed": self.simulation.bytes_streamed,
         }
 
+    def predicted(self, asked: Sequence[Batch], mine: Ran | RanSteps, theirs: Ran | RanSteps) -> Predicted | None:
+        """What both made of the inputs that they were asked of, beside onnxruntime with the values that were left."""
+        plan = self.program.predicts
+        if plan is None or not asked:
+            return None
+        network, held = graph_of(plan.plan), whole(self.graph.joint)
+        held |= {name: mine.results[name] for name in self.graph.trained if name in mine.results}
+        held |= {old: mine.results[new] for old, new in self.graph.states.items() if new in mine.results}
+        found, other = (
+            {name: np.stack([one[name] for one in ran.outputs]) for name in network.outputs} if ran.outputs else {}
+            for ran in (mine, theirs)
+        )
+        reference = predicted(network, held, asked)
+        return Predicted(
+            arena_bytes(plan.plan),
+            not other or compare(found, other, network.outputs).identical,
+            distance(found, reference.exact, network.outputs),
+            reference.together,
+            found,
+        )
+
 
 def execute_on(
     plan: Plan,
@@ -95,6 +124,7 @@ def execute_on(
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
     seed: int = 0,
     stack_bytes: int | None = None,
+    predict: Predict | None = None,
     told: Told = silent,
 ) -> DeviceExecution:
     """Emit `plan`, compile it, run it on one batch, and check what it computes.
@@ -107,19 +137,22 @@ def execute_on(
         A batch, as for `execute`; by default a random one, drawn with `seed`.
     stack_bytes
         The stack that a bare board's program is linked with; by default what the device sets aside.
+    predict
+        What finds the plan of po_predict.
 
     Raises `PlanError` for a plan that isn't for the runtime c or breaks its budget, `UnsupportedOpError` where a kernel
     is missing, `BackendUnavailableError` where compiler or emulator are, `ExecutionError` where the step fails.
     """
     chosen = graph_of(plan, graph)
-    both = _Both(plan, on, chosen, ram_bytes, told)
+    both = _Both(plan, on, chosen, ram_bytes, told, predict)
     batch = batch_of(chosen.whole, data, seed)
+    asked = [next(iter(cut(chosen, batch)))]
     with scratch_folder("c") as folder:
         scheduled, plain = both.built(folder, stack_bytes=stack_bytes)
         told(f"running the schedule on {on}")
-        mine = run(scheduled, batch)
+        mine = run(scheduled, batch, asked=asked)
         told("running the step that computes everything once")
-        theirs = run(plain, batch)
+        theirs = run(plain, batch, asked=asked)
         told("the same step on onnxruntime, and how far one ulp moves it")
         reference = measured_reference(chosen, batch)
         by_operator = instructions_by_operator(scheduled, mine)
@@ -147,6 +180,7 @@ def execute_on(
         by_operator=by_operator,
         results={name: mine.results[name] for name in kept},
         batch=batch,
+        predicted=both.predicted(asked, mine, theirs),
     )
 
 
@@ -208,6 +242,7 @@ def train_on(
     ram_bytes: int | None = None,
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
     seed: int = 0,
+    predict: Predict | None = None,
     told: Told = silent,
 ) -> DeviceTraining:
     """Take `steps` steps with `plan` in C by the emitted example, and compare losses and parameters.
@@ -227,7 +262,10 @@ def train_on(
     data_sets = batches_of(chosen.whole, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
     said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
-    return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, told=told)
+    asked = [next(iter(cut(chosen, batches[-1])))]
+    return train_batches_on(
+        plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, predict=predict, asked=asked, told=told
+    )
 
 
 def check_trainable(graph: TrainingGraph) -> None:
@@ -247,20 +285,24 @@ def train_batches_on(
     *,
     graph: TrainingGraph,
     ram_bytes: int | None = None,
+    predict: Predict | None = None,
+    asked: Sequence[Batch] = (),
     told: Told = silent,
 ) -> DeviceTraining:
     """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it.
 
     graph
         One that `check_trainable` has passed.
+    asked
+        What is predicted after the last step, where the program has a plan for that.
     """
-    both, steps = _Both(plan, on, graph, ram_bytes, told), len(batches)
+    both, steps = _Both(plan, on, graph, ram_bytes, told, predict), len(batches)
     with scratch_folder("c") as folder:
         scheduled, plain = both.built(folder, measuring=False)
         told(f"{steps:,} steps on {on}, as planned")
-        mine = run_steps(scheduled, batches, said)
+        mine = run_steps(scheduled, batches, said, asked)
         told(f"{steps:,} steps on {on}, everything computed once")
-        theirs = run_steps(plain, batches, said)
+        theirs = run_steps(plain, batches, said, asked)
     told("the same steps on onnxruntime, and how far one ulp moves them")
     here = Way(mine.losses, moved_by(graph, whole(graph), mine.results))
     exact, near = reference_ways(graph, batches, said)
@@ -283,6 +325,7 @@ def train_batches_on(
         loss_distance=_losses_apart(here, exact),
         values={row.name: mine.results[row.name] for row in both.program.parameters},
         statistics={old: mine.results[new] for old, new in graph.states.items()},
+        predicted=both.predicted(asked, mine, theirs),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.backends.onnxruntime.execution import Checks
+from poetopt.util.figures import Figures
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -23,6 +24,45 @@ def far_shown(names: tuple[str, ...]) -> str:
     """Says which tensors are further away than that, in a message."""
     shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
     return f", and that of {shown} is too far away for itself" if names else ""
+
+
+@dataclass(frozen=True)
+class Predicted(Figures):
+    """Outputs of the network in C, as it is used, with the values that the steps left.
+
+    arena_bytes
+        What its plan takes of the step's arena.
+    bit_identical
+        Whether the plan and one that has all the room give the same bits.
+    distance, sensitivity
+        Of all outputs from onnxruntime's, relative, in the norm; how far one ulp of what they are made of moves those.
+    outputs
+        By name, those of all batches in one. [batches, *shape]
+    """
+
+    arena_bytes: int
+    bit_identical: bool
+    distance: float
+    sensitivity: float
+    outputs: Mapping[str, Array] = field(repr=False, compare=False)
+    omitted = ("outputs",)
+
+    @property
+    def ok(self) -> bool:
+        """Says whether these are the network's outputs."""
+        return self.bit_identical and self.distance <= TOLERANCE * self.sensitivity
+
+    def message(self, on: str) -> str:
+        """Gives what is wrong, in one sentence; empty where nothing is."""
+        if self.ok:
+            return ""
+        what = (
+            f"are {self.distance:.3g} away from onnxruntime's (relative), where {TOLERANCE:g} times the "
+            f"{self.sensitivity:.3g} by which one ulp moves them is allowed"
+            if self.bit_identical
+            else "differ from those of the plan that has all the room"
+        )
+        return f"on {on}, the outputs of po_predict {what}; please report it with the plan file"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +94,8 @@ class DeviceChecks(Checks):
         How many were executed; None where it was no emulator that ran it.
     bytes_paged, bytes_streamed
         Bytes of whole tensors that move to and from storage in one step, and of chunks inside operators.
+    predicted
+        What po_predict gave after the last step; None where there is none.
     """
 
     on: str
@@ -73,6 +115,7 @@ class DeviceChecks(Checks):
     instructions: int | None
     bytes_paged: int
     bytes_streamed: int
+    predicted: Predicted | None = None
 
     @property
     def planned_ram_bytes(self) -> int:
@@ -92,7 +135,8 @@ class DeviceChecks(Checks):
     @property
     def ok(self) -> bool:
         """Says whether the run passed all checks."""
-        return super().ok and self.close and self.linked_as_planned
+        well = self.predicted is None or self.predicted.ok
+        return super().ok and self.close and self.linked_as_planned and well
 
     @property
     def memory_message(self) -> str:
@@ -107,7 +151,7 @@ class DeviceChecks(Checks):
                 f"the arena takes {self.arena_bytes:,} B, more than the budget of {self.budget_bytes:,} B; solve with "
                 "a larger --ram"
             )
-        return ""
+        return "" if self.predicted is None else self.predicted.message(self.on)
 
 
 @dataclass(frozen=True, kw_only=True)

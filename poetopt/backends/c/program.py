@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from poetopt.backends.c.operators import (
@@ -18,19 +18,21 @@ from poetopt.backends.c.operators import (
 from poetopt.backends.c.storage import BLOCK_BYTES, BlockStorage, ListedTable, lay_out_storage, moved, tables_of
 from poetopt.backends.c.streamed import streamed_code
 from poetopt.backends.step.parted import scheduled_names
-from poetopt.backends.step.places import Place, Places, check_belongs, input_offsets
+from poetopt.backends.step.places import Place, Places, check_belongs, graph_of, input_offsets
 from poetopt.graph import Tensor, TrainingGraph
 from poetopt.ops.runtimes.c import runtime as c_runtime
 from poetopt.ops.runtimes.c.kernel import MOST_BYTES
 from poetopt.ops.runtimes.c.steps import layout
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Action, Plan
-from poetopt.plan.layout import arena_bytes, check_layout
+from poetopt.plan.layout import arena_bytes, buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 
-PREFIXES = PREFIX, "po_last"
-"""What the names of operators' functions begin with: those of the plan, and of what follows a batch's last part."""
+PREFIXES = PREFIX, "po_last", "po_seen"
+"""What functions of operators are called: of the plan, of what follows a batch's last part, and of po_predict."""
+PREDICTS = 2
+"""The place of what po_predict runs, where there is anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +101,11 @@ def planned(plan: Plan, graph: TrainingGraph) -> tuple[Planned, ...]:
     return tuple(found)
 
 
-def operators_of(planned: Sequence[Planned], still: Still) -> list[Mapping[Run, OperatorCode]]:
+def operators_of(planned: Mapping[int, Planned], still: Still) -> dict[int, Mapping[Run, OperatorCode]]:
     """The functions of each one's operators. Raises `UnsupportedOpError` where no kernel runs one of their nodes."""
     found: dict[tuple[int, Run], OperatorCode] = {}
     words = 0
-    for which, one in enumerate(planned):
+    for which, one in planned.items():
         computed = {(s.target, s.variant) for s in one.plan.instructions if s.action is Action.COMPUTE}
         for index, way in sorted(computed):
             where = one.graph, one.plan.problem, one.places, still, words, PREFIXES[which]
@@ -111,7 +113,7 @@ def operators_of(planned: Sequence[Planned], still: Still) -> list[Mapping[Run, 
             found[which, (index, way)] = code
             words += len(code.state)
     codes = shared(found)
-    return [{run: code for (k, run), code in codes.items() if k == which} for which in range(len(planned))]
+    return {which: {run: code for (k, run), code in codes.items() if k == which} for which in planned}
 
 
 RUNTIME = "c"
@@ -149,6 +151,10 @@ class DeviceProgram:
         The tables of po.h. An input that nothing reads has no place, and is in none.
     carried
         Statistics that the step doesn't update in place: after the step, before it.
+    predicts
+        What po_predict runs; None where there is none.
+    asked, outputs
+        The tables of what it reads and gives.
     """
 
     routines: tuple[Routine, ...]
@@ -163,6 +169,9 @@ class DeviceProgram:
     parameters: tuple[TableRow, ...]
     hyperparameters: tuple[TableRow, ...]
     carried: tuple[tuple[TableRow, TableRow], ...]
+    predicts: Routine | None = None
+    asked: tuple[TableRow, ...] = ()
+    outputs: tuple[TableRow, ...] = ()
 
     @property
     def plan(self) -> Plan:
@@ -172,7 +181,8 @@ class DeviceProgram:
     @property
     def codes(self) -> tuple[OperatorCode, ...]:
         """The functions of all operators."""
-        return tuple(code for routine in self.routines for code in routine.operators.values())
+        every = self.routines if self.predicts is None else (*self.routines, self.predicts)
+        return tuple(code for routine in every for code in routine.operators.values())
 
     @property
     def operator_names(self) -> tuple[str, ...]:
@@ -205,8 +215,13 @@ class DeviceProgram:
         return self.plan.problem.model_ref or self.plan.problem.name
 
 
-def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool = False) -> DeviceProgram:
+def device_program(
+    plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool = False, prediction: Plan | None = None
+) -> DeviceProgram:
     """`plan` of `graph` as it is written in C.
+
+    prediction
+        What po_predict runs (`poetopt.search.predicting`), of the same arena.
 
     Raises `PlanError` for a plan that the simulator refuses, or of another network, runtime or version of its kernels;
     `UnsupportedOpError` where an operator has a node without a kernel.
@@ -219,6 +234,12 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     for run in runs:
         check_belongs(run.graph, run.plan.problem, c_runtime, shown)
         check_layout(run.plan)
+    every = dict(enumerate(runs))
+    if prediction is not None:
+        simulate(prediction)
+        check_layout(prediction, arena_bytes(plan))
+        network = graph_of(prediction)
+        every[PREDICTS] = Planned(prediction, network, Places(network, prediction.problem, c_runtime))
     places, step = runs[0].places, graph.joint
     words = sum(run.kept_bytes for run in runs)
     lists = sum(
@@ -232,16 +253,15 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
     by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
-    storage = lay_out_storage(
-        [run.plan for run in runs], weights, {n: whole.nbytes for n, whole in by_name.items()}, graph.sums.values()
-    )
+    plans, whole = [run.plan for run in every.values()], {n: table.nbytes for n, table in by_name.items()}
+    storage = lay_out_storage(plans, weights, whole, graph.sums.values())
     offsets = {problem.tensors[index].name: offset for index, offset in input_offsets(plan).items()}
     scheduled = scheduled_names(problem)
-    operators = operators_of(runs, (resident, flash))
-    routines = (
-        Routine(run.plan, codes, storage.of(run.plan.problem), {} if k else tables, run.sums)
-        for k, (run, codes) in enumerate(zip(runs, operators, strict=True))
-    )
+    operators = operators_of(every, (resident, flash))
+    routines = {
+        k: Routine(run.plan, operators[k], storage.of(run.plan.problem), {} if k else tables, run.sums)
+        for k, run in every.items()
+    }
 
     def kept(name: str, shown: str = "") -> TableRow:
         tensor, root = step.tensors[name], step.root(name)
@@ -259,7 +279,7 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
         return kept(name) if name in places.index else None
 
     return DeviceProgram(
-        tuple(routines),
+        tuple(routines[k] for k in range(len(runs))),
         graph,
         resident,
         flash,
@@ -279,7 +299,29 @@ def device_program(plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool
             for old, new in graph.states.items()
             if graph.root(old) in resident.offsets and graph.root(new) != graph.root(old)
         ),
+        predicts=routines.get(PREDICTS),
+        asked=() if prediction is None else tuple(_begun(prediction, storage)),
+        outputs=() if prediction is None else tuple(_ended(prediction)),
     )
+
+
+def _begun(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
+    """What a prediction is fed with."""
+    network, offsets = graph_of(prediction), input_offsets(prediction)
+    for i, held in enumerate(prediction.problem.tensors):
+        if held.name in network.inputs:
+            there = i in offsets
+            block = -1 if there else storage.blocks[held.name]
+            yield TableRow(held.name, network.tensors[held.name], Place(offsets.get(i, 0)), block)
+
+
+def _ended(prediction: Plan) -> Iterator[TableRow]:
+    """What it ends with."""
+    network, index = graph_of(prediction), {t.name: i for i, t in enumerate(prediction.problem.tensors)}
+    last = len(prediction.instructions) - 1
+    ends = {b.index: b.offset for b in buffers(prediction) if b.last == last and not b.workspace}
+    for name in network.outputs:
+        yield TableRow(name, network.tensors[name], Place(ends[index[network.root(name)]]))
 
 
 def check_links(nbytes: int, shown: str) -> None:

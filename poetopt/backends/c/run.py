@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ class Ran:
         How many were executed, the example's own among them; None on this machine.
     counts
         What was executed on an emulator, as `Trace.sums` has it; None on this machine.
+    outputs
+        What the network makes of each of the inputs that it was asked of, after the step.
     """
 
     results: Mapping[str, Array]
@@ -53,6 +56,7 @@ class Ran:
     step_s: float | None
     instructions: int | None
     counts: NDArray[np.uint64] | None
+    outputs: Sequence[Mapping[str, Array]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +71,29 @@ class RanSteps:
         The most that they took of the stack; None on this machine.
     instructions
         As in `Ran`, of all steps.
+    outputs
+        As in `Ran`, after the last step.
     """
 
     losses: Array
     results: Mapping[str, Array]
     stack_bytes: int | None
     instructions: int | None
+    outputs: Sequence[Mapping[str, Array]] = ()
 
 
-def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, weigh: Weigh = ones) -> Ran:
+def run(
+    built: Built,
+    batch: Mapping[str, Array],
+    *,
+    asked: Sequence[Mapping[str, Array]] = (),
+    ram: Board | None = None,
+    weigh: Weigh = ones,
+) -> Ran:
     """One step on `batch`, from the weights that were emitted.
 
+    asked
+        What to predict after it, where the program can.
     ram
         On an emulator: what is mapped; by default what the program was linked for.
     weigh
@@ -86,14 +102,14 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, w
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    fed = fed_with(program, batch)
+    files = {"batches.bin": fed_with(program, batch), "pages.bin": first_pages(built), **_asked(program, asked)}
     if built.board is not None:
-        ended = emulate(built, {"batches.bin": fed, "pages.bin": first_pages(built)}, ram=ram, weigh=weigh)
-        results = _arrays(program, ended.files["results.bin"])
-        return Ran(results, {}, ended.stack_bytes, None, int(ended.counts[:, 0].sum()), ended.counts)
+        ended = emulate(built, files, ram=ram, weigh=weigh)
+        results, outputs = _arrays(program, ended.files["results.bin"]), _outputs(program, ended.files)
+        return Ran(results, {}, ended.stack_bytes, None, int(ended.counts[:, 0].sum()), ended.counts, outputs)
     folder = built.folder
-    (folder / "batches.bin").write_bytes(fed)
-    (folder / "pages.bin").write_bytes(first_pages(built))
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
     ended_process = subprocess.run(
         [built.executable, str(TIMED_S)], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -110,11 +126,15 @@ def run(built: Built, batch: Mapping[str, Array], *, ram: Board | None = None, w
         median(float(time) for time in times) / 1e9 if times else None,
         None,
         None,
+        _outputs(program, _written(folder)),
     )
 
 
 def run_steps(
-    built: Built, batches: Sequence[Mapping[str, Array]], hyperparameters: Sequence[Mapping[str, Array]]
+    built: Built,
+    batches: Sequence[Mapping[str, Array]],
+    hyperparameters: Sequence[Mapping[str, Array]],
+    asked: Sequence[Mapping[str, Array]] = (),
 ) -> RanSteps:
     """A step on each of `batches`, by the emitted example, from the weights that were emitted.
 
@@ -122,6 +142,8 @@ def run_steps(
         On this machine: not `measuring`.
     hyperparameters
         Of each step, by what the optimizer calls them.
+    asked
+        What to predict after the last one, where the program can.
 
     Raises `ExecutionError` as `run` does.
     """
@@ -130,6 +152,7 @@ def run_steps(
         "batches.bin": b"".join(fed_with(program, batch) for batch in batches),
         "hyperparameters.bin": b"".join(laid_out(program.hyperparameters, said) for said in hyperparameters),
         "pages.bin": first_pages(built),
+        **_asked(program, asked),
     }
     stack = instructions = None
     if built.board is not None:
@@ -142,11 +165,32 @@ def run_steps(
         if process.returncode:
             why = process.stderr.strip() or f"code {process.returncode}"
             raise ExecutionError(f"the compiled steps of {program.shown} failed: {why}")
-        written = {name: (built.folder / name).read_bytes() for name in ("losses.bin", "results.bin")}
+        written = _written(built.folder)
     losses = np.frombuffer(written["losses.bin"], numpy_dtype(program.results[0].tensor.dtype))
     if len(losses) != len(batches):
         raise ExecutionError(f"{program.shown} took {len(losses):,} steps, and should take {len(batches):,}")
-    return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions)
+    outputs = _outputs(program, written)
+    return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions, outputs)
+
+
+def _written(folder: Path) -> Mapping[str, bytes]:
+    """Gives what a program on this machine has written."""
+    there = (folder / name for name in ("losses.bin", "results.bin", "outputs.bin"))
+    return {file.name: file.read_bytes() for file in there if file.exists()}
+
+
+def _asked(program: DeviceProgram, asked: Sequence[Mapping[str, Array]]) -> Mapping[str, bytes]:
+    if program.predicts is None:
+        return {}
+    return {"asked.bin": b"".join(laid_out(program.asked, one) for one in asked)}
+
+
+def _outputs(program: DeviceProgram, files: Mapping[str, bytes]) -> Sequence[Mapping[str, Array]]:
+    """The predictions in outputs.bin, one after another."""
+    data = files.get("outputs.bin", b"")
+    each = sum(row.tensor.nbytes for row in program.outputs)
+    pieces = (data[at : at + each] for at in range(0, len(data), each or 1))
+    return [_tables(program, program.outputs, piece) for piece in pieces]
 
 
 def fed_with(program: DeviceProgram, batch: Mapping[str, Array]) -> bytes:
@@ -166,9 +210,13 @@ def first_pages(built: Built) -> bytes:
 
 
 def _arrays(program: DeviceProgram, data: bytes) -> Mapping[str, Array]:
+    return _tables(program, (*program.results, *program.parameters), data)
+
+
+def _tables(program: DeviceProgram, rows: Sequence[TableRow], data: bytes) -> Mapping[str, Array]:
     found: dict[str, Array] = {}
     at = 0
-    for row in (*program.results, *program.parameters):
+    for row in rows:
         piece = data[at : at + row.tensor.nbytes]
         found[row.name] = np.frombuffer(piece, numpy_dtype(row.tensor.dtype)).reshape(row.tensor.shape)
         at += row.tensor.nbytes

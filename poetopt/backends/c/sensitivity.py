@@ -18,7 +18,7 @@ import numpy as np
 
 from poetopt.autodiff.passes.rows import cut, put_back, whole
 from poetopt.backends.c.execution import TOLERANCE
-from poetopt.backends.onnxruntime.reference import node_by_node, reference_of
+from poetopt.backends.onnxruntime.reference import NodeByNode, node_by_node, reference_of
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import Operator, Role, TrainingGraph
 
@@ -117,12 +117,38 @@ class Steps:
 
     def _moved(self, array: Array, *, data: bool = False) -> Array:
         assert self._random is not None
-        if array.dtype.kind != "f":
-            return array
-        towards = np.where(self._random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
-        stays = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
-        with np.errstate(over="ignore"):  # of the largest number, which stays
-            return np.where(stays, array, np.nextafter(array, towards))
+        return _an_ulp_off(array, self._random, data=data)
+
+
+def _an_ulp_off(array: Array, random: np.random.Generator, *, data: bool = False) -> Array:
+    if array.dtype.kind != "f":
+        return array
+    towards = np.where(random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
+    stays = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
+    with np.errstate(over="ignore"):  # of the largest number, which stays
+        return np.where(stays, array, np.nextafter(array, towards))
+
+
+def predicted(network: TrainingGraph, held: Arrays, batches: Sequence[Arrays]) -> UlpSensitivity:
+    """The outputs of a network on onnxruntime, node by node, all batches in one, and how far one ulp moves them.
+
+    held
+        Its parameters, statistics and constants.
+    """
+    sessions = Sessions(network, 1)
+
+    def outputs(seed: int | None) -> Arrays:
+        random = None if seed is None else np.random.default_rng(seed)
+        values = held if random is None else {name: _an_ulp_off(array, random) for name, array in held.items()}
+        run = NodeByNode(network, sessions, values, network.outputs)
+        found = []
+        for batch in batches:
+            fed = {n: batch[n] if random is None else _an_ulp_off(batch[n], random, data=True) for n in network.inputs}
+            found.append({name: array.copy() for name, array in run.run(fed).items()})
+        return {name: np.stack([one[name] for one in found]) for name in network.outputs}
+
+    exact = outputs(None)
+    return sensitivity(exact, [outputs(seed) for seed in range(TRIALS)], exact)
 
 
 def _reading_moved(graph: TrainingGraph) -> TrainingGraph:

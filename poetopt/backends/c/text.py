@@ -153,6 +153,15 @@ int po_part(uint32_t part);
    PO_DONE there are no results. */
 """
 """What po.h says of the functions of a step, of a batch at once and in parts."""
+PREDICT = """\
+/* The network as it is used, in the same RAM: by running statistics, without Dropout, labels or loss. Write
+   po_predict_inputs, call it between two steps, and read po_outputs. What lasts stays as it is; inputs and results of a
+   step are lost. */
+extern const po_tensor po_predict_inputs[];
+extern const po_tensor po_outputs[];
+int po_predict(void);
+
+"""
 
 
 def fixed(name: str) -> str:
@@ -188,7 +197,10 @@ def header(program: DeviceProgram) -> str:
             "hyperparameters": len(program.hyperparameters),
             "parts": program.graph.parts,
             "fed": "step" if program.graph.parts == 1 else "part of a batch",
+            "asked": len(program.asked),
+            "outputs": len(program.outputs),
             "steps": _functions(program.graph),
+            "predicts": PREDICT if program.predicts is not None else "",
             "does": does(program),
         },
     )
@@ -265,7 +277,7 @@ def begin(program: DeviceProgram) -> str:
     fed = {row.name: row for row in program.inputs}
 
     def lines() -> Iterator[str]:
-        if any(_limited(program)):
+        if any(_limited(program, program.inputs)):
             yield "    PO_PASS(po_checked());\n"
         for index, table in program.routines[0].tables.items():
             if table.ids and table.of == index:
@@ -279,8 +291,8 @@ def begin(program: DeviceProgram) -> str:
     return "".join(lines())
 
 
-def _limited(program: DeviceProgram) -> Iterator[tuple[TableRow, InputLimits]]:
-    for row in program.inputs:
+def _limited(program: DeviceProgram, rows: Sequence[TableRow]) -> Iterator[tuple[TableRow, InputLimits]]:
+    for row in rows:
         found = limits(program.graph, row.name)
         if found is not None:
             yield row, found
@@ -299,29 +311,43 @@ PIECE = """\
 
 
 def checks(program: DeviceProgram) -> str:
-    """The function that looks at the inputs before a step, where any of them can be out of its range."""
+    """The functions that look at inputs before anything changes, where any of them can be out of its range."""
     kinds: dict[str, None] = {}
-    body: list[str] = []
-    for row, found in _limited(program):
-        kind = C_TYPES[row.tensor.dtype]
-        ignored = min(found.ignored, default=found.least)
-        more = "" if found.what == TRUTH else f", {found.least}, {found.most}, {ignored}"
-        which = "untrue" if found.what == TRUTH else "beyond"
-        kinds[f"PO_{which.upper()}({kind})\n"] = None
-        call = f"po_{which}_{kind}"
-        if row.block >= 0:
-            beyond = f"{call}(piece, bytes / (uint32_t)sizeof({kind}){more})"
-            values = {"nbytes": row.tensor.nbytes, "name": comment(row.name), "block": row.block, "beyond": beyond}
-            body.append(PIECE.format(**values))
-        else:
-            beyond = f"{call}({_address(program, row)}, {row.tensor.size}u{more})"
-            body.append(f"    if ({beyond}) {{ /* {comment(row.name)} */\n        return PO_DATA;\n    }}\n")
-    if not body:
+    functions = ""
+    for name, rows in (("po_checked", program.inputs), ("po_asked", program.asked)):
+        limited = list(_limited(program, rows))
+        for row, found in limited:
+            which = "UNTRUE" if found.what == TRUTH else "BEYOND"
+            kinds[f"PO_{which}({C_TYPES[row.tensor.dtype]})\n"] = None
+        if limited:
+            body = "".join(_check(program, row, found) for row, found in limited)
+            functions += f"static int {name}(void)\n{{\n{body}    return PO_DONE;\n}}\n\n"
+    said = "/* Before anything changes: labels and their like within their ranges. */\n"
+    return f"{''.join(kinds)}\n{said}{functions}" if functions else ""
+
+
+def _check(program: DeviceProgram, row: TableRow, found: InputLimits) -> str:
+    kind = C_TYPES[row.tensor.dtype]
+    ignored = min(found.ignored, default=found.least)
+    more = "" if found.what == TRUTH else f", {found.least}, {found.most}, {ignored}"
+    which = "untrue" if found.what == TRUTH else "beyond"
+    call = f"po_{which}_{kind}"
+    if row.block >= 0:
+        beyond = f"{call}(piece, bytes / (uint32_t)sizeof({kind}){more})"
+        values = {"nbytes": row.tensor.nbytes, "name": comment(row.name), "block": row.block, "beyond": beyond}
+        return PIECE.format(**values)
+    beyond = f"{call}({_address(program, row)}, {row.tensor.size}u{more})"
+    return f"    if ({beyond}) {{ /* {comment(row.name)} */\n        return PO_DATA;\n    }}\n"
+
+
+def predicting(program: DeviceProgram) -> str:
+    """po_predict, where the program has it."""
+    if program.predicts is None:
         return ""
-    return (
-        f"{''.join(kinds)}\n/* Before anything changes: labels and their like within their ranges. */\n"
-        f"static int po_checked(void)\n{{\n{''.join(body)}    return PO_DONE;\n}}\n\n"
-    )
+    checked = "    PO_PASS(po_asked());\n" if any(_limited(program, program.asked)) else ""
+    statements = "".join(f"    {line}\n" for line in calls(program.predicts))
+    given = {"head": "int po_predict(void)", "begin": f"{checked}    po_carry();\n", "end": ""}
+    return "\n" + filled("po_calls.c", {**given, "statements": statements})
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
@@ -354,6 +380,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
                 else ""
             ),
             "schedule": checked + schedules(program, schedule),
+            "predicts": predicting(program),
         },
     )
 
@@ -375,6 +402,12 @@ def tables(program: DeviceProgram) -> str:
             "parameters": _rows(program, program.parameters),
             "hyperparameters": _rows(program, program.hyperparameters),
             "carried": "".join(carried),
+            "predicts": (
+                f"const po_tensor po_predict_inputs[] = {{\n{_rows(program, program.asked)}}};\n\n"
+                f"const po_tensor po_outputs[] = {{\n{_rows(program, program.outputs)}}};\n\n"
+                if program.predicts is not None
+                else ""
+            ),
         },
     )
 

@@ -8,6 +8,8 @@
                  there, it is made of that
    losses.bin    is written: the loss of each step
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
+   asked.bin     po_predict_inputs, one after another, where there is such a file and po_predict
+   outputs.bin   is written: po_outputs of each of them, after the last step
 
    It takes as many steps as batches.bin has batches. */
 
@@ -142,6 +144,23 @@ static int train(FILE *batches, FILE *numbers, FILE *losses)
     return 0;
 }
 
+#if PO_OUTPUTS > 0u
+/* What the network makes of the inputs of asked.bin, after all steps. */
+static int predict(void)
+{
+    FILE *asked = fopen("asked.bin", "rb");
+    FILE *outputs = asked == NULL ? NULL : fopen("outputs.bin", "wb");
+    int failed = asked != NULL && outputs == NULL;
+    while (outputs != NULL && !failed && next(asked, po_predict_inputs, PO_PREDICT_INPUTS)) {
+        failed = po_predict() != 0 || save(outputs, po_outputs, PO_OUTPUTS) != 0;
+    }
+    if (asked != NULL) {
+        (void)fclose(asked);
+    }
+    return (outputs != NULL && fclose(outputs) != 0) || failed;
+}
+#endif
+
 int main(void)
 {
     FILE *batches = fopen("batches.bin", "rb");
@@ -163,6 +182,9 @@ int main(void)
         failed = save(results, po_results, PO_RESULTS) || save(results, po_parameters, PO_PARAMETERS);
         failed = fclose(results) != 0 || failed;
     }
+#if PO_OUTPUTS > 0u
+    failed = failed || predict() != 0;
+#endif
     failed = fclose(losses) != 0 || failed;
     if (numbers != NULL) {
         (void)fclose(numbers);

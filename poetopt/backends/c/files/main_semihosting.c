@@ -7,6 +7,8 @@
    pages.bin     the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
    losses.bin    is written: the loss of each step
    results.bin   is written: after the last step, po_results and then po_parameters, in their order
+   asked.bin     po_predict_inputs, one after another, where there is such a file and po_predict
+   outputs.bin   is written: po_outputs of each of them, after the last step
 
    It takes as many steps as batches.bin has batches. Nothing but the stack is used beside po_ram. */
 
@@ -174,8 +176,35 @@ static int train(void)
     return failed;
 }
 
+#if PO_OUTPUTS > 0u
+/* What the network makes of the inputs of asked.bin, after all steps. */
+static int predict(void)
+{
+    const int32_t asked = file_open("asked.bin", 9u, READ);
+    int32_t outputs;
+    int failed = 0;
+    if (asked < 0) {
+        return 0;
+    }
+    outputs = file_open("outputs.bin", 11u, CREATE);
+    while (outputs >= 0 && !failed && next(asked, po_predict_inputs, PO_PREDICT_INPUTS)) {
+        failed = po_predict();
+        save(outputs, po_outputs, PO_OUTPUTS);
+    }
+    if (outputs >= 0) {
+        file_close(outputs);
+    }
+    file_close(asked);
+    return failed || outputs < 0;
+}
+#endif
+
 int main(void)
 {
-    (void)host(SYS_EXIT, train() ? FAILED : STOPPED);
+    int failed = train();
+#if PO_OUTPUTS > 0u
+    failed = failed || predict();
+#endif
+    (void)host(SYS_EXIT, failed ? FAILED : STOPPED);
     return 0;
 }

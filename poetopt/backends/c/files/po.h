@@ -20,6 +20,8 @@
 #define PO_RESULTS ${results}u
 #define PO_PARAMETERS ${parameters}u
 #define PO_HYPERPARAMETERS ${hyperparameters}u
+#define PO_PREDICT_INPUTS ${asked}u
+#define PO_OUTPUTS ${outputs}u
 
 /* In how many parts a step takes its batch; po_inputs has room for one of them. */
 #define PO_PARTS ${parts}u
@@ -75,6 +77,7 @@ int po_restore(void);
 
 ${steps}int po_step(void);
 
+${predicts}
 /* Call it between one step and the next: running statistics take the place of those before the step. */
 void po_carry(void);
 

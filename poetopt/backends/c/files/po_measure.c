@@ -3,6 +3,8 @@
    batches.bin   the inputs, in the order of po_inputs; of a batch in parts, one part after another
    pages.bin     the storage
    results.bin   is written: po_results and po_parameters after a step in poisoned memory, and again after another one
+   asked.bin     po_predict_inputs, one after another, where there are any
+   outputs.bin   is written: po_outputs of each of them, after the first of these steps
 
    po_measure SECONDS prints the bytes of stack that a step takes, then nanoseconds of steps, for about so long. */
 
@@ -127,6 +129,32 @@ static int save(FILE *file)
     return failed;
 }
 
+/* What the network makes of the inputs of asked.bin. */
+static int predict(void)
+{
+#if PO_OUTPUTS > 0u
+    FILE *asked = fopen("asked.bin", "rb");
+    FILE *outputs = asked == NULL ? NULL : fopen("outputs.bin", "wb");
+    int failed = asked != NULL && outputs == NULL;
+    while (outputs != NULL && !failed) {
+        for (uint32_t k = 0; k < PO_PREDICT_INPUTS; k++) {
+            const po_tensor *tensor = &po_predict_inputs[k];
+            if (fread(tensor->address, 1, tensor->bytes, asked) != tensor->bytes) {
+                (void)fclose(asked);
+                return fclose(outputs) != 0;
+            }
+        }
+        failed = po_predict();
+        for (uint32_t k = 0; k < PO_OUTPUTS; k++) {
+            failed |= put(outputs, &po_outputs[k]);
+        }
+    }
+    return failed;
+#else
+    return 0;
+#endif
+}
+
 /* Runs on `stack`, which is painted: what isn't any more afterwards, below `top`, the step took. */
 static void *deep(void *failed)
 {
@@ -178,7 +206,7 @@ int main(int count, char **words)
     }
     (void)memset(po_arena, POISON, PO_ARENA_BYTES);
     (void)memset(po_resident, POISON, PO_RESIDENT_BYTES);
-    if (prepare() || on_painted_stack() || save(results) || prepare() || step() || save(results)) {
+    if (prepare() || on_painted_stack() || save(results) || predict() || prepare() || step() || save(results)) {
         return 1;
     }
     start = now();

@@ -39,4 +39,4 @@ ${includes}
     } while (0)
 
 ${state}${rows}${operators}
-${schedule}
+${schedule}${predicts}

@@ -26,6 +26,6 @@ ${parameters}};
 const po_tensor po_hyperparameters[] = {
 ${hyperparameters}};
 
-void po_carry(void)
+${predicts}void po_carry(void)
 {
 ${carried}}

@@ -1,0 +1,161 @@
+"""po_predict gives the network's outputs, as onnxruntime has them of the trained file, in the step's arena."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+import poetopt as po
+from poetopt.autodiff.inference import predicting
+from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import execute_on
+from poetopt.backends.c.execution import TOLERANCE
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.run import run_steps
+from poetopt.backends.c.sensitivity import distance, predicted
+from poetopt.backends.step.places import graph_of
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.layout import arena_bytes, buffers, check_layout, lasting_at, lay_out
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all
+from poetopt.search.predicting import prediction_of
+from poetopt.training.export import export, original
+from poetopt.training.inference import changes
+from poetopt.zoo.network import Network
+from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host
+
+Arrays = Mapping[str, NDArray[np.generic]]
+KINDS = ("resident", "paged", "tight")
+
+
+def file() -> onnx.ModelProto:
+    """BatchNormalization and Dropout in training form, a pooling with indices, a residual, on 2x8x8 images."""
+    net = Network("normalized", 5)
+    x = net.relu(net.batch_norm(net.conv(net.input("input", (2, 2, 8, 8)), "conv1", (2, 6), 3, pad=1), "bn1", 6), "r1")
+    y = net.batch_norm(net.conv(x, "conv2", (6, 6), 3, pad=1), "bn2", 6)
+    x = net.max_pool(net.relu(net.add("Add", [x, y], "sum"), "r2"), "pool")
+    ratio, on = net.constant("ratio", np.array(0.5, np.float32)), net.constant("on", np.array(True))
+    x = net.add("Dropout", [net.add("Flatten", [x], "flatten", axis=1), ratio, on], "drop", seed=1)
+    return net.model(net.linear(x, "fc", 96, 5), (2, 5))
+
+
+def normalized() -> po.Model:
+    found = po.load(file())
+    assert isinstance(found, po.Model)
+    return found
+
+
+def paged(model: po.Model, spare: int) -> Plan:
+    problem = model.differentiate(optimizer="momentum").cost("m4", runtime="c", parameters="paged")
+    report = po.solve(problem, ram=problem.least_ram_bytes + spare, threads=1, time_limit="20s")
+    assert report.plan is not None
+    return report.plan
+
+
+@cache
+def plan_of(kind: str) -> Plan:
+    """Of steps whose parameters are in RAM for good, mostly in the arena, and nearly all on storage."""
+    if kind == "resident":
+        return lay_out(store_all(normalized().differentiate(optimizer="momentum").cost("m4", runtime="c")))
+    return paged(normalized(), {"paged": 4000, "tight": 300}[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lasts_keeps_its_place(kind: str) -> None:
+    plan = plan_of(kind)
+    graph = graph_of(plan)
+    found = prediction_of(plan, graph)
+    assert found is not None
+    assert simulate(found).peak_bytes <= arena_bytes(plan)
+    check_layout(found, arena_bytes(plan))
+    lasting, tensors = lasting_at(plan), found.problem.tensors
+    assert {*lasting} <= {held.name for held in tensors}
+    last = len(found.instructions) - 1
+    for buffer in buffers(found):  # what overlaps, check_layout has refused
+        if not buffer.workspace and tensors[buffer.index].name in lasting and (buffer.first < 0 or buffer.last == last):
+            assert buffer.offset == lasting[tensors[buffer.index].name][0]
+    written = {tensors[step.target].name for step in found.instructions if step.action is Action.PAGE_OUT}
+    assert not (written - {*lasting}) & {held.name for held in tensors if not held.computed}
+
+
+@needs_host
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_those_of_the_trained_file(kind: str, tmp_path: Path) -> None:
+    """Evaluated by onnxruntime alone: no code of ours says what the file's network computes."""
+    plan = plan_of(kind)
+    graph = graph_of(plan)
+    program = device_program(plan, graph, prediction=prediction_of(plan, graph))
+    write(program, HOST, tmp_path)
+    made = build(program, HOST, tmp_path, warnings=("-Werror", *WARNINGS), measuring=False)
+    rng = np.random.default_rng(0)
+    batches: list[Arrays] = [
+        {"input": rng.standard_normal((2, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 2)} for _ in range(3)
+    ]
+    asked: list[Arrays] = [{"input": rng.standard_normal((2, 2, 8, 8), np.float32)} for _ in range(4)]
+    ended = run_steps(made, batches, [], asked)
+    values = {name: ended.results[name] for name in graph.trained}
+    values |= {old: ended.results[new] for old, new in graph.states.items()}
+    source, form = original(file(), plan.problem.recipe), changes(graph, graph.values)
+    export(source, tuple(values), values, tmp_path / "trained.onnx", known=graph.tensors, form=form)
+    session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
+    for one, out in zip(asked, ended.outputs, strict=True):
+        theirs = np.asarray(session.run(None, dict(one))[0])
+        np.testing.assert_allclose(np.asarray(out[graph.outputs[0]]), theirs, rtol=2e-5, atol=2e-6)
+
+
+@needs_host
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_plans_give_the_same_bits(kind: str) -> None:
+    found = execute_on(plan_of(kind), "host", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert found.predicted.arena_bytes <= found.arena_bytes
+
+
+@needs_emulator
+def test_on_a_board_with_just_the_steps_ram() -> None:
+    found = execute_on(plan_of("tight"), "cortex-m4", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert found.linked_ram_bytes in (None, found.arena_bytes + found.resident_bytes)
+
+
+@needs_host
+def test_other_outputs_are_seen(tmp_path: Path) -> None:
+    """The network with the step's first values, in the place of those that a step has left."""
+    plan = plan_of("resident")
+    graph = graph_of(plan)
+    program = device_program(plan, graph, prediction=prediction_of(plan, graph))
+    write(program, HOST, tmp_path)
+    text = (tmp_path / "po_step.c").read_text()
+    assert text.count("po_carry();") == 1
+    (tmp_path / "po_step.c").write_text(text.replace("po_carry();", "(void)po_load();"))
+    made = build(program, HOST, tmp_path, measuring=False)
+    rng = np.random.default_rng(0)
+    one: Arrays = {"input": rng.standard_normal((2, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 2)}
+    ended = run_steps(made, [one], [], [one])
+    held = dict(graph.values) | {name: ended.results[name] for name in graph.trained}
+    held |= {old: ended.results[new] for old, new in graph.states.items()}
+    assert program.predicts is not None
+    network = graph_of(program.predicts.plan)
+    reference = predicted(network, held, [one])
+    mine = {name: np.stack([out[name] for out in ended.outputs]) for name in network.outputs}
+    assert distance(mine, reference.exact, network.outputs) > TOLERANCE * reference.together
+
+
+def test_a_network_without_outputs_predicts_nothing() -> None:
+    net = Network("loss-alone", 2)
+    y = net.linear(net.input("input", (4, 6)), "fc", 6, 3)
+    loss = net.add("ReduceMean", [net.add("Mul", [y, y], "square")], "loss", keepdims=0)
+    model = po.load(net.model(loss, ()))
+    assert isinstance(model, po.Model)
+    plan = lay_out(store_all(model.differentiate(loss="none").cost("m4", runtime="c")))
+    assert predicting(graph_of(plan)) is None
+    assert prediction_of(plan, graph_of(plan)) is None
