@@ -66,6 +66,7 @@ def emit(
     target: str = "linux",
     schedule: str = "code",
     weights: str = "flash",
+    prefix: str = "po",
 ) -> Emitted:
     """Write a plan as C99 without malloc: `po_step()`, `po_predict()`, kernels and tables, an example, and a README.
 
@@ -80,12 +81,14 @@ def emit(
         the offsets (`table`), which is smaller where operators are computed often.
     weights
         Where the first values of parameters and constants are: `flash`, or `storage`.
+    prefix
+        What names of files, functions and macros begin with: another one for each step in an image.
 
     Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
     `OutputError` where the folder can't be written. Then nothing is written.
     """
-    from poetopt.backends.c.build import check_folder_free, emitted, write_folder
+    from poetopt.backends.c.build import check_folder_free, emitted, named, write_folder
     from poetopt.backends.c.generations import check_room
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
@@ -105,7 +108,7 @@ def emit(
     prediction = prediction_of(found, graph)
     program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
-    made = emitted(program, chosen, schedule)
+    made = named(emitted(program, chosen, schedule), prefix)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),

@@ -254,6 +254,9 @@ def emit(
             autocompletion=choices("flash", "storage"),
         ),
     ] = "flash",
+    prefix: Annotated[
+        str, typer.Option(metavar="NAME", help="What names begin with: another one for each network in an image.")
+    ] = "po",
     model: PlanModelOption = None,
     json: JsonOption = None,
     **options: Any,
@@ -266,7 +269,7 @@ def emit(
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, **options)
-    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights)
+    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights, prefix=prefix)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0

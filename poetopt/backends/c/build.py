@@ -19,7 +19,7 @@ from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
-from poetopt.util.errors import OutputError
+from poetopt.util.errors import OptionError, OutputError
 from poetopt.util.version import __version__
 
 README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
@@ -93,8 +93,41 @@ def _build(target: Target) -> str:
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""
 INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-MARK = "po.h"
+MARK = "*_tables.c"
 """The file by which a folder is known to have been emitted."""
+PREFIX = "po"
+"""What names of files and of all that the linker sees begin with."""
+OURS = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\n))(?:(po)(?=_|\.(?:h|ld|elf)\b)|(PO)(?=_))")
+"""Where they do, also behind a line's end within a string."""
+STRING = re.compile(r'("(?:[^"\\\n]|\\.)*")')
+
+
+def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
+    """The emitted files with another prefix, so that several steps can be in one image.
+
+    Raises `OptionError` for what no identifier of C can begin with.
+    """
+    if prefix == PREFIX:
+        return made
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,40}", prefix):
+        raise OptionError(f"--prefix {prefix}: must be a word of letters, digits and _, as in --prefix kws")
+
+    def ours(text: str) -> str:
+        return OURS.sub(lambda found: prefix if found[1] else prefix.upper(), text)
+
+    found = {}
+    for name, content in made.items():
+        if not name.endswith(".bin"):
+            pieces = STRING.split(content.decode()) if name == TABLES else [content.decode()]
+            kept = (f".bss.{PREFIX}_", f"{PREFIX}.")  # all other strings there are names of the network's
+            content = "".join(
+                piece if k % 2 and not piece[1:].startswith(kept) else ours(piece) for k, piece in enumerate(pieces)
+            ).encode()
+        found[ours(name)] = content
+    return found
+
+
+TABLES = "po_tables.c"
 
 
 def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
@@ -178,7 +211,7 @@ def check_folder_free(folder: str | os.PathLike[str]) -> None:
         return
     if not target.is_dir():
         raise OutputError(f"can't write the folder {target}: it is a file; give another path")
-    if any(target.iterdir()) and not (target / MARK).is_file():
+    if any(target.iterdir()) and not any(target.glob(MARK)):
         raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")
 
 

@@ -75,7 +75,13 @@ def blocks(program: DeviceProgram) -> int:
 
 
 def check_room(program: DeviceProgram) -> None:
-    """Raise `PlanError` where the device's storage has no room for the step and both copies."""
+    """Raise `PlanError` where the device's storage has other blocks, or no room for the step and both copies."""
+    unit = program.plan.problem.storage_block_bytes
+    if program.storage.count and BLOCK_BYTES % unit:
+        raise PlanError(
+            f"{program.shown}: the device writes its storage in blocks of {unit:,} B, and a program in C moves blocks "
+            f"of {BLOCK_BYTES}; give a device with blocks of {BLOCK_BYTES} B or a part of that, or solve without paging"
+        )
     room, taken = program.plan.problem.storage_bytes, blocks(program) * BLOCK_BYTES
     if room is not None and program.storage.count and taken > room:
         raise PlanError(

@@ -35,10 +35,10 @@ def calls(routine: Routine) -> Iterator[str]:
             code = routine.operators[target, moment.instruction.variant]
             given = [*operands(moment, code), *routine.stored(code)]
             call = f"{code.function}({', '.join(given)})"
-            yield f"{f'PO_TRY({call})' if code.stored else call}; /* {moment.number} */"
+            yield f"PO_NEXT({moment.number}u); {f'PO_TRY({call})' if code.stored else call};"
         elif action is not Action.FREE:
             call = routine.paged(target, f"PO_ARENA({moment.at[target]}u)", out=action is Action.PAGE_OUT)
-            yield f"PO_TRY({call}); /* {moment.number}: {comment(problem.tensors[target].name)} */"
+            yield f"PO_NEXT({moment.number}u); PO_TRY({call}); /* {comment(problem.tensors[target].name)} */"
 
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 from collections.abc import Sequence
@@ -17,9 +18,11 @@ from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
+from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
+from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import PlanError
 from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
 from tests.seeds import everything
@@ -158,7 +161,8 @@ int main(void)
 
 def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
     plan = plan_of("paged")
-    program = device_program(plan, plan.problem.graph or network().training_graph())
+    graph = graph_of(plan)
+    program = device_program(plan, graph, prediction=prediction_of(plan, graph))
     least = blocks(program) * BLOCK_BYTES
     for room, fits in ((least - 1, False), (least, True)):
         narrow = replace(plan, problem=replace(plan.problem, storage_bytes=room))
@@ -168,3 +172,38 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="with the two copies that po_save keeps, the step takes"):
             po.emit(narrow, tmp_path / "c")
         assert not (tmp_path / "c").exists()
+    sectors = replace(plan, problem=replace(plan.problem, storage_block_bytes=4096))
+    with pytest.raises(PlanError, match=r"in blocks of 4,096 B, and a program in C moves blocks of 512"):
+        po.emit(sectors, tmp_path / "other")
+
+
+@needs_host
+@pytest.mark.parametrize("schedule", ["code", "table"])
+def test_a_step_that_a_hook_ends_never_happened(schedule: str, tmp_path: Path) -> None:
+    """At whichever instruction: po_load gives the generation before it."""
+    plan = plan_of("paged")
+    program = device_program(plan, graph_of(plan))
+    write(program, HOST, tmp_path, schedule)
+    (tmp_path / "survivor.c").write_text((Path(__file__).parent / "survivor.c").read_text())
+    (tmp_path / "hook.h").write_text("int hook(uint32_t number);\nextern int hooked;\n")
+    (tmp_path / "hook.c").write_text(
+        '#include <stdint.h>\n#include <stdlib.h>\n#include "hook.h"\n'
+        "int hooked;\nint hook(uint32_t number)\n{\n    (void)number;\n"
+        '    return getenv("AT") != NULL && hooked++ == atoi(getenv("AT"));\n}\n'
+    )
+    flags = ("-DPO_HOOK=hook", '-DPO_CONFIG="hook.h"', *STEP, "survivor.c", "hook.c")
+    compiler(HOST).run((*FLAGS, "-Werror", *WARNINGS, *flags, "-lm", "-o", "survivor"), tmp_path)
+    found = Survivor(tmp_path, program)
+    found.erase()
+    code, said = found.run(MANY, 1)
+    assert code == 0
+    first, then = said[:2]
+    for at in (0, 1, 7, 20, 10**6):
+        found.erase()
+        os.environ["AT"] = str(at)
+        try:
+            ended = found.run(MANY, 1)
+        finally:
+            del os.environ["AT"]
+        assert (ended[0] == 0) == (at == 10**6), ended
+        assert found.run(MANY, 0)[1][0] == (then if at == 10**6 else first)

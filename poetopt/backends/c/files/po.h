@@ -5,6 +5,10 @@
 
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* All RAM that the step takes beside the stack, to the byte. */
 #define PO_ARENA_BYTES ${arena_bytes}u
 #define PO_RESIDENT_BYTES ${resident_bytes}u
@@ -59,10 +63,14 @@ enum {
     PO_DONE = 0,
     PO_STORAGE = 1, /* po_read or po_write has returned something else than 0 */
     PO_DATA = 2, /* a label, an index, a length or a truth of the inputs is out of its range */
-    PO_ABORTED = 3, /* not returned yet */
+    PO_ABORTED = 3, /* PO_HOOK has ended the step */
     PO_OTHER = 4, /* what was saved is of another network, plan or version */
     PO_DAMAGED = 5 /* nothing that was saved is whole */
 };
+
+/* Between two instructions a step asks PO_HOOK(number), if that is defined as po_step.c is compiled, beside the header
+   PO_CONFIG that declares it (-DPO_HOOK=hook -DPO_CONFIG='"hook.h"'): feed a watchdog there, or let others run. All but
+   0 ends the step with PO_ABORTED; what was to last is of no step then, until po_load(), and po_restore() behind it. */
 
 /* Gives parameters and constants their values: the first ones, or those that po_save kept where some of them are on the
    storage. Call it once after each reset, then po_restore() where they are all in RAM and have been saved. */
@@ -86,4 +94,7 @@ void po_carry(void);
 int po_read(uint32_t block, void *address, uint32_t bytes);
 int po_write(uint32_t block, const void *address, uint32_t bytes);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

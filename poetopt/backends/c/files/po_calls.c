@@ -1,4 +1,4 @@
-/* The number behind a call is that of the plan's instruction. */
+/* PO_NEXT has the number of the plan's instruction. */
 ${head}
 {
 ${begin}${statements}${end}    return PO_DONE;

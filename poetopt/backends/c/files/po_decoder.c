@@ -74,9 +74,11 @@ ${begin}    for (uint32_t left = po_number(&place); left > 0; left--) {
         uint32_t code;
         uint32_t target;
         while (ahead < next) {
+            PO_NEXT(ahead);
             at += po_compute(ahead, at);
             ahead++;
         }
+        PO_NEXT(ahead);
         code = po_number(&place);
         target = (code & 1u) != 0 ? ~(code >> 1) : code >> 1; /* a difference to what was to be expected */
         switch (word & 3u) {
@@ -106,6 +108,7 @@ ${begin}    for (uint32_t left = po_number(&place); left > 0; left--) {
         }
     }
     while (ahead < ${count}u) {
+        PO_NEXT(ahead);
         at += po_compute(ahead, at);
         ahead++;
     }

@@ -4,6 +4,9 @@
 #include <string.h>
 
 #include "po.h"
+#ifdef PO_CONFIG
+#include PO_CONFIG
+#endif
 ${includes}
 /* One function an operator. It is never inlined or cloned, so that it gives the same bits at each call. */
 #if defined(__clang__)
@@ -37,6 +40,18 @@ ${includes}
             return po_code;        \
         }                          \
     } while (0)
+
+/* What a step asks between two instructions. */
+#ifdef PO_HOOK
+#define PO_NEXT(number)             \
+    do {                            \
+        if (PO_HOOK(number) != 0) { \
+            return PO_ABORTED;      \
+        }                           \
+    } while (0)
+#else
+#define PO_NEXT(number) ((void)0)
+#endif
 
 ${state}${rows}${operators}
 ${schedule}${predicts}
