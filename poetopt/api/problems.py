@@ -253,6 +253,9 @@ class LoadOptions(_Read, total=False):
 class _Derived(TypedDict, total=False):
     loss: str
     output: str | None
+    ignore_index: int | str | None
+    class_weights: Sequence[float] | str | None
+    label_smoothing: float | str
     granularity: str
     straight_through: bool
     optimizer: str

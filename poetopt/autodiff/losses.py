@@ -10,13 +10,19 @@
 What `auto` takes is in `poetopt.autodiff.choice`. Where the output comes from a Softmax or a Sigmoid
 (`poetopt.autodiff.choice`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
 without the rounding of log(softmax). On probabilities whose logits can't be read neither is put.
+
+A cross-entropy may leave out labels, weigh classes by w and smooth labels by e, over C classes: with m = 0 at what is
+left out and 1 elsewhere, and p the log-probabilities, it is the sum of -m ((1 - e) w_label p_label + e / C sum_c w_c p_c)
+by that of m w_label.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.choice import (
@@ -33,13 +39,15 @@ from poetopt.autodiff.choice import (
 )
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.graph import Graph, Operator, Role, Tensor
+from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
 
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "none")
+SMOOTHED = "SmoothedCrossEntropy"
+"""The operator of a cross-entropy with smoothed labels: no ONNX op."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,38 @@ class Attached:
         return f"{names}: the model has a tensor of that name"
 
 
+def label_rule(
+    ignore_index: int | str | None = None,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float | str = 0.0,
+) -> LabelRule:
+    """How a cross-entropy takes labels, of the options' words too. Raises OptionError."""
+    given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
+    try:
+        ignored = None if ignore_index is None else int(str(ignore_index))
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"--with ignore-index={ignore_index}: must be a whole number, as in -100") from error
+    try:
+        weights = () if given is None else tuple(float(weight) for weight in given)
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"--with class-weights={class_weights}: must be numbers, as in 1,0.5,2") from error
+    if weights and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
+        raise OptionError(f"--with class-weights={class_weights}: must be 0 or more, and not all 0")
+    try:
+        smoothing = float(label_smoothing)
+    except (ValueError, TypeError):
+        smoothing = math.nan
+    if not 0 <= smoothing <= 1:
+        raise OptionError(f"--with label-smoothing={label_smoothing}: must lie in 0..1, as in 0.1")
+    return LabelRule(ignored, weights, smoothing)
+
+
 def attach(
-    graph: Graph, forward: tuple[Operator, ...], builder: GraphBuilder, loss: str = "auto", output: str | None = None
+    graph: Graph,
+    forward: tuple[Operator, ...],
+    builder: GraphBuilder,
+    loss: str = "auto",
+    output: str | None = None,
 ) -> Attached:
     """Put `loss` on an output of `graph`, whose (rewritten) forward operators are `forward`.
 
@@ -83,6 +121,17 @@ def attach(
     if not choice.kind:
         raise ModelError(f"output {y.name!r} ({shape_text(y)}): {choice.why}; {ASK}")
     on, how = f"output {y.name!r} ({shape_text(y)}", choice.why + found
+    rule = builder.label_rule
+    if rule != LabelRule() and choice.kind != "cross-entropy":
+        raise OptionError(
+            "--with ignore-index, class-weights and label-smoothing are of the loss cross-entropy, and this is "
+            f"{choice.kind}; leave them out, or say --loss cross-entropy"
+        )
+    if graph.parts > 1 and not rule.plain:
+        raise OptionError(
+            f"--micro-batch {graph.parts}: with ignore-index or class-weights the mean of the parts isn't that of the "
+            "batch; leave --micro-batch out"
+        )
     if choice.kind == "none":
         return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
     if choice.kind == "mse":
@@ -189,17 +238,87 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
         operators.append(_done(draft, scores := draft.reshape(scores, flat)))
     pieces = [piece for k, each in enumerate(tail.axes) if k != place for piece in each]
     classes = _as_behind(labels, pieces, rows, "labels", builder, operators)
-    draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss")
+    rule, count = builder.label_rule, scores.shape[1]
+    if len(rule.class_weights) not in (0, count):
+        raise OptionError(
+            f"--with class-weights: {len(rule.class_weights)} weights for the {count} classes of output {y.name!r}; "
+            "give one for each"
+        )
+    weights = builder.constant(np.array(rule.class_weights, scores.dtype)) if rule.class_weights else None
+    words: dict[str, object] = {"reduction": "mean"}
+    if rule.ignore_index is not None:
+        words["ignore_index"] = rule.ignore_index
+    read = [classes] if weights is None else [classes, weights]
+    draft = _start(builder, "loss.cross_entropy", SMOOTHED if rule.smoothing else "SoftmaxCrossEntropyLoss")
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
-    if len(scores.shape) == 2:
+    if len(scores.shape) == 2 or rule.smoothing:
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
-        draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
+        sharp = draft.out((), scores.dtype) if rule.smoothing else loss
+        draft.write("NegativeLogLikelihoodLoss", [log_prob, *read], [sharp], **words)
+        if rule.smoothing:
+            soft = _over_all_classes(draft, log_prob, classes, weights)
+            parts = [draft.mul(sharp, 1.0 - rule.smoothing), draft.mul(soft, rule.smoothing / count)]
+            draft.write("Sub", parts, [loss])
     else:
-        draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
+        draft.write("SoftmaxCrossEntropyLoss", [scores, *read], [loss, log_prob], **words)
     operators.append(_done(draft, loss, log_prob))
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note + _read(tail), About.LOSS))
+    note += "".join(_rule_words(rule)) + _read(tail)
+    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS))
+
+
+def _rule_words(rule: LabelRule) -> Iterator[str]:
+    if rule.ignore_index is not None:
+        yield f"; labels of {rule.ignore_index} are left out"
+    if rule.class_weights:
+        yield "; classes are weighted"
+    if rule.smoothing:
+        yield f"; labels are smoothed by {rule.smoothing:g}"
+
+
+def _over_all_classes(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The log-probabilities of all classes, weighted and summed, as the mean that the loss is: a scalar."""
+    kept = kept_labels(draft, labels, draft.graph.label_rule.ignore_index)
+    _, weight = label_weights(draft, labels, kept, weights, log_prob.dtype)
+    if weights is not None:
+        log_prob = draft.mul(log_prob, draft.reshape(weights, along_classes(weights, labels)))
+    if weight is None:
+        return draft.mul(draft.reduce_sum(log_prob, range(len(log_prob.shape)), keepdims=False), 1.0 / labels.size)
+    each, rows = draft.reduce_sum(log_prob, [1], keepdims=False), range(len(labels.shape))
+    each = each if kept is None else draft.mul(each, draft.cast(kept, each.dtype))
+    return draft.div(draft.reduce_sum(each, rows, keepdims=False), draft.reduce_sum(weight, rows, keepdims=False))
+
+
+def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:
+    """The shape under which a weight for each class broadcasts to scores."""
+    return (1, weights.size, *[1] * (len(labels.shape) - 1))
+
+
+def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> Tensor | None:
+    """Which labels aren't left out: a bool tensor of their shape; None where all count."""
+    if ignored is None:
+        return None
+    equal = draft.compare("Equal", labels, draft.graph.constant(np.array(ignored, labels.dtype)))
+    return draft.node("Not", [equal], labels.shape, "bool")
+
+
+def label_weights(
+    draft: OperatorBuilder, labels: Tensor, kept: Tensor | None, weights: Tensor | None, dtype: str
+) -> tuple[Tensor, Tensor | None]:
+    """Labels that are safe to index with, and each label's weight (None where all are one).
+
+    kept
+        Of `kept_labels`.
+    weights
+        A weight for each class.
+    """
+    if kept is None:
+        return labels, None if weights is None else draft.node("Gather", [weights, labels], labels.shape, dtype)
+    safe, weight = draft.mul(labels, draft.cast(kept, labels.dtype)), draft.cast(kept, dtype)
+    if weights is not None:
+        weight = draft.mul(weight, draft.node("Gather", [weights, safe], labels.shape, dtype))
+    return safe, weight
 
 
 def _logits(tail: Tail, builder: GraphBuilder, operators: list[Operator]) -> Tensor:

@@ -118,6 +118,9 @@ READING = (
 LOSS = (
     Option("loss", str, AUTO, "auto|cross-entropy|bce|mse|none", "The loss to attach.", None),
     Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
+    Option("ignore_index", _TEXT, None, "-100", "The label of what cross-entropy leaves out of the mean.", flag=""),
+    Option("class_weights", _TEXT, None, "W,W,...", "A weight of cross-entropy for each class.", flag=""),
+    Option("label_smoothing", str, 0.0, "0.1", "The share of a label that all classes have alike.", flag=""),
     Option(
         "straight_through", bool, False, "",
         "Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.", flag="",

@@ -26,7 +26,7 @@ from poetopt.backends.onnxruntime.sessions import (
     session_options,
 )
 from poetopt.backends.step.parted import cut
-from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
+from poetopt.graph import VIEW_OPS, LabelRule, Node, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
 from poetopt.training.source import Data, Source, batch_size, source_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 _SUMMING = frozenset({"Mul", "ReduceSum"})
+_LIKELIHOODS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 @dataclass(frozen=True)
@@ -123,68 +124,89 @@ class Evaluator:
         """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
         found = self._run.run(batch)
         if not self._read:
-            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, None, 0)
+            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, rows)
             return
         scores, wanted = (np.asarray(found[name]) for name in self._read)
         part = scores.shape[0] * rows // self.batch
-        each, right = _LOSSES[self.kind](scores[:part].astype(np.float64), wanted[:part])
-        count = each.size
-        sums.add(rows, float(each.sum()) / max(1, count) * rows, right, count)
+        self._compare(sums, rows, scores[:part], wanted[:part])
+
+    def _compare(self, sums: _LossSums, rows: int, scores: Any, wanted: Any) -> None:
+        if self.kind == "cross-entropy":
+            each, weight = cross_entropy(scores, wanted, self.graph.label_rule)
+            sums.add(
+                rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, self.graph.label_rule)
+            )
+            return
+        scores = scores.astype(np.float64)
+        each = _binary(scores, wanted) if self.kind == "bce" else (scores - wanted) ** 2
+        judged = (_right_sides(scores, wanted, 0.0), each.size) if self.kind == "bce" else (0, 0)
+        sums.add(rows, float(each.sum()), each.size, *judged)
 
 
 class _LossSums:
-    """Holds what evaluating has counted so far."""
+    """Holds what evaluating has counted so far: losses and their weights, and what is right of what was judged."""
 
     def __init__(self) -> None:
-        self.rows, self.loss, self.right, self.judged = 0, 0.0, 0, 0
+        self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
 
-    def add(self, rows: int, loss: float, right: int | None, judged: int) -> None:
+    def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
         self.rows += rows
         self.loss += loss
-        if right is not None:
-            self.right += right
-            self.judged += judged
+        self.weight += weight
+        self.right += right
+        self.judged += judged
 
     def result(self) -> Evaluation:
         accuracy = self.right / self.judged if self.judged else None
-        return Evaluation(self.rows, self.loss / max(1, self.rows), accuracy)
+        return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy)
 
 
-def _cross_entropy(scores: Any, labels: Any) -> tuple[Any, int | None]:
-    """Of scores [rows, classes, ...] at labels [rows, ...]."""
+def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
+    """Of scores [rows, classes, ...] at labels [rows, ...]: of each label the loss times its weight, and the weight."""
+    scores, classes = scores.astype(np.float64), scores.shape[1]
+    weights = np.array(rule.class_weights or np.ones(classes))
     shifted = scores - scores.max(axis=1, keepdims=True)
     log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    each = -np.take_along_axis(log_prob, np.expand_dims(labels.astype(np.int64), 1), 1)
-    return each, _right_classes(scores, labels)
+    kept = _kept(labels, rule)
+    safe = np.where(kept, labels, 0).astype(np.int64)
+    weight = weights[safe] * kept
+    each = -weight * np.take_along_axis(log_prob, np.expand_dims(safe, 1), 1).squeeze(1)
+    if rule.smoothing:
+        every = np.where(kept, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
+        each = (1 - rule.smoothing) * each + rule.smoothing / classes * every
+    return each, weight
 
 
-def _binary(logits: Any, target: Any) -> tuple[Any, int | None]:
-    each = np.logaddexp(0.0, logits) - logits * target
-    return each, _right_sides(logits, target, 0.0)
+def _kept(labels: Any, rule: LabelRule) -> Any:
+    return np.ones(labels.shape, bool) if rule.ignore_index is None else np.asarray(labels) != rule.ignore_index
 
 
-def _right_classes(scores: Any, labels: Any) -> int:
-    return int((scores.argmax(axis=1) == labels).sum())
+def _binary(logits: Any, target: Any) -> Any:
+    return np.logaddexp(0.0, logits) - logits * target
+
+
+def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
+    """How many labels are those of the highest score, and how many count."""
+    kept = _kept(labels, rule)
+    return int(((scores.argmax(axis=1) == labels) & kept).sum()), int(kept.sum())
 
 
 def _right_sides(outputs: Any, target: Any, middle: float) -> int:
     return int(((outputs > middle) == (np.asarray(target) > 0.5)).sum())
 
 
-def _squares(output: Any, target: Any) -> tuple[Any, int | None]:
-    return (output - target) ** 2, None
-
-
-_LOSSES = {"cross-entropy": _cross_entropy, "bce": _binary, "mse": _squares}
+_COMPARED = frozenset({"cross-entropy", "bce", "mse"})
 
 
 def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | None:
     """The tensors that the loss compares: scores and labels, or output and target. None of a loss of the model's."""
     producers = {name: node for node in nodes for name in node.outputs}
-    if graph.loss_kind not in _LOSSES:
+    if graph.loss_kind not in _COMPARED:
         return None
     node = producers[graph.loss]
     if graph.loss_kind == "cross-entropy":
+        while node.op_type not in _LIKELIHOODS:  # smoothed labels have more behind it
+            node = producers[node.inputs[0]]
         scores = node.inputs[0]
         if node.op_type == "NegativeLogLikelihoodLoss":
             scores = producers[scores].inputs[0]
@@ -347,14 +369,15 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
             raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
         if found.shape[1:] != shape[1:] or found.shape[0] != size:
             return None
-        sums.add(count, *_judged(graph.loss_kind, found[:count], batch[read[1]][:count], name == read[0]))
+        sums.add(count, *_judged(graph, found[:count], batch[read[1]][:count], name == read[0]))
     return sums.result()
 
 
-def _judged(kind: str, found: Any, wanted: Any, whole: bool) -> tuple[float, int | None, int]:
-    """The loss, and how many of how many are right; of outputs behind a Softmax or a Sigmoid where not `whole`."""
-    if kind == "mse":
-        each, _ = _squares(found.astype(np.float64), wanted)
-        return float(each.mean()) * len(found), None, 0
-    right = _right_sides(found, wanted, 0.0 if whole else 0.5) if kind == "bce" else _right_classes(found, wanted)
-    return 0.0, right, wanted.size
+def _judged(graph: TrainingGraph, found: Any, wanted: Any, whole: bool) -> tuple[float, float, int, int]:
+    """The loss and its weight, and how many of how many are right; behind a Softmax or a Sigmoid where not `whole`."""
+    if graph.loss_kind == "mse":
+        each = (found.astype(np.float64) - wanted) ** 2
+        return float(each.sum()), each.size, 0, 0
+    if graph.loss_kind == "bce":
+        return 0.0, 0.0, _right_sides(found, wanted, 0.0 if whole else 0.5), wanted.size
+    return 0.0, 0.0, *right_classes(found, wanted, graph.label_rule)

@@ -121,6 +121,23 @@ def test_a_training_that_diverges_says_so_and_leaves_its_best(run: Runner, plan:
     assert told["diverged"]
 
 
+def test_rows_without_a_label_are_left_out_where_the_plan_says_so(run: Runner, plan: Path, tmp_path: Path) -> None:
+    labels = np.arange(20) % 5
+    labels[3] = -100
+    given, net = data(tmp_path / "train.npz", 20, labels=labels), tmp_path / "net.onnx"
+    asked = ("--data", given, "--validate", given, "-o", tmp_path / "out.onnx", "--json", tmp_path / "said.json")
+    run("train", plan, *asked).assert_one_message("holds the label -100", "solve with --with ignore-index=-100", code=2)
+    solve = ("solve", net, "--device", "a72", "-o", tmp_path / "left.json", "--with", "ignore-index=-100")
+    ended = run(*solve, "--with", "class-weights=1,2,1,1,0.5", "--with", "label-smoothing=0.1")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("train", tmp_path / "left.json", *asked)
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads((tmp_path / "said.json").read_text())["checked_rows"] == 20
+    run("solve", net, "--device", "a72", "--micro-batch", "2", "--with", "ignore-index=-100").assert_one_message(
+        "with ignore-index or class-weights the mean of the parts isn't that of the batch", code=2
+    )
+
+
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:
     given = data(tmp_path / "train.npz", 20)
     out = tmp_path / "out.onnx"

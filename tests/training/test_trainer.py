@@ -20,10 +20,12 @@ from onnx import ModelProto, helper, numpy_helper
 import poetopt as po
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.graph import LabelRule
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.training.source import rows_in_order
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError
+from tests.autodiff.test_losses import mean_of
 from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 
@@ -195,6 +197,24 @@ def test_evaluating_other_losses(loss: str) -> None:
         assert found.loss == pytest.approx(np.mean(steps), rel=1e-5)
         assert (found.accuracy is None) == (loss == "mse")
         assert trainer.evaluate(data).rows == 9
+
+
+def test_rules_of_labels_count_in_training_and_evaluating() -> None:
+    rule: Any = {"ignore_index": -100, "class_weights": [1.0, 2.0, 0.5, 1.0, 3.0], "label_smoothing": 0.1}
+    step = po.load(small()).differentiate(optimizer="sgd", **rule)
+    data = rows(plan_of(), 11)
+    data["labels"][[2, 7, 8]] = -100
+    with po.Trainer(lay_out(store_all(step.cost("a72")))) as trainer:
+        found = trainer.evaluate(data)
+        first = {name: array[:4] for name, array in data.items()}
+        assert trainer.evaluate(first).loss == pytest.approx(trainer.step(first), rel=1e-5)
+    values = {name: np.asarray(value, np.float64) for name, value in graph_of(plan_of()).values.items()}
+    hidden = np.maximum(data["input"] @ values["fc1.weight"].T + values["fc1.bias"], 0)
+    scores = hidden @ values["fc2.weight"].T + values["fc2.bias"]
+    kept = data["labels"] != -100
+    rule = LabelRule(-100, tuple(rule["class_weights"]), 0.1)
+    assert found.loss == pytest.approx(mean_of(scores, data["labels"], rule, 1), rel=1e-5)
+    assert found.accuracy == (scores.argmax(axis=1) == data["labels"])[kept].mean()
 
 
 def test_tables_by_rows_are_evaluated_and_written_whole(tmp_path: Path) -> None:

@@ -181,8 +181,16 @@ def check_values(graph: Graph, name: str, array: Array) -> None:
     if wrong:
         raise ModelError(
             f"the data's {name!r} holds the {found.what} {wrong[0]}; with {found.most + 1} to choose from it must lie "
-            f"in {found.least}..{found.most}"
+            f"in {found.least}..{found.most}{_left_out(graph, found, int(wrong[0]))}"
         )
+
+
+def _left_out(graph: Graph, found: InputLimits, label: int) -> str:
+    """The remedy where a label may stand for none."""
+    ours = found.what == LABEL and isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy"
+    if not ours or label >= 0 or found.ignored:
+        return ""
+    return f"; if it stands for rows to leave out, solve with --with ignore-index={label}"
 
 
 LABEL, INDEX, LENGTH, TRUTH = "label", "index", "length", "truth"

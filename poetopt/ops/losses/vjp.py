@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.losses import SMOOTHED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.util.errors import ModelError
 
-ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy"})
+ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", SMOOTHED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""
 
 
@@ -40,13 +44,13 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     if len(cotangents) > 1 and cotangents[1] is not None:
         op.only(cotangents)
     dy, scores = op.only(cotangents[:1]), op.x
-    # the loss that `--loss` attaches is LogSoftmax and NegativeLogLikelihoodLoss in one operator
-    labels = op.input(1) if op.has(1) else op.builder.tensors[op.operator.nodes[-1].inputs[1]]
+    likelihood = _Likelihood.of(op)
+    labels = likelihood.labels
     k = op.emit("grad_input")
     has_log = len(op.outputs) > 1 and op.outputs[1] is not None
     softmax = k.unary("Exp", op.output(1)) if has_log else k.unary("Softmax", scores, axis=1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
-    safe, factor = _factor(k, op, dy, labels)
+    safe, factor = likelihood.factor(k, dy)
     if factor.shape == labels.shape and labels.shape:
         factor = k.reshape(factor, rows)
     minus = k.expand(k.graph.constant(np.full([1] * len(rows), -1.0, scores.dtype)), rows)
@@ -57,38 +61,76 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, None, None
 
 
+@register_vjp(SMOOTHED, since=1)
+def smoothed_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)).
+
+    With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes.
+    """
+    dy, likelihood = op.only(cotangents[:1]), _Likelihood.of(op)
+    labels, weights = likelihood.labels, likelihood.weights
+    k, smoothing = op.emit("grad_input"), op.builder.label_rule.smoothing
+    rows = (labels.shape[0], 1, *labels.shape[1:])
+    softmax = k.unary("Exp", op.output(1))
+    safe, factor = likelihood.factor(k, dy)
+    factor = k.reshape(factor, rows if factor.size == labels.size else [1] * len(rows))
+    share = smoothing / softmax.shape[1]
+    at_label = k.expand(k.mul(factor, smoothing - 1.0), rows)
+    if weights is None:
+        dx = k.sub(k.mul(softmax, factor), k.mul(factor, share))
+        return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
+    _, each = likelihood.factor(k, dy, by_class=False)
+    each = k.mul(k.reshape(each, rows if each.size == labels.size else [1] * len(rows)), share)
+    total = float(np.sum(np.asarray(op.builder.values[weights.name], np.float64)))
+    dx = k.mul(softmax, k.add(k.mul(factor, 1.0 - smoothing), k.mul(each, total)))
+    dx = k.sub(dx, k.mul(each, k.reshape(weights, along_classes(weights, labels))))
+    return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
+
+
 @single("NegativeLogLikelihoodLoss", since=12)
 def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
-    scores, labels = op.x, op.input(1)
+    scores, likelihood = op.x, _Likelihood.of(op)
+    labels = likelihood.labels
     rows = (labels.shape[0], 1, *labels.shape[1:])
-    safe, factor = _factor(k, op, dy, labels)
+    safe, factor = likelihood.factor(k, dy)
     spread = k.expand(k.reshape(k.neg(factor), rows if factor.size == labels.size else [1] * len(rows)), rows)
     return k.scatter_add(k.zeros(scores.shape, scores.dtype), k.reshape(safe, rows), spread, 1)
 
 
-def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape."""
-    safe, weight = _label_weights(k, op, labels)
-    mean = op.attr_text("reduction", "mean") == "mean"
-    if weight is None:
-        return safe, k.mul(dy, 1.0 / labels.size if mean else 1.0)
-    total = k.reduce_sum(weight, range(len(labels.shape)), keepdims=False)
-    return safe, k.mul(k.div(weight, total) if mean else weight, dy)
+@dataclass(frozen=True)
+class _Likelihood:
+    """What a loss compares scores with."""
 
+    labels: Tensor
+    weights: Tensor | None
+    ignored: int | None
+    mean: bool
+    dtype: str
 
-def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Labels that are safe to index with, and each label's weight (None where all are one)."""
-    ignored = op.node.attributes.get("ignore_index")
-    if ignored is None and not op.has(2):
-        return labels, None
-    dtype = op.x.dtype
-    if ignored is None:
-        return labels, k.node("Gather", [op.input(2), labels], labels.shape, dtype)
-    kept = k.compare("Equal", labels, k.graph.constant(np.array(op.attr_int("ignore_index", 0), labels.dtype)))
-    kept = k.node("Not", [kept], labels.shape, "bool")
-    safe = k.mul(labels, k.cast(kept, labels.dtype))
-    weight = k.cast(kept, dtype)
-    if op.has(2):
-        weight = k.mul(weight, k.node("Gather", [op.input(2), safe], labels.shape, dtype))
-    return safe, weight
+    @classmethod
+    def of(cls, op: Primal) -> _Likelihood:
+        """That of a node; the loss that `--loss` attaches has it behind a LogSoftmax, in one operator."""
+        node = next((n for n in op.operator.nodes if n.op_type == "NegativeLogLikelihoodLoss"), op.node)
+        labels, weights = (op.builder.tensors[name] if name else None for name in (*node.inputs[1:], "")[:2])
+        if labels is None:
+            raise ModelError(f"{op.where}: input 1 is missing")
+        ignored, reduction = node.attributes.get("ignore_index"), node.attributes.get("reduction", "mean")
+        return cls(
+            labels, weights, ignored if isinstance(ignored, int) else None, reduction in ("mean", b"mean"), op.x.dtype
+        )
+
+    def factor(self, k: OperatorBuilder, dy: Tensor, *, by_class: bool = True) -> tuple[Tensor, Tensor]:
+        """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape.
+
+        by_class
+            Whether a label's weight is in that factor, beside the mean's.
+        """
+        kept = kept_labels(k, self.labels, self.ignored)
+        safe, weight = label_weights(k, self.labels, kept, self.weights, self.dtype)
+        if weight is None:
+            return safe, k.mul(dy, 1.0 / self.labels.size if self.mean else 1.0)
+        total = k.reduce_sum(weight, range(len(self.labels.shape)), keepdims=False)
+        if not by_class:
+            return safe, k.div(dy if kept is None else k.mul(k.cast(kept, self.dtype), dy), total)
+        return safe, k.mul(k.div(weight, total) if self.mean else weight, dy)
