@@ -46,19 +46,20 @@ from poetopt.util.notes import About, Note
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "none")
-SMOOTHED = "SmoothedCrossEntropy"
-"""The operator of a cross-entropy with smoothed labels: no ONNX op."""
+RULED = "RuledCrossEntropy"
+"""The operator of a cross-entropy that doesn't take all labels and classes alike: no ONNX op."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A loss on a graph: its operators, its scalar, the inputs that it added, and a note for people."""
+    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares."""
 
     operators: tuple[Operator, ...]
     loss: Tensor
     kind: str
     inputs: tuple[str, ...]
     note: Note
+    compared: tuple[str, ...] = ()
 
     @property
     def renamed(self) -> str:
@@ -195,7 +196,7 @@ def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     total = draft.reduce_sum(squares, range(len(y.shape)), keepdims=False) if y.shape else squares
     loss = draft.out((), y.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / y.size, y.dtype)], [loss])
-    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS))
+    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS), (y.name, target.name))
 
 
 def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
@@ -214,7 +215,8 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
     loss = draft.out((), logits.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / logits.size, logits.dtype)], [loss])
     operators.append(_done(draft, loss))
-    return Attached(tuple(operators), loss, "bce", (target.name,), Note(note + _read(tail), About.LOSS))
+    note, compared = note + _read(tail), (logits.name, wanted.name)
+    return Attached(tuple(operators), loss, "bce", (target.name,), Note(note, About.LOSS), compared)
 
 
 def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
@@ -245,27 +247,22 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
             "give one for each"
         )
     weights = builder.constant(np.array(rule.class_weights, scores.dtype)) if rule.class_weights else None
-    words: dict[str, object] = {"reduction": "mean"}
-    if rule.ignore_index is not None:
-        words["ignore_index"] = rule.ignore_index
-    read = [classes] if weights is None else [classes, weights]
-    draft = _start(builder, "loss.cross_entropy", SMOOTHED if rule.smoothing else "SoftmaxCrossEntropyLoss")
+    draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
-    if len(scores.shape) == 2 or rule.smoothing:
+    if len(scores.shape) == 2 or rule != LabelRule():
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
-        sharp = draft.out((), scores.dtype) if rule.smoothing else loss
-        draft.write("NegativeLogLikelihoodLoss", [log_prob, *read], [sharp], **words)
-        if rule.smoothing:
-            soft = _over_all_classes(draft, log_prob, classes, weights)
-            parts = [draft.mul(sharp, 1.0 - rule.smoothing), draft.mul(soft, rule.smoothing / count)]
-            draft.write("Sub", parts, [loss])
+    if rule != LabelRule():
+        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights)], [loss])
+    elif len(scores.shape) == 2:
+        draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
     else:
-        draft.write("SoftmaxCrossEntropyLoss", [scores, *read], [loss, log_prob], **words)
+        draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
     note += "".join(_rule_words(rule)) + _read(tail)
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS))
+    compared = (scores.name, classes.name)
+    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared)
 
 
 def _rule_words(rule: LabelRule) -> Iterator[str]:
@@ -277,17 +274,26 @@ def _rule_words(rule: LabelRule) -> Iterator[str]:
         yield f"; labels are smoothed by {rule.smoothing:g}"
 
 
-def _over_all_classes(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """The log-probabilities of all classes, weighted and summed, as the mean that the loss is: a scalar."""
-    kept = kept_labels(draft, labels, draft.graph.label_rule.ignore_index)
-    _, weight = label_weights(draft, labels, kept, weights, log_prob.dtype)
-    if weights is not None:
-        log_prob = draft.mul(log_prob, draft.reshape(weights, along_classes(weights, labels)))
+def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean log-probability: NegativeLogLikelihoodLoss would take many times the labels for itself."""
+    rule, rows = draft.graph.label_rule, range(len(labels.shape))
+    kept = kept_labels(draft, labels, rule.ignore_index)
+    safe, weight = label_weights(draft, labels, kept, weights, log_prob.dtype)
+    one = (labels.shape[0], 1, *labels.shape[1:])
+    each = draft.node("GatherElements", [log_prob, draft.reshape(safe, one)], one, log_prob.dtype, axis=1)
+    each = draft.reshape(each, labels.shape)
+    each = each if weight is None else draft.mul(each, weight)
+    if rule.smoothing:
+        every = (
+            log_prob if weights is None else draft.mul(log_prob, draft.reshape(weights, along_classes(weights, labels)))
+        )
+        every = draft.reduce_sum(every, [1], keepdims=False)
+        every = every if kept is None else draft.mul(every, draft.cast(kept, every.dtype))
+        each = draft.add(draft.mul(each, 1.0 - rule.smoothing), draft.mul(every, rule.smoothing / log_prob.shape[1]))
+    total = draft.reduce_sum(each, rows, keepdims=False)
     if weight is None:
-        return draft.mul(draft.reduce_sum(log_prob, range(len(log_prob.shape)), keepdims=False), 1.0 / labels.size)
-    each, rows = draft.reduce_sum(log_prob, [1], keepdims=False), range(len(labels.shape))
-    each = each if kept is None else draft.mul(each, draft.cast(kept, each.dtype))
-    return draft.div(draft.reduce_sum(each, rows, keepdims=False), draft.reduce_sum(weight, rows, keepdims=False))
+        return draft.mul(total, 1.0 / labels.size)
+    return draft.div(total, draft.reduce_sum(weight, rows, keepdims=False))
 
 
 def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:

@@ -141,6 +141,7 @@ def _step(
         gradients={name: f"{name}.grad" for name in gradients},
         states=states,
         added_inputs=attached.inputs,
+        compared=attached.compared,
         label_rule=label_rule,
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),

@@ -358,6 +358,8 @@ class TrainingGraph(Graph):
         For each running statistic that the step updates: old name -> name of the updated tensor.
     added_inputs
         Inputs that the loss brought with it (`labels`, `target`).
+    compared
+        What a loss that was attached compares: scores and labels, or output and target.
     label_rule
         How the cross-entropy that was attached takes labels.
     optimizer
@@ -379,6 +381,7 @@ class TrainingGraph(Graph):
     gradients: Mapping[str, str]
     states: Mapping[str, str]
     added_inputs: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
     label_rule: LabelRule = LabelRule()
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ from poetopt.backends.onnxruntime.sessions import (
     session_options,
 )
 from poetopt.backends.step.parted import cut
-from poetopt.graph import VIEW_OPS, LabelRule, Node, Operator, TrainingGraph
+from poetopt.graph import LabelRule, Node, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
 from poetopt.training.source import Data, Source, batch_size, source_of
@@ -35,10 +35,6 @@ from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-
-_SUMMING = frozenset({"Mul", "ReduceSum"})
-_LIKELIHOODS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 @dataclass(frozen=True)
@@ -67,25 +63,21 @@ class Forward:
         With an operator for each node.
     kept
         What it is run for.
-    read
-        The tensors that the loss compares, scores and labels, or output and target; None of a loss of the model's.
     """
 
     graph: TrainingGraph
     kept: tuple[str, ...]
-    read: tuple[str, str] | None
 
     @classmethod
     def of(cls, graph: TrainingGraph) -> Forward:
         """That of a step."""
         nodes = inference(graph)
-        read = _reads(graph, nodes)
-        kept = tuple(dict.fromkeys(read or (graph.loss,)))
+        kept = tuple(dict.fromkeys(graph.compared or (graph.loss,)))
         operators = tuple(
             Operator(n.name or n.outputs[0], n.op_type, (n,), tuple(filter(None, n.inputs)), n.outputs)
             for n in _needed(nodes, kept)
         )
-        return cls(replace(graph, operators=operators), kept, read)
+        return cls(replace(graph, operators=operators), kept)
 
     def models(self) -> Mapping[tuple[str, ...], bytes]:
         """Gives what its sessions are made of."""
@@ -107,7 +99,7 @@ class Evaluator:
         shapes = (graph.tensors[name].shape for name in graph.inputs)
         self.batch = min((shape[0] for shape in shapes if shape), default=1)
         forward = Forward.of(graph)
-        self._read = forward.read
+        self._read = graph.compared
         self._run = NodeByNode(forward.graph, sessions.of(forward.graph), given, forward.kept)
         first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
         self.pads = bool(first) and first[0] % self.batch == 0
@@ -193,32 +185,6 @@ def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
 
 def _right_sides(outputs: Any, target: Any, middle: float) -> int:
     return int(((outputs > middle) == (np.asarray(target) > 0.5)).sum())
-
-
-_COMPARED = frozenset({"cross-entropy", "bce", "mse"})
-
-
-def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | None:
-    """The tensors that the loss compares: scores and labels, or output and target. None of a loss of the model's."""
-    producers = {name: node for node in nodes for name in node.outputs}
-    if graph.loss_kind not in _COMPARED:
-        return None
-    node = producers[graph.loss]
-    if graph.loss_kind == "cross-entropy":
-        while node.op_type not in _LIKELIHOODS:  # smoothed labels have more behind it
-            node = producers[node.inputs[0]]
-        scores = node.inputs[0]
-        if node.op_type == "NegativeLogLikelihoodLoss":
-            scores = producers[scores].inputs[0]
-        return scores, node.inputs[1]
-    while node.op_type in _SUMMING or node.op_type in VIEW_OPS:
-        before = producers[node.inputs[0]]
-        if graph.loss_kind == "mse" and node.op_type == "Mul" and node.inputs[0] == node.inputs[1]:
-            return before.inputs[0], before.inputs[1]
-        node = before
-    return next(
-        (product.inputs[0], product.inputs[1]) for product in (producers[node.inputs[1]],) if product.op_type == "Mul"
-    )
 
 
 def forward_nodes(graph: TrainingGraph) -> list[Node]:
@@ -342,8 +308,8 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
 
     Raises ExecutionError where onnxruntime can't run the file.
     """
-    read = _reads(graph, inference(graph))
-    if read is None or read[1] not in graph.inputs:
+    read = graph.compared
+    if not read or read[1] not in graph.inputs:
         return None
     try:
         session = onnxruntime().InferenceSession(

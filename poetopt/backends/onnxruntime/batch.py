@@ -216,6 +216,10 @@ def limits(graph: Graph, name: str) -> InputLimits | None:
     """Those of an input; None where any value will do."""
     if name in _truths(graph):
         return InputLimits(TRUTH, 0, 1)
+    if isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy" and name in graph.added_inputs:
+        rule = graph.label_rule
+        left_out = frozenset(() if rule.ignore_index is None else (rule.ignore_index,))
+        return InputLimits(LABEL, 0, graph.tensors[graph.compared[0]].shape[1] - 1, left_out)
     readers, steps = _readers(graph, name), _steps(graph, name)
     if not readers:
         return None if steps is None else InputLimits(LENGTH, 0, steps)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.losses import SMOOTHED, along_classes, kept_labels, label_weights
+from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
-from poetopt.util.errors import ModelError
 
-ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", SMOOTHED})
+ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""
 
 
@@ -44,13 +43,13 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     if len(cotangents) > 1 and cotangents[1] is not None:
         op.only(cotangents)
     dy, scores = op.only(cotangents[:1]), op.x
-    likelihood = _Likelihood.of(op)
-    labels = likelihood.labels
+    # the loss that `--loss` attaches is LogSoftmax and NegativeLogLikelihoodLoss in one operator
+    labels = op.input(1) if op.has(1) else op.builder.tensors[op.operator.nodes[-1].inputs[1]]
     k = op.emit("grad_input")
     has_log = len(op.outputs) > 1 and op.outputs[1] is not None
     softmax = k.unary("Exp", op.output(1)) if has_log else k.unary("Softmax", scores, axis=1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
-    safe, factor = likelihood.factor(k, dy)
+    safe, factor = _factor(k, op, dy, labels)
     if factor.shape == labels.shape and labels.shape:
         factor = k.reshape(factor, rows)
     minus = k.expand(k.graph.constant(np.full([1] * len(rows), -1.0, scores.dtype)), rows)
@@ -61,76 +60,59 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, None, None
 
 
-@register_vjp(SMOOTHED, since=1)
-def smoothed_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+@register_vjp(RULED, since=1)
+def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)).
 
     With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes.
     """
-    dy, likelihood = op.only(cotangents[:1]), _Likelihood.of(op)
-    labels, weights = likelihood.labels, likelihood.weights
-    k, smoothing = op.emit("grad_input"), op.builder.label_rule.smoothing
+    dy, rule, dtype = op.only(cotangents[:1]), op.builder.label_rule, op.x.dtype
+    whole = {name: op.builder.tensors[name] for name in op.operator.inputs if name not in op.builder.values}
+    labels = next(tensor for tensor in whole.values() if tensor.dtype == "int64")
+    weights = op.builder.constant(np.array(rule.class_weights, dtype)) if rule.class_weights else None
+    k = op.emit("grad_input")
     rows = (labels.shape[0], 1, *labels.shape[1:])
+    kept = kept_labels(k, labels, rule.ignore_index)
+    safe, weight = label_weights(k, labels, kept, weights, dtype)
+    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, _total(k, weight))
+    factor = mean if weight is None else k.reshape(k.mul(weight, mean), rows)
+    at_label = k.expand(k.mul(factor, rule.smoothing - 1.0), rows)
     softmax = k.unary("Exp", op.output(1))
-    safe, factor = likelihood.factor(k, dy)
-    factor = k.reshape(factor, rows if factor.size == labels.size else [1] * len(rows))
-    share = smoothing / softmax.shape[1]
-    at_label = k.expand(k.mul(factor, smoothing - 1.0), rows)
-    if weights is None:
-        dx = k.sub(k.mul(softmax, factor), k.mul(factor, share))
-        return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
-    _, each = likelihood.factor(k, dy, by_class=False)
-    each = k.mul(k.reshape(each, rows if each.size == labels.size else [1] * len(rows)), share)
-    total = float(np.sum(np.asarray(op.builder.values[weights.name], np.float64)))
-    dx = k.mul(softmax, k.add(k.mul(factor, 1.0 - smoothing), k.mul(each, total)))
-    dx = k.sub(dx, k.mul(each, k.reshape(weights, along_classes(weights, labels))))
+    if weights is None or not rule.smoothing:
+        dx = k.mul(softmax, factor)
+        dx = k.sub(dx, k.mul(factor, rule.smoothing / softmax.shape[1])) if rule.smoothing else dx
+    else:
+        each = mean if kept is None else k.reshape(k.mul(k.cast(kept, dtype), mean), rows)
+        each = k.mul(each, rule.smoothing / weights.size)
+        dx = k.mul(softmax, k.add(k.mul(factor, 1.0 - rule.smoothing), k.mul(each, math.fsum(rule.class_weights))))
+        dx = k.sub(dx, k.mul(each, k.reshape(weights, along_classes(weights, labels))))
     return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
 
 
 @single("NegativeLogLikelihoodLoss", since=12)
 def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
-    scores, likelihood = op.x, _Likelihood.of(op)
-    labels = likelihood.labels
+    scores, labels = op.x, op.input(1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
-    safe, factor = likelihood.factor(k, dy)
+    safe, factor = _factor(k, op, dy, labels)
     spread = k.expand(k.reshape(k.neg(factor), rows if factor.size == labels.size else [1] * len(rows)), rows)
     return k.scatter_add(k.zeros(scores.shape, scores.dtype), k.reshape(safe, rows), spread, 1)
 
 
-@dataclass(frozen=True)
-class _Likelihood:
-    """What a loss compares scores with."""
+def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape."""
+    safe, weight = _label_weights(k, op, labels)
+    mean = op.attr_text("reduction", "mean") == "mean"
+    if weight is None:
+        return safe, k.mul(dy, 1.0 / labels.size if mean else 1.0)
+    return safe, k.mul(k.div(weight, _total(k, weight)) if mean else weight, dy)
 
-    labels: Tensor
-    weights: Tensor | None
-    ignored: int | None
-    mean: bool
-    dtype: str
 
-    @classmethod
-    def of(cls, op: Primal) -> _Likelihood:
-        """That of a node; the loss that `--loss` attaches has it behind a LogSoftmax, in one operator."""
-        node = next((n for n in op.operator.nodes if n.op_type == "NegativeLogLikelihoodLoss"), op.node)
-        labels, weights = (op.builder.tensors[name] if name else None for name in (*node.inputs[1:], "")[:2])
-        if labels is None:
-            raise ModelError(f"{op.where}: input 1 is missing")
-        ignored, reduction = node.attributes.get("ignore_index"), node.attributes.get("reduction", "mean")
-        return cls(
-            labels, weights, ignored if isinstance(ignored, int) else None, reduction in ("mean", b"mean"), op.x.dtype
-        )
+def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Labels that are safe to index with, and each label's weight (None where all are one)."""
+    ignored = op.attr_int("ignore_index", 0) if "ignore_index" in op.node.attributes else None
+    return label_weights(k, labels, kept_labels(k, labels, ignored), op.input(2) if op.has(2) else None, op.x.dtype)
 
-    def factor(self, k: OperatorBuilder, dy: Tensor, *, by_class: bool = True) -> tuple[Tensor, Tensor]:
-        """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape.
 
-        by_class
-            Whether a label's weight is in that factor, beside the mean's.
-        """
-        kept = kept_labels(k, self.labels, self.ignored)
-        safe, weight = label_weights(k, self.labels, kept, self.weights, self.dtype)
-        if weight is None:
-            return safe, k.mul(dy, 1.0 / self.labels.size if self.mean else 1.0)
-        total = k.reduce_sum(weight, range(len(self.labels.shape)), keepdims=False)
-        if not by_class:
-            return safe, k.div(dy if kept is None else k.mul(k.cast(kept, self.dtype), dy), total)
-        return safe, k.mul(k.div(weight, total) if self.mean else weight, dy)
+def _total(k: OperatorBuilder, weight: Tensor) -> Tensor:
+    return k.reduce_sum(weight, range(len(weight.shape)), keepdims=False)
