@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.models import Model, load
@@ -37,6 +37,7 @@ def inspect(
     straight_through: bool = False,
     optimizer: str = "none",
     clip_norm: bool = False,
+    rates: Mapping[str, float] | str | Sequence[str] | None = None,
     runtime: str | None = None,
     **read: Unpack[LoadOptions],
 ) -> Inspection:
@@ -46,7 +47,7 @@ def inspect(
         What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
-    loss, output, ignore_index, class_weights, label_smoothing, straight_through, optimizer, clip_norm
+    loss, output, ignore_index, class_weights, label_smoothing, straight_through, optimizer, clip_norm, rates
         As in `Model.differentiate`.
     runtime
         What runs the operators, whatever the device names.
@@ -82,6 +83,7 @@ def inspect(
             straight_through=straight_through,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            rates=rates,
             ignore_index=ignore_index,
             class_weights=class_weights,
             label_smoothing=label_smoothing,

@@ -50,6 +50,7 @@ class Model:
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         maxima: bool = True,
         over: bool = True,
         lazy_tables: bool = False,
@@ -81,6 +82,9 @@ class Model:
         clip_norm
             Whether updates clip the gradients by the norm of all of them. The bound is given with each step
             (`clip_norm`), as a learning rate is; each gradient waits for that norm.
+        rates
+            What the learning rate of some parameters is multiplied with, by pattern: `{"features.*": 0.1}`. The first
+            that matches counts.
         maxima
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
@@ -94,6 +98,7 @@ class Model:
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
         from poetopt.autodiff.losses import label_rule
+        from poetopt.autodiff.optimizers.attach import parse_rates
         from poetopt.autodiff.passes.blocks import GRANULARITIES
         from poetopt.autodiff.passes.rows import by_rows as with_rows
 
@@ -109,6 +114,7 @@ class Model:
             optimizer=optimizer,
             fuse=fuse,
             clip_norm=clip_norm,
+            rates=rates,
             maxima=maxima,
             over=over,
         )
@@ -126,12 +132,14 @@ class Model:
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         if clip_norm:
             recipe[CLIP] = True
+        if rates:
+            recipe["rates"] = parse_rates(rates)
         if lazy_tables:
             recipe[LAZY] = True
         asked = {
             "loss": loss, "output": output, "ignore_index": ignore_index, "class_weights": class_weights,
             "label_smoothing": label_smoothing, "straight_through": straight_through, "fuse": fuse,
-            "clip_norm": clip_norm, "maxima": maxima, "over": over,
+            "clip_norm": clip_norm, "rates": rates, "maxima": maxima, "over": over,
         }  # fmt: skip
         tables = with_rows(self.graph) is not self.graph
         anew = tables or (self.graph.parts > 1 and optimizer == "none")
@@ -150,6 +158,7 @@ class Model:
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         rows: bool = False,
         row_bytes: int = 1,
         maxima: bool = True,
@@ -167,6 +176,7 @@ class Model:
         from poetopt.autodiff import differentiate
         from poetopt.autodiff.losses import label_rule
         from poetopt.autodiff.optimizers import with_updates
+        from poetopt.autodiff.optimizers.attach import parse_rates
         from poetopt.autodiff.passes.rows import by_rows, with_states
 
         try:
@@ -176,7 +186,7 @@ class Model:
                     graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over,
                     label_rule=label_rule(ignore_index, class_weights, label_smoothing),
                 )  # fmt: skip
-                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm)
+                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm, rates=parse_rates(rates))
                 return with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
@@ -272,7 +282,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         output=output if isinstance(output, str) else None,
         granularity=granularity if isinstance(granularity, str) else "operator",
         straight_through=recipe.get("straight_through") is True,
-        **{name: recipe[name] for name in LABELS if name in recipe},  # type: ignore[arg-type]
+        **{name: recipe[name] for name in (*LABELS, "rates") if name in recipe},  # type: ignore[arg-type]
         optimizer=optimizer if isinstance(optimizer, str) else "none",
         fuse=recipe.get("fuse") is not False,
         clip_norm=recipe.get(CLIP) is True,

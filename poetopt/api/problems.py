@@ -261,6 +261,7 @@ class _Derived(TypedDict, total=False):
     optimizer: str
     fuse: bool
     clip_norm: bool
+    rates: Mapping[str, float] | str | Sequence[str] | None
     lazy_tables: bool
 
 

@@ -45,7 +45,8 @@ class Trainer(Closing):
         A plan whose step ends with gradients takes plain descent behind it, with `lr` alone; other updates are part of
         the step (`solve --optimizer`), or your own: `step(batch, lr=0)`, then `parameters` by `gradients`.
     lr_schedule
-        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`.
+        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`; `warmup:500,cosine` lets it rise
+        over so many steps first, `warmup:5%,cosine` over a share of all.
     clip_norm
         The bound of the norm of all gradients, 1 by default, where the plan's step clips (`solve --with clip-norm`).
     seed

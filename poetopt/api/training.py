@@ -220,6 +220,7 @@ class TrainingFile:
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         lazy_tables: bool = False,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
@@ -234,13 +235,15 @@ class TrainingFile:
             optimizer,
             fuse,
             clip_norm,
+            rates,
             lazy_tables,
         )
-        if asked != ("auto", None, None, None, 0.0, "operator", False, "none", True, False, False):
+        if asked != ("auto", None, None, None, 0.0, "operator", False, "none", True, False, None, False):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
                 "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "
-                "separate-updates, clip-norm and lazy-tables"
+                "separate-updates, clip-norm, rates and "
+                "lazy-tables"
             )
         return self
 

@@ -134,6 +134,7 @@ UPDATES = (
     ),
     Option("separate_updates", bool, False, "", "Updates are operators of their own.", flag=""),
     Option("clip_norm", bool, False, "", "Updates clip gradients by the norm of all of them.", flag=""),
+    Option("rates", _LIST, None, "PATTERN=X", "What the learning rate of these parameters is times.", flag=""),
 )  # fmt: skip
 LAZY_TABLES = Option(
     "lazy_tables", bool, False, "", "Rows of paged embeddings change in those steps alone that use them.", flag=""

@@ -41,9 +41,9 @@ def train(
     lr_schedule: Annotated[
         str,
         typer.Option(
-            metavar="constant|cosine|step:EPOCHS:FACTOR",
-            help="How it changes: step:10:0.1 takes a tenth every ten epochs.",
-            autocompletion=choices("constant", "cosine", "step:10:0.1"),
+            metavar="[warmup:STEPS,]constant|cosine|step:EPOCHS:FACTOR",
+            help="How it changes: step:10:0.1 takes a tenth every ten epochs, warmup:500 (or 5%) lets it rise first.",
+            autocompletion=choices("constant", "cosine", "step:10:0.1", "warmup:5%,cosine"),
         ),
     ] = "constant",
     momentum: Annotated[float | None, typer.Option(metavar="M", help="The momentum, where there is one.")] = None,

@@ -369,6 +369,8 @@ class TrainingGraph(Graph):
     hyperparameters
         For each hyperparameter (`lr`, ...): the name of its scalar, which is given with each step; `values` has a
         default.
+    rates
+        What the learning rate is multiplied with for some parameters, by their names.
     sums
         Where a batch has several parts: for each trained parameter, the name of its gradient's sum over them.
     closing
@@ -386,6 +388,7 @@ class TrainingGraph(Graph):
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     closing: TrainingGraph | None = None
 

@@ -250,6 +250,7 @@ def _schema() -> type[BaseModel]:
     made: type[BaseModel] = of(
         "Said", format=count, serial=(count, 0), taken=count, poetopt=(str, ""), optimizer=(str, ""),
         network=(str | None, None), structure=(str | None, None), content=(str | None, None),
+        rule=(str | None, None),
         hyperparameters=(dict[str, real], {}),  # type: ignore[valid-type]
         course=(course | None, None), position=(position | None, None),
     )  # fmt: skip

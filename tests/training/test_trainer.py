@@ -360,6 +360,26 @@ def test_rates() -> None:
         [1, 1, 0.1, 0.1, 0.01]
     )
     assert parse_schedule("step:1:1e300").rate(1.0, 0, 2, 9) == math.inf
+    for text in ("warmup:4,cosine", "warmup:50%,cosine"):
+        rate = parse_schedule(text).rate
+        wanted = [0.1, 0.2, 0.3, 0.4, 0.4, 0.341421356, 0.2, 0.058578644, 0.0]
+        assert [rate(0.4, step, 0, 8) for step in range(9)] == pytest.approx(wanted)
+    rate = parse_schedule("warmup:2,step:1:0.5").rate
+    assert [rate(1.0, step, step // 2, 9) for step in range(5)] == [0.5, 1.0, 0.5, 0.5, 0.25]
+    assert parse_schedule("warmup:3").needs_length is False
+    assert parse_schedule("warmup:3%").needs_length is True
+    for text in (
+        "warmup",
+        "warmup:",
+        "warmup:0",
+        "warmup:0%",
+        "warmup:100%",
+        "warmup:2,",
+        "warmup:2,warm",
+        "cosine,warmup:2",
+    ):
+        with pytest.raises(OptionError, match=r"before it may stand warmup:STEPS, as in warmup:500,cosine"):
+            parse_schedule(text)
 
 
 def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
@@ -443,6 +463,24 @@ def test_what_a_resumed_training_does_otherwise_is_said(tmp_path: Path) -> None:
         assert [each["epoch"] for each in ended.validations] == judged
         assert (ended.accuracy is None) == (validate is None)
         assert ended.hyperparameters["lr"] == 0.125
+
+
+def test_checkpoints_know_how_labels_and_rates_were_taken(tmp_path: Path) -> None:
+    def plan(**asked: Any) -> Any:
+        step = po.load(small()).differentiate(optimizer="sgd", **asked)
+        return lay_out(store_all(step.cost("a72")))
+
+    data = rows(plan_of(), 8)
+    with po.Trainer(plan(label_smoothing=0.1, rates={"fc1.*": 0.5})) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+    with po.Trainer(plan(label_smoothing=0.1, rates="fc1.*=0.5")) as trainer:
+        trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True)
+    for asked in ({"label_smoothing": 0.1}, {"label_smoothing": 0.2, "rates": {"fc1.*": 0.5}}):
+        with (
+            po.Trainer(plan(**asked)) as trainer,
+            pytest.raises(PlanError, match="give the plan that it was made with"),
+        ):
+            trainer.fit(data, epochs=3, checkpoint=tmp_path, resume=True)
 
 
 def test_checkpoints_of_before_there_were_digests_go_on(tmp_path: Path) -> None:
