@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
     from poetopt.training.loop import Position, Trained
+    from poetopt.training.metrics import Asked
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
 
@@ -171,16 +172,23 @@ class Trainer(Closing):
         learner = self._learner
         return source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir).epoch(epoch)
 
-    def evaluate(self, data: Data) -> Evaluation:
+    def evaluate(self, data: Data, *, metrics: Asked = ()) -> Evaluation:
         """Loss and accuracy on rows that nothing is learned from: a forward pass in the way of inference.
 
-        It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights. Raises as `batches`.
+        It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights.
+
+        metrics
+            Names of others (`top5`, `f1`, `iou`, `perplexity`, `mae`; `"top5,f1"`), or functions that take scores
+            [rows, classes, ...] and labels [rows, ...] (output and target) of some rows, and give a number, or one for
+            each; what counts is their mean over all rows.
+
+        Raises as `batches`, and OptionError for metrics that the loss has not.
         """
         from poetopt.training.evaluate import validation_of
 
         learner = self._learner
         learner.check_open()
-        return learner.evaluate(validation_of(data, learner.graph, learner.workdir))
+        return learner.evaluate(validation_of(data, learner.graph, learner.workdir), metrics=metrics)
 
     def fit(
         self,
@@ -194,6 +202,7 @@ class Trainer(Closing):
         resume: bool = False,
         keep: str = "best",
         patience: int | None = None,
+        metrics: Asked = (),
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
@@ -216,6 +225,8 @@ class Trainer(Closing):
             is one; its checkpoint is in a folder `best` beside the others, or in `workdir` meanwhile. Or `last`.
         patience
             How many epochs without a better one end the training.
+        metrics
+            Of validation, as `evaluate` takes them; each epoch's are in `validations`.
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
@@ -234,8 +245,9 @@ class Trainer(Closing):
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
         asked = FitOptions(
-            epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience
-        )
+            epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience,
+            metrics,
+        )  # fmt: skip
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()

@@ -106,6 +106,7 @@ STATISTICS = Option(
 ALLOW_SYMLINKS = Option(
     "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
 )
+METRICS = Option("metrics", str, "", "f1,top5,...", "Metrics of --validate, beside loss and accuracy.", flag="")
 READING = (
     Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
     Option("freeze", _LIST, None, "PATTERN", "Leave these parameters as they are (features.*); may be repeated."),

@@ -11,7 +11,7 @@ import typer
 from poetopt.autodiff.optimizers import CLIP, NAMES
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanModelOption, sharing
+from poetopt.cli.options import ALLOW_SYMLINKS, METRICS, JsonOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NEAR = 1e-3
 """Share of rows, or of a loss, by which two runtimes' sums may differ."""
 
 
-@sharing(ALLOW_SYMLINKS)
+@sharing(METRICS, ALLOW_SYMLINKS)
 def train(
     plan: PlanArgument,
     data: Annotated[
@@ -135,6 +135,7 @@ def train(
     Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
     is written are the parameters that came out of it.
     """
+    metrics = options.pop("metrics") or ()
     where = {"model": model, **options}
     from poetopt.report.execution import document, epoch_text, trained_text
 
@@ -143,7 +144,7 @@ def train(
         others = {
             "--validate": validate is not None, "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
-            "--keep": keep != "best", "--patience": patience is not None,
+            "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
             raise OptionError(
@@ -177,7 +178,7 @@ def train(
         try:
             ended = trainer.fit(
                 data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-                resume=resume, keep=keep, patience=patience, after_epoch=after_epoch,
+                resume=resume, keep=keep, patience=patience, metrics=metrics, after_epoch=after_epoch,
                 noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
             )  # fmt: skip
         except DivergedError as error:

@@ -237,7 +237,8 @@ def _schema() -> type[BaseModel]:
         make: Any = create_model
         return make(name, __config__=strict, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
 
-    validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None))
+    figures: Any = dict[str, real | None]  # type: ignore[valid-type]
+    validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None), metrics=(figures, {}))
     position = of(
         "Position", epoch=count, batch=count, step=count, total=real, losses=listed[real],
         validations=listed[validation], seconds=number(), first=(real | None, None),

@@ -9,8 +9,8 @@ loss reads; so rows that fill up the last batch don't count.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from poetopt.backends.step.parted import cut
 from poetopt.graph import LabelRule, Node, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
+from poetopt.training.metrics import Asked, Metric, metrics_of
 from poetopt.training.source import Data, Source, batch_size, source_of
 from poetopt.util.errors import ExecutionError, ModelError
 from poetopt.util.progress import Told, silent
@@ -48,11 +49,14 @@ class Evaluation:
     accuracy
         The share of labels (cross-entropy), or of outputs on the right side (bce), that are right; None for other
         losses.
+    metrics
+        Those that were asked for, by name.
     """
 
     rows: int
     loss: float
     accuracy: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,9 @@ class Evaluator:
         """A batch as the graph reads it. Raises ModelError where it doesn't fit."""
         return check_batch(self.graph, batch)
 
-    def begin(self) -> _LossSums:
-        """Sums of nothing so far."""
-        return _LossSums()
+    def begin(self, metrics: Asked = ()) -> _LossSums:
+        """Sums of nothing so far. Raises OptionError for metrics that the loss has not."""
+        return _LossSums([make() for make in metrics_of(metrics, self.graph)])
 
     def add(self, sums: _LossSums, batch: Mapping[str, Array], rows: int) -> None:
         """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
@@ -128,8 +132,14 @@ class Evaluator:
             sums.add(
                 rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, self.graph.label_rule)
             )
+            if sums.metrics:
+                kept = _kept(wanted, self.graph.label_rule)
+                whole = kept.all()
+                scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
+                sums.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
             return
         scores = scores.astype(np.float64)
+        sums.measure(scores, wanted)
         each = _binary(scores, wanted) if self.kind == "bce" else (scores - wanted) ** 2
         judged = (_right_sides(scores, wanted, 0.0), each.size) if self.kind == "bce" else (0, 0)
         sums.add(rows, float(each.sum()), each.size, *judged)
@@ -138,7 +148,8 @@ class Evaluator:
 class _LossSums:
     """Holds what evaluating has counted so far: losses and their weights, and what is right of what was judged."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self.metrics = metrics
         self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
 
     def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
@@ -148,9 +159,15 @@ class _LossSums:
         self.right += right
         self.judged += judged
 
+    def measure(self, scores: Any, wanted: Any) -> None:
+        """Count rows in each metric."""
+        for metric in self.metrics:
+            metric.add(scores, wanted)
+
     def result(self) -> Evaluation:
         accuracy = self.right / self.judged if self.judged else None
-        return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy)
+        metrics = {metric.name: metric.value for metric in self.metrics}
+        return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy, metrics)
 
 
 def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
@@ -262,16 +279,20 @@ def evaluate(
     data: DataSet | Source,
     told: Told = silent,
     between: Callable[[], object] | None = None,
+    metrics: Asked = (),
 ) -> Evaluation:
     """Loss and accuracy on all of `data`; where the loss is the model's own, on its whole batches.
 
     between
         Called before each batch.
+    metrics
+        Names or functions (`poetopt.training.metrics`).
 
-    Raises ModelError for values that can't be evaluated, ExecutionError where a kernel fails.
+    Raises OptionError for metrics that the loss has not, ModelError for values that can't be evaluated, ExecutionError
+    where a kernel fails.
     """
     graph = evaluator.graph
-    sums, size = evaluator.begin(), batch_size(graph)
+    sums, size = evaluator.begin(metrics), batch_size(graph)
     if hasattr(data, "epoch"):
         for k, batch in enumerate(data.epoch(0)):
             told(f"validating: batch {k + 1:,}")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
     from poetopt.training.data import DataSet
     from poetopt.training.evaluate import Evaluation, Evaluator
+    from poetopt.training.metrics import Asked
     from poetopt.training.source import Source
 
 
@@ -127,16 +128,20 @@ class Learner:
         descend(self.step.parameters, self.step.gradients, rate)
         return loss
 
-    def evaluate(self, data: DataSet | Source, between: Callable[[], object] | None = None) -> Evaluation:
+    def evaluate(
+        self, data: DataSet | Source, between: Callable[[], object] | None = None, metrics: Asked = ()
+    ) -> Evaluation:
         """Loss and accuracy on `data`, in the memory that the step has between steps.
 
         between
             Called before each batch.
+        metrics
+            As for `poetopt.Trainer.evaluate`.
         """
         from poetopt.training.evaluate import evaluate
 
         self.step.rest()
-        found = evaluate(self.evaluator, data, paced(self.told), between)
+        found = evaluate(self.evaluator, data, paced(self.told), between, metrics)
         if (give_back := measure.give_back()) is not None:
             give_back()
         return found

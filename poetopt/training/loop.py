@@ -15,10 +15,11 @@ from typing import Any
 from poetopt.training import checkpoint
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
+from poetopt.training.metrics import Asked, metrics_of
 from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
-from poetopt.util.figures import Figures
+from poetopt.util.figures import Figures, plain
 from poetopt.util.files import scratch_folder
 from poetopt.util.process import peak_bytes
 from poetopt.util.progress import paced
@@ -41,7 +42,7 @@ class Position:
     total
         The sum of the losses of this epoch so far.
     validations
-        Of each validation: `epoch` (how many were over), `loss`, `accuracy`.
+        Of each validation: `epoch` (how many were over), `loss`, `accuracy`, `metrics`.
     seconds
         That training has taken, validations and checkpoints included, over all its processes.
     first
@@ -53,7 +54,7 @@ class Position:
     step: int = 0
     losses: list[float] = field(default_factory=list)
     total: float = 0.0
-    validations: list[dict[str, float | int | None]] = field(default_factory=list)
+    validations: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     first: float | None = None
 
@@ -107,7 +108,7 @@ class Trained(Figures):
     losses
         The mean loss of each epoch.
     validations
-        Of each validation on this data: `epoch`, `loss`, and `accuracy` (null where the loss has none).
+        Of each validation on this data: `epoch`, `loss`, `accuracy` (null where the loss has none), and `metrics`.
     optimizer, hyperparameters, lr_schedule, batch_order, seed
         As they were.
     seconds, step_s
@@ -134,7 +135,7 @@ class Trained(Figures):
     resumed_at: int
     left_out: int
     losses: tuple[float, ...]
-    validations: tuple[Mapping[str, float | int | None], ...]
+    validations: tuple[Mapping[str, Any], ...]
     optimizer: str
     hyperparameters: Mapping[str, float]
     lr_schedule: str
@@ -150,7 +151,7 @@ class Trained(Figures):
     changed: tuple[str, ...] = ()
     kept: int
     diverged: str = ""
-    derived = ("loss", "accuracy")
+    derived = ("loss", "accuracy", "metrics")
 
     @property
     def loss(self) -> float | None:
@@ -161,6 +162,11 @@ class Trained(Figures):
     def accuracy(self) -> float | None:
         """Of the epoch that is kept, where it was validated."""
         return next((v["accuracy"] for v in self.validations if v["epoch"] == self.kept), None)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The others of that epoch, by name."""
+        return next((v.get("metrics", {}) for v in self.validations if v["epoch"] == self.kept), {})
 
 
 class DivergedError(ExecutionError):
@@ -259,6 +265,7 @@ class FitOptions:
     resume: bool
     keep: str = "best"
     patience: int | None = None
+    metrics: Asked = ()
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
@@ -299,6 +306,9 @@ class Fit:
         noted: Noted | None = None,
     ) -> None:
         asked.check(source)
+        if validation is None and asked.metrics:
+            raise OptionError("--with metrics: they are of a validation; give its data, with --validate")
+        metrics_of(asked.metrics, learner.graph)  # before the first step
         for what, given in (("training", source), ("validation", validation)):
             if asked.epochs > 1 and getattr(given, "once", False):
                 raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
@@ -462,10 +472,11 @@ class Fit:
 
     def _validate(self, epoch: int, saved: int) -> None:
         assert self.validation is not None
-        found = self.learner.evaluate(self.validation, partial(self._heed, saved))
+        found = self.learner.evaluate(self.validation, partial(self._heed, saved), self.asked.metrics)
         if not math.isfinite(found.loss):
             raise DivergedError(self._diverged(found.loss, None))
-        self.position.validations.append({"epoch": epoch, "loss": found.loss, "accuracy": found.accuracy})
+        said = {"loss": found.loss, "accuracy": found.accuracy, "metrics": plain(dict(found.metrics))}
+        self.position.validations.append({"epoch": epoch, **said})
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
         """The next batch. Where it can't be had, what was learned so far is saved first."""
