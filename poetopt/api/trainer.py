@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
+    from poetopt.training.augment import Asked as Augment
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
     from poetopt.training.loop import Position, Trained
@@ -203,6 +204,8 @@ class Trainer(Closing):
         keep: str = "best",
         patience: int | None = None,
         metrics: Asked = (),
+        log: str | os.PathLike[str] | None = None,
+        augment: Augment | None = None,
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
@@ -227,6 +230,13 @@ class Trainer(Closing):
             How many epochs without a better one end the training.
         metrics
             Of validation, as `evaluate` takes them; each epoch's are in `validations`.
+        log
+            A CSV file that gets a row for each step as it ends: `epoch`, `step`, `lr`, `loss`, `seconds`, and in the
+            last of an epoch what validation says. A resumed training goes on in it; another one begins it anew.
+        augment
+            How batches are changed before each step: `"flip,crop"` for images, or a function (or several) of a batch,
+            arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
+            What is random is of seed, epoch and batch alone.
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
@@ -238,6 +248,7 @@ class Trainer(Closing):
         times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
         would be returned, and the checkpoints are from before.
         """
+        from poetopt.training.augment import Augmented, augment_words
         from poetopt.training.evaluate import validation_of
         from poetopt.training.loop import Fit, FitOptions
         from poetopt.training.source import source_of
@@ -246,9 +257,11 @@ class Trainer(Closing):
         learner.check_open()
         asked = FitOptions(
             epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience,
-            metrics,
+            metrics, None if log is None else Path(log), "" if augment is None else augment_words(augment),
         )  # fmt: skip
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
+        if augment is not None:
+            source = Augmented(source, augment, learner.graph.whole, self.seed)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()
 

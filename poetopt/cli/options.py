@@ -107,6 +107,7 @@ ALLOW_SYMLINKS = Option(
     "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
 )
 METRICS = Option("metrics", str, "", "f1,top5,...", "Metrics of --validate, beside loss and accuracy.", flag="")
+AUGMENT = Option("augment", _TEXT, None, "flip,crop", "How images are changed in each epoch.", flag="")
 READING = (
     Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
     Option("freeze", _LIST, None, "PATTERN", "Leave these parameters as they are (features.*); may be repeated."),

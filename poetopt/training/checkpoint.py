@@ -246,7 +246,7 @@ def _schema() -> type[BaseModel]:
     course = of(
         "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0),
         batch=(count, 0), rows=(count | None, None), data=(str | None, None),
-        epochs=(count, 0), validation=(str | None, None),
+        epochs=(count, 0), validation=(str | None, None), augment=(str, ""),
     )  # fmt: skip
     made: type[BaseModel] = of(
         "Said", format=count, serial=(count, 0), taken=count, poetopt=(str, ""), optimizer=(str, ""),

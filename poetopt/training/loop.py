@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from poetopt.training import checkpoint
+from poetopt.training.course_log import CourseLog
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.metrics import Asked, metrics_of
@@ -191,6 +192,8 @@ class Course:
         Rows of a batch and of the data, and the digest of those (see `DataSet.check`); None where nobody knows.
     epochs
         How many were asked for.
+    augment
+        How batches are changed.
     validation
         The digest of what is evaluated; "" where nothing is.
     """
@@ -203,6 +206,7 @@ class Course:
     data: str | None
     epochs: int
     validation: str | None
+    augment: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -242,6 +246,7 @@ _ALIKE = {
     "seed": "--seed",
     "rows": "so many rows:",
     "batch": "a batch of",
+    "augment": "--with augment",
 }
 
 
@@ -266,6 +271,8 @@ class FitOptions:
     keep: str = "best"
     patience: int | None = None
     metrics: Asked = ()
+    log: Path | None = None
+    augment: str = ""
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
@@ -308,7 +315,9 @@ class Fit:
         asked.check(source)
         if validation is None and asked.metrics:
             raise OptionError("--with metrics: they are of a validation; give its data, with --validate")
-        metrics_of(asked.metrics, learner.graph)  # before the first step
+        made = metrics_of(asked.metrics, learner.graph)
+        self.metrics = () if validation is None else tuple(make().name for make in made)
+        self.log: CourseLog | None = None
         for what, given in (("training", source), ("validation", validation)):
             if asked.epochs > 1 and getattr(given, "once", False):
                 raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
@@ -318,7 +327,7 @@ class Fit:
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
             asked.order, asked.lr_schedule, asked.seed, batch_size(learner.graph.whole), source.rows, data,
-            asked.epochs, judged,
+            asked.epochs, judged, asked.augment,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
         self.position = Position()
@@ -336,6 +345,9 @@ class Fit:
                 stack.enter_context(checkpoint.held(self.asked.folder))
                 self._begin(self.asked.folder)
             resumed_at = self.position.step
+            if self.asked.log is not None:
+                self.log = CourseLog(self.asked.log, self.metrics, resumed_at)
+                stack.callback(self.log.close)
             saved = self.position.step if self.path else -1
             interrupts.hold()  # a step ends before a signal counts
             self.begun_s = time.monotonic()
@@ -456,6 +468,8 @@ class Fit:
             position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
             self.stepping_s += time.perf_counter() - began_s
             self.stepped += 1
+            if self.log is not None:
+                self.log.step(epoch + 1, position.step, rate, loss, self._seconds())
             self._tell(epoch, loss)
             whole = position.batch == self.source.batches
             self._heed(saved)
@@ -477,6 +491,8 @@ class Fit:
             raise DivergedError(self._diverged(found.loss, None))
         said = {"loss": found.loss, "accuracy": found.accuracy, "metrics": plain(dict(found.metrics))}
         self.position.validations.append({"epoch": epoch, **said})
+        if self.log is not None:
+            self.log.validation(said)
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
         """The next batch. Where it can't be had, what was learned so far is saved first."""

@@ -138,6 +138,37 @@ def test_rows_without_a_label_are_left_out_where_the_plan_says_so(run: Runner, p
     )
 
 
+def test_rates_metrics_changed_images_and_the_course(run: Runner, tmp_path: Path) -> None:
+    rng, place = np.random.default_rng(0), tmp_path / "train.npz"
+    np.savez(place, input=rng.standard_normal((20, 1, 28, 28)).astype(np.float32), labels=rng.integers(0, 10, 20))
+    solve = ("solve", "lenet", "--batch", "4", "--device", "a72", "--optimizer", "adam", "-o", tmp_path / "plan.json")
+    ended = run(*solve, "--with", "rates=conv*=0.1", "--with", "rates=*.bias=2")
+    assert (ended.code, ended.err) == (0, "")
+    asked = ("train", tmp_path / "plan.json", "--data", place, "-o", tmp_path / "out.onnx", "--epochs", "2")
+    more = ("--with", "augment=flip,crop", "--lr-schedule", "warmup:3,cosine", "--log", tmp_path / "course.csv")
+    more = (*more, "--validate", place, "--with", "metrics=top5,f1")
+    ended = run(*asked, *more, "--json", tmp_path / "said.json")
+    assert (ended.code, ended.err) == (0, "")
+    assert re.search(
+        r"^epoch 2 of 2: loss \S+; validation loss .*, accuracy .*%, top5 0\.\d+, f1 0\.\d+$", ended.out, re.M
+    )
+    assert re.search(r"rate: 0\.1 times lr for conv1\.weight, conv1\.bias, ", ended.out)
+    told = json.loads((tmp_path / "said.json").read_text())
+    assert told["metrics"] == told["validations"][told["kept"] - 1]["metrics"]
+    lines = (tmp_path / "course.csv").read_text().splitlines()
+    assert lines[0] == "epoch,step,lr,loss,seconds,validation_loss,accuracy,top5,f1"
+    rates = [float(line.split(",")[2]) for line in lines[1:]]
+    assert rates == pytest.approx(
+        [1e-3 * k / 3 for k in (1, 2, 3)] + [5e-4 * (1 + np.cos(np.pi * k / 7)) for k in range(7)]
+    )
+    for options, part in (
+        (("--with", "augment=flop"), "--with augment=flop: unknown"),
+        (("--with", "metrics=f1"), "--with metrics: they are of a validation; give its data, with --validate"),
+        (("--log", tmp_path / "no" / "c.csv"), "there is no folder"), (("--log", "-"), "--log -: it can't be written"),
+    ):  # fmt: skip
+        run(*asked, *options).assert_one_message(part, code=2)
+
+
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:
     given = data(tmp_path / "train.npz", 20)
     out = tmp_path / "out.onnx"

@@ -110,7 +110,7 @@ def test_labels_that_are_left_out_don_t_count() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "asked", "message"),
-    [("cross-entropy", "f2", "--with metrics=f2: unknown; of the loss cross-entropy there are top5, f1, iou, perplexity"),
+    [("cross-entropy", "f2", "--with metrics=f2: unknown; of the loss cross-entropy there are top5, f1, iou"),
      ("mse", "f1", "--with metrics=f1: of another loss; of the loss mse there are mae")],
 )  # fmt: skip
 def test_those_that_a_loss_has_not(loss: str, asked: str, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
@@ -24,7 +25,7 @@ from poetopt.graph import LabelRule
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.training.source import rows_in_order
-from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError
+from poetopt.util.errors import ExecutionError, ModelError, OptionError, OutputError, PlanError
 from tests.autodiff.test_losses import mean_of
 from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
@@ -250,6 +251,35 @@ def test_what_isn_t_asked_for_is_the_checkpoints(tmp_path: Path) -> None:
     with po.Trainer(plan, momentum=0.75) as trainer:
         trainer.load(tmp_path)
         assert trainer.hyperparameters == {"lr": 0.25, "momentum": 0.75, "weight_decay": 0.0}
+
+
+def test_the_course_is_a_table_as_it_goes(tmp_path: Path) -> None:
+    data, held_out, place = rows(plan_of(), 13), rows(plan_of(), 6, seed=9), tmp_path / "course.csv"
+    asked: Any = {"validate": held_out, "metrics": "f1", "log": place, "checkpoint": tmp_path / "kept"}
+    seen: list[int] = []
+
+    def count(*_: object) -> None:
+        seen.append(len(place.read_text().splitlines()))
+
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=2, after_epoch=count, **asked)
+    assert seen == [4, 7]
+    with place.open("a") as file:
+        file.write("3,7,0.025,1.0,1.0,,,\n3,8,0.0")  # of steps that no checkpoint has, the last one cut short
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=3, resume=True, **asked)
+    with place.open() as file:
+        found = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in found] == [(str(1 + k // 3), str(k + 1)) for k in range(9)]
+    assert [float(row["lr"]) for row in found] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025] * 3)
+    losses = np.array([float(row["loss"]) for row in found]).reshape(3, 3)
+    assert list(losses.mean(axis=1)) == pytest.approx(ended.losses)
+    for k, row in enumerate(found):
+        said = ended.validations[k // 3] if k % 3 == 2 else None
+        wanted = ("", "", "") if said is None else (said["loss"], said["accuracy"], said["metrics"]["f1"])
+        assert (row["validation_loss"], row["accuracy"], row["f1"]) == tuple(map(str, wanted))
+    with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError, match=r"can't write .*no/course\.csv"):
+        trainer.fit(data, log=tmp_path / "no" / "course.csv")
 
 
 def test_a_step_that_ends_with_gradients_takes_plain_descent_or_an_update_of_ones_own() -> None:

@@ -17,7 +17,7 @@ from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.passes.in_place import joined, kept_tensors
 from poetopt.graph import TOGETHER, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.notes import listed
+from poetopt.util.notes import Note, listed
 from poetopt.util.text import closest
 
 DEFAULT = 1.0
@@ -255,10 +255,12 @@ def _factors(trained: Sequence[str], rates: Mapping[str, float]) -> dict[str, fl
     return {name: found[name] for name in trained if name in found}
 
 
-def rate_notes(factors: Mapping[str, float]) -> Iterator[str]:
+def rate_notes(factors: Mapping[str, float]) -> Iterator[Note]:
     """Gives a line for each factor of the learning rate."""
     for factor in dict.fromkeys(factors.values()):
-        yield f"rate: {factor:g} times lr for {listed([name for name, own in factors.items() if own == factor])}"
+        names = [name for name, own in factors.items() if own == factor]
+        text = f"rate: {factor:g} times lr for"
+        yield Note(f"{text} {', '.join(names)}", short=f"{text} {listed(names)}")
 
 
 class Attachment:
