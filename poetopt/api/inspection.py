@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from poetopt.api.models import Model, load
@@ -30,9 +31,13 @@ def inspect(
     device: str | None = None,
     loss: str = "auto",
     output: str | None = None,
+    ignore_index: int | str | None = None,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float | str = 0.0,
     straight_through: bool = False,
     optimizer: str = "none",
     clip_norm: bool = False,
+    rates: Mapping[str, float] | str | Sequence[str] | None = None,
     runtime: str | None = None,
     **read: Unpack[LoadOptions],
 ) -> Inspection:
@@ -42,7 +47,7 @@ def inspect(
         What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
-    loss, output, straight_through, optimizer, clip_norm
+    loss, output, ignore_index, class_weights, label_smoothing, straight_through, optimizer, clip_norm, rates
         As in `Model.differentiate`.
     runtime
         What runs the operators, whatever the device names.
@@ -73,8 +78,16 @@ def inspect(
     missing = tuple(unsupported(model.graph, straight_through=straight_through))
     try:
         training = model.differentiate(
-            loss=loss, output=output, straight_through=straight_through, optimizer=optimizer, clip_norm=clip_norm
-        ).on(found.runtime)
+            loss=loss,
+            output=output,
+            straight_through=straight_through,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+            rates=rates,
+            ignore_index=ignore_index,
+            class_weights=class_weights,
+            label_smoothing=label_smoothing,
+        )  # fmt: skip.on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     problem = training.cost(found)

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
     from poetopt.devices import Device
     from poetopt.frontends.reading import ReadOptions
-    from poetopt.graph import Graph, TrainingGraph
+    from poetopt.graph import Graph, LabelRule, TrainingGraph
+
+
+LABELS = ("ignore_index", "class_weights", "label_smoothing")
+"""Keys of the recipe of a step whose cross-entropy doesn't take all labels and classes alike."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,15 @@ class Model:
         *,
         loss: str = "auto",
         output: str | None = None,
+        ignore_index: int | str | None = None,
+        class_weights: Sequence[float] | str | None = None,
+        label_smoothing: float | str = 0.0,
         granularity: str = "operator",
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         maxima: bool = True,
         over: bool = True,
         lazy_tables: bool = False,
@@ -58,6 +66,9 @@ class Model:
             model does last and by the output's shape.
         output
             The output that the loss is on, where several could have it.
+        ignore_index, class_weights, label_smoothing
+            Of a cross-entropy that is attached, as of `torch.nn.CrossEntropyLoss`: the label of what is left out of the
+            mean (-100), a weight for each class, and the share of a label that all classes have in equal parts.
         granularity
             `operator`, or `block`: chains of cheap operators are scheduled as one (see
             `poetopt.autodiff.passes.blocks`).
@@ -71,6 +82,9 @@ class Model:
         clip_norm
             Whether updates clip the gradients by the norm of all of them. The bound is given with each step
             (`clip_norm`), as a learning rate is; each gradient waits for that norm.
+        rates
+            What the learning rate of some parameters is multiplied with, by pattern: `{"features.*": 0.1}`. The first
+            that matches counts.
         maxima
             Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
             without.
@@ -83,6 +97,8 @@ class Model:
 
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
+        from poetopt.autodiff.losses import label_rule
+        from poetopt.autodiff.optimizers.attach import parse_rates
         from poetopt.autodiff.passes.blocks import GRANULARITIES
         from poetopt.autodiff.passes.rows import by_rows as with_rows
 
@@ -91,10 +107,14 @@ class Model:
         derived = self.training_graph(
             loss=loss,
             output=output,
+            ignore_index=ignore_index,
+            class_weights=class_weights,
+            label_smoothing=label_smoothing,
             straight_through=straight_through,
             optimizer=optimizer,
             fuse=fuse,
             clip_norm=clip_norm,
+            rates=rates,
             maxima=maxima,
             over=over,
         )
@@ -103,6 +123,7 @@ class Model:
             recipe["maxima"] = True
         if over:
             recipe[OVER] = True
+        recipe |= _of_labels(label_rule(ignore_index, class_weights, label_smoothing))
         if straight_through:
             recipe["straight_through"] = True
         if granularity == "block":
@@ -111,11 +132,14 @@ class Model:
             recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         if clip_norm:
             recipe[CLIP] = True
+        if rates:
+            recipe["rates"] = parse_rates(rates)
         if lazy_tables:
             recipe[LAZY] = True
         asked = {
-            "loss": loss, "output": output, "straight_through": straight_through, "fuse": fuse, "clip_norm": clip_norm,
-            "maxima": maxima, "over": over,
+            "loss": loss, "output": output, "ignore_index": ignore_index, "class_weights": class_weights,
+            "label_smoothing": label_smoothing, "straight_through": straight_through, "fuse": fuse,
+            "clip_norm": clip_norm, "rates": rates, "maxima": maxima, "over": over,
         }  # fmt: skip
         tables = with_rows(self.graph) is not self.graph
         anew = tables or (self.graph.parts > 1 and optimizer == "none")
@@ -127,10 +151,14 @@ class Model:
         *,
         loss: str = "auto",
         output: str | None = None,
+        ignore_index: int | str | None = None,
+        class_weights: Sequence[float] | str | None = None,
+        label_smoothing: float | str = 0.0,
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         rows: bool = False,
         row_bytes: int = 1,
         maxima: bool = True,
@@ -146,21 +174,30 @@ class Model:
         Other arguments and errors are those of `differentiate`.
         """
         from poetopt.autodiff import differentiate
+        from poetopt.autodiff.losses import label_rule
         from poetopt.autodiff.optimizers import with_updates
+        from poetopt.autodiff.optimizers.attach import parse_rates
         from poetopt.autodiff.passes.rows import by_rows, with_states
 
         try:
             with building():
                 graph = by_rows(self.graph, row_bytes) if rows else self.graph
                 step = differentiate(
-                    graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over
-                )
-                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm)
+                    graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over,
+                    label_rule=label_rule(ignore_index, class_weights, label_smoothing),
+                )  # fmt: skip
+                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm, rates=parse_rates(rates))
                 return with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
             raise type(error)(f"{self.graph.source}: {error}") from error
+
+
+def _of_labels(rule: LabelRule) -> dict[str, object]:
+    """A recipe's words on how labels are taken."""
+    said = (rule.ignore_index, list(rule.class_weights) or None, rule.smoothing or None)
+    return {name: value for name, value in zip(LABELS, said, strict=True) if value is not None}
 
 
 def load(
@@ -245,6 +282,7 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
         output=output if isinstance(output, str) else None,
         granularity=granularity if isinstance(granularity, str) else "operator",
         straight_through=recipe.get("straight_through") is True,
+        **{name: recipe[name] for name in (*LABELS, "rates") if name in recipe},  # type: ignore[arg-type]
         optimizer=optimizer if isinstance(optimizer, str) else "none",
         fuse=recipe.get("fuse") is not False,
         clip_norm=recipe.get(CLIP) is True,

@@ -253,11 +253,15 @@ class LoadOptions(_Read, total=False):
 class _Derived(TypedDict, total=False):
     loss: str
     output: str | None
+    ignore_index: int | str | None
+    class_weights: Sequence[float] | str | None
+    label_smoothing: float | str
     granularity: str
     straight_through: bool
     optimizer: str
     fuse: bool
     clip_norm: bool
+    rates: Mapping[str, float] | str | Sequence[str] | None
     lazy_tables: bool
 
 

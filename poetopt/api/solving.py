@@ -70,8 +70,8 @@ def solve(
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with `batch`, `train`, `loss`, `output`, `granularity`, `straight_through`,
-        `optimizer`, `fuse`, `clip_norm`, `lazy_tables`, as the command and `Model.differentiate` have them.
+        with `device`, and for a path with what `load` (`batch`, `train`, ...) and `Model.differentiate` (`loss`,
+        `optimizer`, ...) take, as the command has them.
         `batch="max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what refuses the next
         one, and what a sample takes.
         `micro_batch="auto"`: the batch in as many parts as take the least energy; `report.tried` has them all.

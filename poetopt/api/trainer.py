@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
+    from poetopt.training.augment import Asked as Augment
     from poetopt.training.evaluate import Evaluation
     from poetopt.training.export import BuiltIn
     from poetopt.training.loop import Position, Trained
+    from poetopt.training.metrics import Asked
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
 
@@ -45,7 +47,8 @@ class Trainer(Closing):
         A plan whose step ends with gradients takes plain descent behind it, with `lr` alone; other updates are part of
         the step (`solve --optimizer`), or your own: `step(batch, lr=0)`, then `parameters` by `gradients`.
     lr_schedule
-        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`.
+        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`; `warmup:500,cosine` lets it rise
+        over so many steps first, `warmup:5%,cosine` over a share of all.
     clip_norm
         The bound of the norm of all gradients, 1 by default, where the plan's step clips (`solve --with clip-norm`).
     seed
@@ -170,16 +173,23 @@ class Trainer(Closing):
         learner = self._learner
         return source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir).epoch(epoch)
 
-    def evaluate(self, data: Data) -> Evaluation:
+    def evaluate(self, data: Data, *, metrics: Asked = ()) -> Evaluation:
         """Loss and accuracy on rows that nothing is learned from: a forward pass in the way of inference.
 
-        It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights. Raises as `batches`.
+        It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights.
+
+        metrics
+            Names of others (`top5`, `f1`, `iou`, `perplexity`, `mae`; `"top5,f1"`), or functions that take scores
+            [rows, classes, ...] and labels [rows, ...] (output and target) of some rows, and give a number, or one for
+            each; what counts is their mean over all rows.
+
+        Raises as `batches`, and OptionError for metrics that the loss has not.
         """
         from poetopt.training.evaluate import validation_of
 
         learner = self._learner
         learner.check_open()
-        return learner.evaluate(validation_of(data, learner.graph, learner.workdir))
+        return learner.evaluate(validation_of(data, learner.graph, learner.workdir), metrics=metrics)
 
     def fit(
         self,
@@ -193,6 +203,9 @@ class Trainer(Closing):
         resume: bool = False,
         keep: str = "best",
         patience: int | None = None,
+        metrics: Asked = (),
+        log: str | os.PathLike[str] | None = None,
+        augment: Augment | None = None,
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
@@ -215,6 +228,15 @@ class Trainer(Closing):
             is one; its checkpoint is in a folder `best` beside the others, or in `workdir` meanwhile. Or `last`.
         patience
             How many epochs without a better one end the training.
+        metrics
+            Of validation, as `evaluate` takes them; each epoch's are in `validations`.
+        log
+            A CSV file that gets a row for each step as it ends: `epoch`, `step`, `lr`, `loss`, `seconds`, and in the
+            last of an epoch what validation says. A resumed training goes on in it; another one begins it anew.
+        augment
+            How batches are changed before each step: `"flip,crop"` for images, or a function (or several) of a batch,
+            arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
+            What is random is of seed, epoch and batch alone.
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
@@ -226,6 +248,7 @@ class Trainer(Closing):
         times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
         would be returned, and the checkpoints are from before.
         """
+        from poetopt.training.augment import Augmented, augment_words
         from poetopt.training.evaluate import validation_of
         from poetopt.training.loop import Fit, FitOptions
         from poetopt.training.source import source_of
@@ -233,9 +256,12 @@ class Trainer(Closing):
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
         asked = FitOptions(
-            epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience
-        )
+            epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience,
+            metrics, None if log is None else Path(log), "" if augment is None else augment_words(augment),
+        )  # fmt: skip
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
+        if augment is not None:
+            source = Augmented(source, augment, learner.graph.whole, self.seed)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
         return Fit(learner, asked, source, held_out, after_epoch, noted).run()
 

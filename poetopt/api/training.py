@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -212,19 +212,38 @@ class TrainingFile:
         *,
         loss: str = "auto",
         output: str | None = None,
+        ignore_index: int | str | None = None,
+        class_weights: Sequence[float] | str | None = None,
+        label_smoothing: float | str = 0.0,
         granularity: str = "operator",
         straight_through: bool = False,
         optimizer: str = "none",
         fuse: bool = True,
         clip_norm: bool = False,
+        rates: Mapping[str, float] | str | Sequence[str] | None = None,
         lazy_tables: bool = False,
     ) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        asked = (loss, output, granularity, straight_through, optimizer, fuse, clip_norm, lazy_tables)
-        if asked != ("auto", None, "operator", False, "none", True, False, False):
+        asked = (
+            loss,
+            output,
+            ignore_index,
+            class_weights,
+            label_smoothing,
+            granularity,
+            straight_through,
+            optimizer,
+            fuse,
+            clip_norm,
+            rates,
+            lazy_tables,
+        )
+        if asked != ("auto", None, None, None, 0.0, "operator", False, "none", True, False, None, False):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--optimizer, and --with granularity, straight-through, separate-updates, clip-norm and lazy-tables"
+                "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "
+                "separate-updates, clip-norm, rates and "
+                "lazy-tables"
             )
         return self
 

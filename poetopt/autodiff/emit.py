@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.autodiff.vocabulary import Vocabulary
-from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, Whole
+from poetopt.graph import OWN_DOMAIN, LabelRule, Node, Operator, Role, Tensor, Whole
 
 if TYPE_CHECKING:
     from poetopt.autodiff.alternatives import Choice
@@ -63,6 +63,8 @@ class GraphBuilder:
         Whether rules may make use of them.
     over
         Whether gradients may be written over what they are computed of: rules leave operands as they lie then.
+    label_rule
+        How a cross-entropy that is attached takes labels.
     choices
         The choices between constructions that rules have made.
     infinite
@@ -76,7 +78,7 @@ class GraphBuilder:
     def __init__(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Array], opset: int,
         roots: Mapping[str, str] | None = None, needed: Set[str] = frozenset(), floor_bytes: int | None = None, *,
-        maxima: bool = True, over: bool = True,
+        maxima: bool = True, over: bool = True, label_rule: LabelRule = LabelRule(),  # noqa: B008
     ) -> None:  # fmt: skip
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.values: dict[str, Array] = dict(values)
@@ -97,6 +99,7 @@ class GraphBuilder:
         self.spreads: dict[str, Spread] = {}
         self.maxima = maxima
         self.over = over
+        self.label_rule = label_rule
         self.choices: list[Choice] = []
         self.infinite: set[str] = set()
         self.flowing = False

@@ -10,13 +10,19 @@
 What `auto` takes is in `poetopt.autodiff.choice`. Where the output comes from a Softmax or a Sigmoid
 (`poetopt.autodiff.choice`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
 without the rounding of log(softmax). On probabilities whose logits can't be read neither is put.
+
+A cross-entropy may leave out labels, weigh classes by w and smooth labels by e, over C classes: with m = 0 at what is
+left out and 1 elsewhere, and p the log-probabilities, it is the sum of -m ((1 - e) w_label p_label + e / C sum_c w_c p_c)
+by that of m w_label.
 """  # noqa: E501
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.choice import (
@@ -33,24 +39,27 @@ from poetopt.autodiff.choice import (
 )
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.graph import Graph, Operator, Role, Tensor
+from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
 
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "none")
+RULED = "RuledCrossEntropy"
+"""The operator of a cross-entropy that doesn't take all labels and classes alike: no ONNX op."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A loss on a graph: its operators, its scalar, the inputs that it added, and a note for people."""
+    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares."""
 
     operators: tuple[Operator, ...]
     loss: Tensor
     kind: str
     inputs: tuple[str, ...]
     note: Note
+    compared: tuple[str, ...] = ()
 
     @property
     def renamed(self) -> str:
@@ -64,8 +73,38 @@ class Attached:
         return f"{names}: the model has a tensor of that name"
 
 
+def label_rule(
+    ignore_index: int | str | None = None,
+    class_weights: Sequence[float] | str | None = None,
+    label_smoothing: float | str = 0.0,
+) -> LabelRule:
+    """How a cross-entropy takes labels, of the options' words too. Raises OptionError."""
+    given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
+    try:
+        ignored = None if ignore_index is None else int(str(ignore_index))
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"--with ignore-index={ignore_index}: must be a whole number, as in -100") from error
+    try:
+        weights = () if given is None else tuple(float(weight) for weight in given)
+    except (ValueError, TypeError) as error:
+        raise OptionError(f"--with class-weights={class_weights}: must be numbers, as in 1,0.5,2") from error
+    if weights and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
+        raise OptionError(f"--with class-weights={class_weights}: must be 0 or more, and not all 0")
+    try:
+        smoothing = float(label_smoothing)
+    except (ValueError, TypeError):
+        smoothing = math.nan
+    if not 0 <= smoothing <= 1:
+        raise OptionError(f"--with label-smoothing={label_smoothing}: must lie in 0..1, as in 0.1")
+    return LabelRule(ignored, weights, smoothing)
+
+
 def attach(
-    graph: Graph, forward: tuple[Operator, ...], builder: GraphBuilder, loss: str = "auto", output: str | None = None
+    graph: Graph,
+    forward: tuple[Operator, ...],
+    builder: GraphBuilder,
+    loss: str = "auto",
+    output: str | None = None,
 ) -> Attached:
     """Put `loss` on an output of `graph`, whose (rewritten) forward operators are `forward`.
 
@@ -83,6 +122,17 @@ def attach(
     if not choice.kind:
         raise ModelError(f"output {y.name!r} ({shape_text(y)}): {choice.why}; {ASK}")
     on, how = f"output {y.name!r} ({shape_text(y)}", choice.why + found
+    rule = builder.label_rule
+    if rule != LabelRule() and choice.kind != "cross-entropy":
+        raise OptionError(
+            "--with ignore-index, class-weights and label-smoothing are of the loss cross-entropy, and this is "
+            f"{choice.kind}; leave them out, or say --loss cross-entropy"
+        )
+    if graph.parts > 1 and not rule.plain:
+        raise OptionError(
+            f"--micro-batch {graph.parts}: with ignore-index or class-weights the mean of the parts isn't that of the "
+            "batch; leave --micro-batch out"
+        )
     if choice.kind == "none":
         return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
     if choice.kind == "mse":
@@ -146,7 +196,7 @@ def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     total = draft.reduce_sum(squares, range(len(y.shape)), keepdims=False) if y.shape else squares
     loss = draft.out((), y.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / y.size, y.dtype)], [loss])
-    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS))
+    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS), (y.name, target.name))
 
 
 def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
@@ -165,7 +215,8 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
     loss = draft.out((), logits.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / logits.size, logits.dtype)], [loss])
     operators.append(_done(draft, loss))
-    return Attached(tuple(operators), loss, "bce", (target.name,), Note(note + _read(tail), About.LOSS))
+    note, compared = note + _read(tail), (logits.name, wanted.name)
+    return Attached(tuple(operators), loss, "bce", (target.name,), Note(note, About.LOSS), compared)
 
 
 def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
@@ -189,17 +240,91 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
         operators.append(_done(draft, scores := draft.reshape(scores, flat)))
     pieces = [piece for k, each in enumerate(tail.axes) if k != place for piece in each]
     classes = _as_behind(labels, pieces, rows, "labels", builder, operators)
-    draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss")
+    rule, count = builder.label_rule, scores.shape[1]
+    if len(rule.class_weights) not in (0, count):
+        raise OptionError(
+            f"--with class-weights: {len(rule.class_weights)} weights for the {count} classes of output {y.name!r}; "
+            "give one for each"
+        )
+    weights = builder.constant(np.array(rule.class_weights, scores.dtype)) if rule.class_weights else None
+    draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
-    if len(scores.shape) == 2:
+    if len(scores.shape) == 2 or rule != LabelRule():
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
+    if rule != LabelRule():
+        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights)], [loss])
+    elif len(scores.shape) == 2:
         draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
     else:
         draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note + _read(tail), About.LOSS))
+    note += "".join(_rule_words(rule)) + _read(tail)
+    compared = (scores.name, classes.name)
+    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared)
+
+
+def _rule_words(rule: LabelRule) -> Iterator[str]:
+    if rule.ignore_index is not None:
+        yield f"; labels of {rule.ignore_index} are left out"
+    if rule.class_weights:
+        yield "; classes are weighted"
+    if rule.smoothing:
+        yield f"; labels are smoothed by {rule.smoothing:g}"
+
+
+def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean log-probability: NegativeLogLikelihoodLoss would take many times the labels for itself."""
+    rule, rows = draft.graph.label_rule, range(len(labels.shape))
+    kept = kept_labels(draft, labels, rule.ignore_index)
+    safe, weight = label_weights(draft, labels, kept, weights, log_prob.dtype)
+    one = (labels.shape[0], 1, *labels.shape[1:])
+    each = draft.node("GatherElements", [log_prob, draft.reshape(safe, one)], one, log_prob.dtype, axis=1)
+    each = draft.reshape(each, labels.shape)
+    each = each if weight is None else draft.mul(each, weight)
+    if rule.smoothing:
+        every = (
+            log_prob if weights is None else draft.mul(log_prob, draft.reshape(weights, along_classes(weights, labels)))
+        )
+        every = draft.reduce_sum(every, [1], keepdims=False)
+        every = every if kept is None else draft.mul(every, draft.cast(kept, every.dtype))
+        each = draft.add(draft.mul(each, 1.0 - rule.smoothing), draft.mul(every, rule.smoothing / log_prob.shape[1]))
+    total = draft.reduce_sum(each, rows, keepdims=False)
+    if weight is None:
+        return draft.mul(total, 1.0 / labels.size)
+    return draft.div(total, draft.reduce_sum(weight, rows, keepdims=False))
+
+
+def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:
+    """The shape under which a weight for each class broadcasts to scores."""
+    return (1, weights.size, *[1] * (len(labels.shape) - 1))
+
+
+def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> Tensor | None:
+    """Which labels aren't left out: a bool tensor of their shape; None where all count."""
+    if ignored is None:
+        return None
+    equal = draft.compare("Equal", labels, draft.graph.constant(np.array(ignored, labels.dtype)))
+    return draft.node("Not", [equal], labels.shape, "bool")
+
+
+def label_weights(
+    draft: OperatorBuilder, labels: Tensor, kept: Tensor | None, weights: Tensor | None, dtype: str
+) -> tuple[Tensor, Tensor | None]:
+    """Labels that are safe to index with, and each label's weight (None where all are one).
+
+    kept
+        Of `kept_labels`.
+    weights
+        A weight for each class.
+    """
+    if kept is None:
+        return labels, None if weights is None else draft.node("Gather", [weights, labels], labels.shape, dtype)
+    safe, weight = draft.mul(labels, draft.cast(kept, labels.dtype)), draft.cast(kept, dtype)
+    if weights is not None:
+        weight = draft.mul(weight, draft.node("Gather", [weights, safe], labels.shape, dtype))
+    return safe, weight
 
 
 def _logits(tail: Tail, builder: GraphBuilder, operators: list[Operator]) -> Tensor:

@@ -31,7 +31,7 @@ from poetopt.autodiff.registry import (
     principal,
     rule_of,
 )
-from poetopt.graph import Graph, Operator, Role, Tensor, TrainingGraph
+from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError, PoetError
 from poetopt.util.notes import Note, listed
 
@@ -44,6 +44,7 @@ def differentiate(
     straight_through: bool = False,
     maxima: bool = True,
     over: bool = True,
+    label_rule: LabelRule | None = None,
 ) -> TrainingGraph:
     """One training step of `graph`: forward, loss and backward operators, without the update.
 
@@ -58,6 +59,8 @@ def differentiate(
         Whether an activation that a MaxPool alone reads has its gradient taken of the maxima.
     over
         Whether gradients may be written over what they are computed of, which leaves constructions less room.
+    label_rule
+        How a cross-entropy takes labels; by default each counts alike.
 
     The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
     are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
@@ -72,7 +75,8 @@ def differentiate(
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)
-    step = partial(_step, graph, loss, output, straight_through=straight_through, maxima=maxima, over=over)
+    rule = label_rule or LabelRule()
+    step = partial(_step, graph, loss, output, rule, straight_through=straight_through, maxima=maxima, over=over)
     first, choices = step(floor=None)
     floor = floor_bytes(first, choices, over=over)
     return first if floor is None else step(floor=floor)[0]
@@ -82,6 +86,7 @@ def _step(
     graph: Graph,
     loss: str,
     output: str | None,
+    label_rule: LabelRule,
     *,
     straight_through: bool,
     maxima: bool,
@@ -89,7 +94,7 @@ def _step(
     floor: int | None,
 ) -> tuple[TrainingGraph, list[Choice]]:
     """The step, whose constructions may be as large as `floor`, in bytes; and what choices of them there were."""
-    swept = partial(_swept, graph, loss, output, maxima=maxima, over=over, floor=floor)
+    swept = partial(_swept, graph, loss, output, label_rule, maxima=maxima, over=over, floor=floor)
     builder, forward, states, attached, totals = swept(frozenset())
     if builder.asked:
         builder, forward, states, attached, totals = swept(builder.required())
@@ -136,6 +141,8 @@ def _step(
         gradients={name: f"{name}.grad" for name in gradients},
         states=states,
         added_inputs=attached.inputs,
+        compared=attached.compared,
+        label_rule=label_rule,
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )
@@ -146,6 +153,7 @@ def _swept(
     graph: Graph,
     loss: str,
     output: str | None,
+    label_rule: LabelRule,
     needed: frozenset[str],
     *,
     maxima: bool,
@@ -154,8 +162,9 @@ def _swept(
 ) -> tuple[GraphBuilder, tuple[Operator, ...], Mapping[str, str], Attached, dict[str, Tensor]]:
     """The reverse loop over `graph`, whose rules know that the backward pass reads the storages `needed` anyway."""
     builder = GraphBuilder(
-        graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima, over=over
-    )
+        graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima, over=over,
+        label_rule=label_rule,
+    )  # fmt: skip
     for name in graph.trained:
         if builder.unique(f"{name}.grad") != f"{name}.grad":
             raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")

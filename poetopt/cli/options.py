@@ -106,6 +106,8 @@ STATISTICS = Option(
 ALLOW_SYMLINKS = Option(
     "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
 )
+METRICS = Option("metrics", str, "", "f1,top5,...", "Metrics of --validate, beside loss and accuracy.", flag="")
+AUGMENT = Option("augment", _TEXT, None, "flip,crop", "How images are changed in each epoch.", flag="")
 READING = (
     Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
     Option("freeze", _LIST, None, "PATTERN", "Leave these parameters as they are (features.*); may be repeated."),
@@ -118,6 +120,9 @@ READING = (
 LOSS = (
     Option("loss", str, AUTO, "auto|cross-entropy|bce|mse|none", "The loss to attach.", None),
     Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
+    Option("ignore_index", _TEXT, None, "-100", "The label of what cross-entropy leaves out of the mean.", flag=""),
+    Option("class_weights", _TEXT, None, "W,W,...", "A weight of cross-entropy for each class.", flag=""),
+    Option("label_smoothing", str, 0.0, "0.1", "The share of a label that all classes have alike.", flag=""),
     Option(
         "straight_through", bool, False, "",
         "Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.", flag="",
@@ -131,6 +136,7 @@ UPDATES = (
     ),
     Option("separate_updates", bool, False, "", "Updates are operators of their own.", flag=""),
     Option("clip_norm", bool, False, "", "Updates clip gradients by the norm of all of them.", flag=""),
+    Option("rates", _LIST, None, "PATTERN=X", "What the learning rate of these parameters is times.", flag=""),
 )  # fmt: skip
 LAZY_TABLES = Option(
     "lazy_tables", bool, False, "", "Rows of paged embeddings change in those steps alone that use them.", flag=""

@@ -11,7 +11,7 @@ import typer
 from poetopt.autodiff.optimizers import CLIP, NAMES
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanModelOption, sharing
+from poetopt.cli.options import ALLOW_SYMLINKS, AUGMENT, METRICS, JsonOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NEAR = 1e-3
 """Share of rows, or of a loss, by which two runtimes' sums may differ."""
 
 
-@sharing(ALLOW_SYMLINKS)
+@sharing(METRICS, AUGMENT, ALLOW_SYMLINKS)
 def train(
     plan: PlanArgument,
     data: Annotated[
@@ -41,9 +41,9 @@ def train(
     lr_schedule: Annotated[
         str,
         typer.Option(
-            metavar="constant|cosine|step:EPOCHS:FACTOR",
-            help="How it changes: step:10:0.1 takes a tenth every ten epochs.",
-            autocompletion=choices("constant", "cosine", "step:10:0.1"),
+            metavar="[warmup:STEPS,]constant|cosine|step:EPOCHS:FACTOR",
+            help="How it changes: step:10:0.1 takes a tenth every ten epochs, warmup:500 (or 5%) lets it rise first.",
+            autocompletion=choices("constant", "cosine", "step:10:0.1", "warmup:5%,cosine"),
         ),
     ] = "constant",
     momentum: Annotated[float | None, typer.Option(metavar="M", help="The momentum, where there is one.")] = None,
@@ -99,6 +99,10 @@ def train(
     patience: Annotated[
         int | None, typer.Option(metavar="N", help="End after N epochs without a better one.", min=1)
     ] = None,
+    log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.csv", help="Rate, loss and seconds of each step, and validations, as they come."),
+    ] = None,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
     ] = None,
@@ -135,15 +139,17 @@ def train(
     Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
     is written are the parameters that came out of it.
     """
+    metrics, augment = options.pop("metrics") or (), options.pop("augment")
     where = {"model": model, **options}
     from poetopt.report.execution import document, epoch_text, trained_text
 
-    check_outputs([plan, model, data, validate], {"-o": out, "--json": json})
+    check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": log})
     if on is not None:
         others = {
             "--validate": validate is not None, "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
-            "--keep": keep != "best", "--patience": patience is not None,
+            "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
+            "--with augment": augment is not None, "--log": log is not None,
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
             raise OptionError(
@@ -177,7 +183,8 @@ def train(
         try:
             ended = trainer.fit(
                 data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-                resume=resume, keep=keep, patience=patience, after_epoch=after_epoch,
+                resume=resume, keep=keep, patience=patience, metrics=metrics, log=log, augment=augment,
+                after_epoch=after_epoch,
                 noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
             )  # fmt: skip
         except DivergedError as error:

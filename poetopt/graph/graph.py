@@ -321,6 +321,28 @@ class Graph:
         return self.storage.get(name, name)
 
 
+@dataclass(frozen=True)
+class LabelRule:
+    """Says how a cross-entropy takes labels and classes, as `torch.nn.CrossEntropyLoss` does.
+
+    ignore_index
+        The label of what is left out of the mean; None where all count.
+    class_weights
+        A weight for each class; empty where all are alike.
+    smoothing
+        The share of each label that all classes have in equal parts.
+    """
+
+    ignore_index: int | None = None
+    class_weights: tuple[float, ...] = ()
+    smoothing: float = 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Says whether each row counts alike."""
+        return self.ignore_index is None and not self.class_weights
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingGraph(Graph):
     """A forward network with its loss and backward operators: one training step, with updates where asked for.
@@ -336,6 +358,10 @@ class TrainingGraph(Graph):
         For each running statistic that the step updates: old name -> name of the updated tensor.
     added_inputs
         Inputs that the loss brought with it (`labels`, `target`).
+    compared
+        What a loss that was attached compares: scores and labels, or output and target.
+    label_rule
+        How the cross-entropy that was attached takes labels.
     optimizer
         Whose update operators the step has (`poetopt.autodiff.optimizers`), or `none`.
     optimizer_states
@@ -343,6 +369,8 @@ class TrainingGraph(Graph):
     hyperparameters
         For each hyperparameter (`lr`, ...): the name of its scalar, which is given with each step; `values` has a
         default.
+    rates
+        What the learning rate is multiplied with for some parameters, by their names.
     sums
         Where a batch has several parts: for each trained parameter, the name of its gradient's sum over them.
     closing
@@ -355,9 +383,12 @@ class TrainingGraph(Graph):
     gradients: Mapping[str, str]
     states: Mapping[str, str]
     added_inputs: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    label_rule: LabelRule = LabelRule()
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
     closing: TrainingGraph | None = None
 

@@ -6,7 +6,8 @@ What a training showed, for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def epoch_text(position: Position, epochs: int) -> str:
     """One epoch's line."""
     text = f"epoch {position.epoch} of {epochs}: loss {position.losses[-1]:.6g}"
     if position.validations and position.validations[-1]["epoch"] == position.epoch:
-        text += f"; validation {_validation(position.validations[-1]['loss'], position.validations[-1]['accuracy'])}"
+        text += f"; validation {_validation(position.validations[-1])}"
     return text
 
 
@@ -49,8 +50,8 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 
         rows.append(("loss", f"{ended.losses[0]:.6g} in the first epoch, {ended.losses[-1]:.6g} in the last (means)"))
     if ended.validations:
         first, last = ended.validations[0], ended.validations[-1]
-        rows.append(("validation", f"{_validation(first['loss'], first['accuracy'])} after epoch {first['epoch']}, "
-                     f"{_validation(last['loss'], last['accuracy'])} after epoch {last['epoch']}"))  # fmt: skip
+        rows.append(("validation", f"{_validation(first)} after epoch {first['epoch']}, "
+                     f"{_validation(last)} after epoch {last['epoch']}"))  # fmt: skip
     if ended.kept != ended.epochs:
         rows.append(("kept", f"epoch {ended.kept}, the best of {ended.epochs}"))
     rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
@@ -78,9 +79,11 @@ def _process(ended: Trained) -> str:
     return f"; {show_bytes(ended.process_peak_bytes)} at most in the process, Python and onnxruntime included"
 
 
-def _validation(loss: float | int | None, accuracy: float | int | None) -> str:
-    text = f"loss {loss:.6g}"
-    return text if accuracy is None else f"{text}, accuracy {accuracy:.2%}"
+def _validation(found: Mapping[str, Any]) -> str:
+    parts = [f"loss {found['loss']:.6g}"]
+    parts += [] if found["accuracy"] is None else [f"accuracy {found['accuracy']:.2%}"]
+    known = ((name, value) for name, value in found.get("metrics", {}).items() if value is not None)
+    return ", ".join([*parts, *(f"{name} {value:.4g}" for name, value in known)])
 
 
 FAR = 0.15

@@ -36,6 +36,7 @@ def fit(
     time_limit: str | float = 30.0,
     seed: int = 0,
     progress: bool = True,
+    **step: Any,
 ) -> Any:
     """Train a module by a plan for a device, in this process; gives the module, with its best epoch's parameters.
 
@@ -58,6 +59,8 @@ def fit(
         Rows of a step, where `data` are arrays.
     time_limit
         Of the search for a plan.
+    step
+        What else `differentiate` takes: `label_smoothing=0.1`, ...
 
     Raises what those do; OptionError for data without a row a sample. Then nothing of the module has changed.
     """
@@ -71,8 +74,8 @@ def fit(
     names = ["x"] if len(given) == 1 else [f"x{k}" for k in range(len(given))]
     with tempfile.TemporaryDirectory(prefix="poetopt-fit-") as folder:
         model = export(module, given, Path(folder) / f"{type(module).__name__}.onnx", input_names=names)
-        step = model.differentiate(loss=loss, optimizer=optimizer)
-        wanted = [*names, *(name for name in step.graph.added_inputs if name not in names)]
+        made = model.differentiate(loss=loss, optimizer=optimizer, **step)
+        wanted = [*names, *(name for name in made.graph.added_inputs if name not in names)]
         if len(wanted) != len(example):
             raise ModelError(
                 f"the step reads {', '.join(wanted)}, and each row of the data has {len(example)} parts; give one for "
@@ -80,7 +83,7 @@ def fit(
             )
         share = isinstance(memory, str) and memory.rstrip().endswith("%")
         budget: dict[str, Any] = {"ram": memory} if share else {"total_ram": memory}
-        report = solve(step.cost(device, runtime="onnxruntime"), **budget, time_limit=time_limit, progress=progress)
+        report = solve(made.cost(device, runtime="onnxruntime"), **budget, time_limit=time_limit, progress=progress)
         with Trainer(report, lr=lr, seed=seed, progress=progress) as trainer:
             ended = trainer.fit(
                 _given(torch, data, wanted, size),

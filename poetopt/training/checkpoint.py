@@ -237,7 +237,8 @@ def _schema() -> type[BaseModel]:
         make: Any = create_model
         return make(name, __config__=strict, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
 
-    validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None))
+    figures: Any = dict[str, real | None]  # type: ignore[valid-type]
+    validation: Any = of("Validation", epoch=count, loss=real, accuracy=(real | None, None), metrics=(figures, {}))
     position = of(
         "Position", epoch=count, batch=count, step=count, total=real, losses=listed[real],
         validations=listed[validation], seconds=number(), first=(real | None, None),
@@ -245,11 +246,12 @@ def _schema() -> type[BaseModel]:
     course = of(
         "Course", order=(str, ""), lr_schedule=(str, ""), seed=(Annotated[int, Field(ge=0)], 0),
         batch=(count, 0), rows=(count | None, None), data=(str | None, None),
-        epochs=(count, 0), validation=(str | None, None),
+        epochs=(count, 0), validation=(str | None, None), augment=(str, ""),
     )  # fmt: skip
     made: type[BaseModel] = of(
         "Said", format=count, serial=(count, 0), taken=count, poetopt=(str, ""), optimizer=(str, ""),
         network=(str | None, None), structure=(str | None, None), content=(str | None, None),
+        rule=(str | None, None),
         hyperparameters=(dict[str, real], {}),  # type: ignore[valid-type]
         course=(course | None, None), position=(position | None, None),
     )  # fmt: skip

@@ -9,8 +9,8 @@ loss reads; so rows that fill up the last batch don't count.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +27,16 @@ from poetopt.backends.onnxruntime.sessions import (
     session_options,
 )
 from poetopt.backends.step.parted import cut
-from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
+from poetopt.graph import LabelRule, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
+from poetopt.training.metrics import Asked, Metric, metrics_of
 from poetopt.training.source import Data, Source, batch_size, source_of
 from poetopt.util.errors import ExecutionError, ModelError
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-
-_SUMMING = frozenset({"Mul", "ReduceSum"})
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,14 @@ class Evaluation:
     accuracy
         The share of labels (cross-entropy), or of outputs on the right side (bce), that are right; None for other
         losses.
+    metrics
+        Those that were asked for, by name.
     """
 
     rows: int
     loss: float
     accuracy: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,21 @@ class Forward:
         With an operator for each node.
     kept
         What it is run for.
-    read
-        The tensors that the loss compares, scores and labels, or output and target; None of a loss of the model's.
     """
 
     graph: TrainingGraph
     kept: tuple[str, ...]
-    read: tuple[str, str] | None
 
     @classmethod
     def of(cls, graph: TrainingGraph) -> Forward:
         """That of a step."""
         nodes = inference(graph)
-        read = _reads(graph, nodes)
-        kept = tuple(dict.fromkeys(read or (graph.loss,)))
+        kept = tuple(dict.fromkeys(graph.compared or (graph.loss,)))
         operators = tuple(
             Operator(n.name or n.outputs[0], n.op_type, (n,), tuple(filter(None, n.inputs)), n.outputs)
             for n in needed(nodes, kept)
         )
-        return cls(replace(graph, operators=operators), kept, read)
+        return cls(replace(graph, operators=operators), kept)
 
     def models(self) -> Mapping[tuple[str, ...], bytes]:
         """Gives what its sessions are made of."""
@@ -107,7 +104,7 @@ class Evaluator:
         shapes = (graph.tensors[name].shape for name in graph.inputs)
         self.batch = min((shape[0] for shape in shapes if shape), default=1)
         forward = Forward.of(graph)
-        self._read = forward.read
+        self._read = graph.compared
         self._run = NodeByNode(forward.graph, sessions.of(forward.graph), given, forward.kept)
         first = graph.tensors[self._read[0]].shape[:1] if self._read else ()
         self.pads = bool(first) and first[0] % self.batch == 0
@@ -116,88 +113,96 @@ class Evaluator:
         """A batch as the graph reads it. Raises ModelError where it doesn't fit."""
         return check_batch(self.graph, batch)
 
-    def begin(self) -> _LossSums:
-        """Sums of nothing so far."""
-        return _LossSums()
+    def begin(self, metrics: Asked = ()) -> _LossSums:
+        """Sums of nothing so far. Raises OptionError for metrics that the loss has not."""
+        return _LossSums([make() for make in metrics_of(metrics, self.graph)])
 
     def add(self, sums: _LossSums, batch: Mapping[str, Array], rows: int) -> None:
         """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
         found = self._run.run(batch)
         if not self._read:
-            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, None, 0)
+            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, rows)
             return
         scores, wanted = (np.asarray(found[name]) for name in self._read)
         part = scores.shape[0] * rows // self.batch
-        each, right = _LOSSES[self.kind](scores[:part].astype(np.float64), wanted[:part])
-        count = each.size
-        sums.add(rows, float(each.sum()) / max(1, count) * rows, right, count)
+        self._compare(sums, rows, scores[:part], wanted[:part])
+
+    def _compare(self, sums: _LossSums, rows: int, scores: Any, wanted: Any) -> None:
+        if self.kind == "cross-entropy":
+            each, weight = cross_entropy(scores, wanted, self.graph.label_rule)
+            sums.add(
+                rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, self.graph.label_rule)
+            )
+            if sums.metrics:
+                kept = _kept(wanted, self.graph.label_rule)
+                whole = kept.all()
+                scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
+                sums.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
+            return
+        scores = scores.astype(np.float64)
+        sums.measure(scores, wanted)
+        each = _binary(scores, wanted) if self.kind == "bce" else (scores - wanted) ** 2
+        judged = (_right_sides(scores, wanted, 0.0), each.size) if self.kind == "bce" else (0, 0)
+        sums.add(rows, float(each.sum()), each.size, *judged)
 
 
 class _LossSums:
-    """Holds what evaluating has counted so far."""
+    """Holds what evaluating has counted so far: losses and their weights, and what is right of what was judged."""
 
-    def __init__(self) -> None:
-        self.rows, self.loss, self.right, self.judged = 0, 0.0, 0, 0
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self.metrics = metrics
+        self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
 
-    def add(self, rows: int, loss: float, right: int | None, judged: int) -> None:
+    def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
         self.rows += rows
         self.loss += loss
-        if right is not None:
-            self.right += right
-            self.judged += judged
+        self.weight += weight
+        self.right += right
+        self.judged += judged
+
+    def measure(self, scores: Any, wanted: Any) -> None:
+        """Count rows in each metric."""
+        for metric in self.metrics:
+            metric.add(scores, wanted)
 
     def result(self) -> Evaluation:
         accuracy = self.right / self.judged if self.judged else None
-        return Evaluation(self.rows, self.loss / max(1, self.rows), accuracy)
+        metrics = {metric.name: metric.value for metric in self.metrics}
+        return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy, metrics)
 
 
-def _cross_entropy(scores: Any, labels: Any) -> tuple[Any, int | None]:
-    """Of scores [rows, classes, ...] at labels [rows, ...]."""
+def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
+    """Of scores [rows, classes, ...] at labels [rows, ...]: of each label the loss times its weight, and the weight."""
+    scores, classes = scores.astype(np.float64), scores.shape[1]
+    weights = np.array(rule.class_weights or np.ones(classes))
     shifted = scores - scores.max(axis=1, keepdims=True)
     log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    each = -np.take_along_axis(log_prob, np.expand_dims(labels.astype(np.int64), 1), 1)
-    return each, _right_classes(scores, labels)
+    kept = _kept(labels, rule)
+    safe = np.where(kept, labels, 0).astype(np.int64)
+    weight = weights[safe] * kept
+    each = -weight * np.take_along_axis(log_prob, np.expand_dims(safe, 1), 1).squeeze(1)
+    if rule.smoothing:
+        every = np.where(kept, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
+        each = (1 - rule.smoothing) * each + rule.smoothing / classes * every
+    return each, weight
 
 
-def _binary(logits: Any, target: Any) -> tuple[Any, int | None]:
-    each = np.logaddexp(0.0, logits) - logits * target
-    return each, _right_sides(logits, target, 0.0)
+def _kept(labels: Any, rule: LabelRule) -> Any:
+    return np.ones(labels.shape, bool) if rule.ignore_index is None else np.asarray(labels) != rule.ignore_index
 
 
-def _right_classes(scores: Any, labels: Any) -> int:
-    return int((scores.argmax(axis=1) == labels).sum())
+def _binary(logits: Any, target: Any) -> Any:
+    return np.logaddexp(0.0, logits) - logits * target
+
+
+def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
+    """How many labels are those of the highest score, and how many count."""
+    kept = _kept(labels, rule)
+    return int(((scores.argmax(axis=1) == labels) & kept).sum()), int(kept.sum())
 
 
 def _right_sides(outputs: Any, target: Any, middle: float) -> int:
     return int(((outputs > middle) == (np.asarray(target) > 0.5)).sum())
-
-
-def _squares(output: Any, target: Any) -> tuple[Any, int | None]:
-    return (output - target) ** 2, None
-
-
-_LOSSES = {"cross-entropy": _cross_entropy, "bce": _binary, "mse": _squares}
-
-
-def _reads(graph: TrainingGraph, nodes: tuple[Node, ...]) -> tuple[str, str] | None:
-    """The tensors that the loss compares: scores and labels, or output and target. None of a loss of the model's."""
-    producers = {name: node for node in nodes for name in node.outputs}
-    if graph.loss_kind not in _LOSSES:
-        return None
-    node = producers[graph.loss]
-    if graph.loss_kind == "cross-entropy":
-        scores = node.inputs[0]
-        if node.op_type == "NegativeLogLikelihoodLoss":
-            scores = producers[scores].inputs[0]
-        return scores, node.inputs[1]
-    while node.op_type in _SUMMING or node.op_type in VIEW_OPS:
-        before = producers[node.inputs[0]]
-        if graph.loss_kind == "mse" and node.op_type == "Mul" and node.inputs[0] == node.inputs[1]:
-            return before.inputs[0], before.inputs[1]
-        node = before
-    return next(
-        (product.inputs[0], product.inputs[1]) for product in (producers[node.inputs[1]],) if product.op_type == "Mul"
-    )
 
 
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:
@@ -212,16 +217,20 @@ def evaluate(
     data: DataSet | Source,
     told: Told = silent,
     between: Callable[[], object] | None = None,
+    metrics: Asked = (),
 ) -> Evaluation:
     """Loss and accuracy on all of `data`; where the loss is the model's own, on its whole batches.
 
     between
         Called before each batch.
+    metrics
+        Names or functions (`poetopt.training.metrics`).
 
-    Raises ModelError for values that can't be evaluated, ExecutionError where a kernel fails.
+    Raises OptionError for metrics that the loss has not, ModelError for values that can't be evaluated, ExecutionError
+    where a kernel fails.
     """
     graph = evaluator.graph
-    sums, size = evaluator.begin(), batch_size(graph)
+    sums, size = evaluator.begin(metrics), batch_size(graph)
     if hasattr(data, "epoch"):
         for k, batch in enumerate(data.epoch(0)):
             told(f"validating: batch {k + 1:,}")
@@ -258,8 +267,8 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
 
     Raises ExecutionError where onnxruntime can't run the file.
     """
-    read = _reads(graph, inference(graph))
-    if read is None or read[1] not in graph.inputs:
+    read = graph.compared
+    if not read or read[1] not in graph.inputs:
         return None
     try:
         session = onnxruntime().InferenceSession(
@@ -285,14 +294,15 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
             raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
         if found.shape[1:] != shape[1:] or found.shape[0] != size:
             return None
-        sums.add(count, *_judged(graph.loss_kind, found[:count], batch[read[1]][:count], name == read[0]))
+        sums.add(count, *_judged(graph, found[:count], batch[read[1]][:count], name == read[0]))
     return sums.result()
 
 
-def _judged(kind: str, found: Any, wanted: Any, whole: bool) -> tuple[float, int | None, int]:
-    """The loss, and how many of how many are right; of outputs behind a Softmax or a Sigmoid where not `whole`."""
-    if kind == "mse":
-        each, _ = _squares(found.astype(np.float64), wanted)
-        return float(each.mean()) * len(found), None, 0
-    right = _right_sides(found, wanted, 0.0 if whole else 0.5) if kind == "bce" else _right_classes(found, wanted)
-    return 0.0, right, wanted.size
+def _judged(graph: TrainingGraph, found: Any, wanted: Any, whole: bool) -> tuple[float, float, int, int]:
+    """The loss and its weight, and how many of how many are right; behind a Softmax or a Sigmoid where not `whole`."""
+    if graph.loss_kind == "mse":
+        each = (found.astype(np.float64) - wanted) ** 2
+        return float(each.sum()), each.size, 0, 0
+    if graph.loss_kind == "bce":
+        return 0.0, 0.0, _right_sides(found, wanted, 0.0 if whole else 0.5), wanted.size
+    return 0.0, 0.0, *right_classes(found, wanted, graph.label_rule)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.backends.c.execute import check_trainable, numbers, train_batches_on
@@ -106,7 +106,7 @@ def fit_on(
         plan, on, [batch for batches in taken for batch in batches], said, graph=graph, ram_bytes=ram_bytes, told=told
     )
     return DeviceFit(
-        steps=ended,
+        steps=replace(ended, hyperparameters={**ended.hyperparameters, "lr": lr}),
         epochs=epochs,
         batch=batch_size(graph.whole),
         left_out=source.left_out,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
     from poetopt.training.data import DataSet
     from poetopt.training.evaluate import Evaluation, Evaluator
+    from poetopt.training.metrics import Asked
     from poetopt.training.source import Source
 
 
@@ -125,16 +128,20 @@ class Learner:
         descend(self.step.parameters, self.step.gradients, rate)
         return loss
 
-    def evaluate(self, data: DataSet | Source, between: Callable[[], object] | None = None) -> Evaluation:
+    def evaluate(
+        self, data: DataSet | Source, between: Callable[[], object] | None = None, metrics: Asked = ()
+    ) -> Evaluation:
         """Loss and accuracy on `data`, in the memory that the step has between steps.
 
         between
             Called before each batch.
+        metrics
+            As for `poetopt.Trainer.evaluate`.
         """
         from poetopt.training.evaluate import evaluate
 
         self.step.rest()
-        found = evaluate(self.evaluator, data, paced(self.told), between)
+        found = evaluate(self.evaluator, data, paced(self.told), between, metrics)
         if (give_back := measure.give_back()) is not None:
             give_back()
         return found
@@ -147,6 +154,7 @@ class Learner:
             "structure": self.graph.structure_hash,
             "content": self.graph.content_hash,
             "optimizer": self.optimizer,
+            "rule": self._rule,
             "taken": self.step.taken,
             "hyperparameters": self.hyperparameters,
             **extra,
@@ -172,6 +180,16 @@ class Learner:
                 f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}; give the plan and "
                 "the options that it was made with, or another folder"
             )
+        if (rule := meta.get("rule") or self._rule) != self._rule:
+            raise PlanError(
+                f"{shown}: labels and rates were taken by {rule}, and this plan takes them by {self._rule}; give the "
+                "plan that it was made with, or another folder"
+            )
+
+    @property
+    def _rule(self) -> str:
+        """How labels are taken, and what rates are multiplied with, as a checkpoint has it."""
+        return json.dumps({**asdict(self.graph.label_rule), "rates": dict(self.graph.rates)})
 
     def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
         """Go on from a checkpoint, with its hyperparameters where no others were asked for; those others, in words.

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from poetopt.training import checkpoint
+from poetopt.training.course_log import CourseLog
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
+from poetopt.training.metrics import Asked, metrics_of
 from poetopt.training.source import USED_UP, RateSchedule, Source, batch_size
 from poetopt.util import interrupts
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError, PoetError
-from poetopt.util.figures import Figures
+from poetopt.util.figures import Figures, plain
 from poetopt.util.files import scratch_folder
 from poetopt.util.process import peak_bytes
 from poetopt.util.progress import paced
@@ -41,7 +43,7 @@ class Position:
     total
         The sum of the losses of this epoch so far.
     validations
-        Of each validation: `epoch` (how many were over), `loss`, `accuracy`.
+        Of each validation: `epoch` (how many were over), `loss`, `accuracy`, `metrics`.
     seconds
         That training has taken, validations and checkpoints included, over all its processes.
     first
@@ -53,7 +55,7 @@ class Position:
     step: int = 0
     losses: list[float] = field(default_factory=list)
     total: float = 0.0
-    validations: list[dict[str, float | int | None]] = field(default_factory=list)
+    validations: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     first: float | None = None
 
@@ -107,7 +109,7 @@ class Trained(Figures):
     losses
         The mean loss of each epoch.
     validations
-        Of each validation on this data: `epoch`, `loss`, and `accuracy` (null where the loss has none).
+        Of each validation on this data: `epoch`, `loss`, `accuracy` (null where the loss has none), and `metrics`.
     optimizer, hyperparameters, lr_schedule, batch_order, seed
         As they were.
     seconds, step_s
@@ -134,7 +136,7 @@ class Trained(Figures):
     resumed_at: int
     left_out: int
     losses: tuple[float, ...]
-    validations: tuple[Mapping[str, float | int | None], ...]
+    validations: tuple[Mapping[str, Any], ...]
     optimizer: str
     hyperparameters: Mapping[str, float]
     lr_schedule: str
@@ -150,7 +152,7 @@ class Trained(Figures):
     changed: tuple[str, ...] = ()
     kept: int
     diverged: str = ""
-    derived = ("loss", "accuracy")
+    derived = ("loss", "accuracy", "metrics")
 
     @property
     def loss(self) -> float | None:
@@ -161,6 +163,11 @@ class Trained(Figures):
     def accuracy(self) -> float | None:
         """Of the epoch that is kept, where it was validated."""
         return next((v["accuracy"] for v in self.validations if v["epoch"] == self.kept), None)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The others of that epoch, by name."""
+        return next((v.get("metrics", {}) for v in self.validations if v["epoch"] == self.kept), {})
 
 
 class DivergedError(ExecutionError):
@@ -185,6 +192,8 @@ class Course:
         Rows of a batch and of the data, and the digest of those (see `DataSet.check`); None where nobody knows.
     epochs
         How many were asked for.
+    augment
+        How batches are changed.
     validation
         The digest of what is evaluated; "" where nothing is.
     """
@@ -197,6 +206,7 @@ class Course:
     data: str | None
     epochs: int
     validation: str | None
+    augment: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -236,6 +246,7 @@ _ALIKE = {
     "seed": "--seed",
     "rows": "so many rows:",
     "batch": "a batch of",
+    "augment": "--with augment",
 }
 
 
@@ -259,6 +270,9 @@ class FitOptions:
     resume: bool
     keep: str = "best"
     patience: int | None = None
+    metrics: Asked = ()
+    log: Path | None = None
+    augment: str = ""
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
@@ -299,6 +313,11 @@ class Fit:
         noted: Noted | None = None,
     ) -> None:
         asked.check(source)
+        if validation is None and asked.metrics:
+            raise OptionError("--with metrics: they are of a validation; give its data, with --validate")
+        made = metrics_of(asked.metrics, learner.graph)
+        self.metrics = () if validation is None else tuple(make().name for make in made)
+        self.log: CourseLog | None = None
         for what, given in (("training", source), ("validation", validation)):
             if asked.epochs > 1 and getattr(given, "once", False):
                 raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
@@ -308,7 +327,7 @@ class Fit:
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
             asked.order, asked.lr_schedule, asked.seed, batch_size(learner.graph.whole), source.rows, data,
-            asked.epochs, judged,
+            asked.epochs, judged, asked.augment,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
         self.position = Position()
@@ -326,6 +345,9 @@ class Fit:
                 stack.enter_context(checkpoint.held(self.asked.folder))
                 self._begin(self.asked.folder)
             resumed_at = self.position.step
+            if self.asked.log is not None:
+                self.log = CourseLog(self.asked.log, self.metrics, resumed_at)
+                stack.callback(self.log.close)
             saved = self.position.step if self.path else -1
             interrupts.hold()  # a step ends before a signal counts
             self.begun_s = time.monotonic()
@@ -446,6 +468,8 @@ class Fit:
             position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
             self.stepping_s += time.perf_counter() - began_s
             self.stepped += 1
+            if self.log is not None:
+                self.log.step(epoch + 1, position.step, rate, loss, self._seconds())
             self._tell(epoch, loss)
             whole = position.batch == self.source.batches
             self._heed(saved)
@@ -462,10 +486,13 @@ class Fit:
 
     def _validate(self, epoch: int, saved: int) -> None:
         assert self.validation is not None
-        found = self.learner.evaluate(self.validation, partial(self._heed, saved))
+        found = self.learner.evaluate(self.validation, partial(self._heed, saved), self.asked.metrics)
         if not math.isfinite(found.loss):
             raise DivergedError(self._diverged(found.loss, None))
-        self.position.validations.append({"epoch": epoch, "loss": found.loss, "accuracy": found.accuracy})
+        said = {"loss": found.loss, "accuracy": found.accuracy, "metrics": plain(dict(found.metrics))}
+        self.position.validations.append({"epoch": epoch, **said})
+        if self.log is not None:
+            self.log.validation(said)
 
     def _next(self, batches: Iterator[Any], saved: int) -> Any:
         """The next batch. Where it can't be had, what was learned so far is saved first."""

@@ -5,6 +5,7 @@ Learning rates by step: a function of the step's number alone.
 constant          lr
 cosine            lr (1 + cos(pi step / steps)) / 2
 step:EPOCHS:BY    lr BY^(epoch // EPOCHS), so `step:10:0.1` takes a tenth every ten epochs
+warmup:STEPS,...  that times (step + 1) / STEPS in the first STEPS, which a cosine doesn't count
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def rows_in_order(rows: int, order: str, seed: int, epoch: int) -> Array:
     return found
 
 
-EXAMPLES = "constant, cosine, or step:EPOCHS:FACTOR as in step:10:0.1"
+EXAMPLES = (
+    "constant, cosine, or step:EPOCHS:FACTOR as in step:10:0.1; before it may stand warmup:STEPS, as in "
+    "warmup:500,cosine or warmup:5%,cosine"
+)
 
 
 @dataclass(frozen=True)
@@ -57,21 +61,27 @@ class RateSchedule:
         `constant`, `cosine` or `step`.
     every, by
         Of `step`: after how many epochs, and by what.
+    warmup
+        Steps in which the rate rises evenly to the whole one; below 1 a share of all steps.
     """
 
     kind: str
     every: int = 1
     by: float = 1.0
+    warmup: float = 0
 
     @property
     def needs_length(self) -> bool:
         """Says whether it depends on how many steps there will be."""
-        return self.kind == "cosine"
+        return self.kind == "cosine" or 0 < self.warmup < 1
 
     def rate(self, lr: float, step: int, epoch: int, steps: int) -> float:
         """The rate of a step (from 0) in an epoch (from 0) of a training of `steps`."""
+        rising = math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
+        if step < rising:
+            lr *= (step + 1) / rising
         if self.kind == "cosine":
-            return lr * (1 + math.cos(math.pi * step / max(1, steps))) / 2
+            return lr * (1 + math.cos(math.pi * max(0, step - rising) / max(1, steps - rising))) / 2
         try:
             return float(lr * self.by ** (epoch // self.every))
         except OverflowError:
@@ -80,14 +90,18 @@ class RateSchedule:
 
 def parse_schedule(text: str) -> RateSchedule:
     """A `--lr-schedule`. Raises OptionError."""
-    kind, *rest = text.split(":")
-    if kind in ("constant", "cosine") and not rest:
-        return RateSchedule(kind)
+    first, comma, then = text.partition(",")
+    warm = first.removeprefix("warmup:")
+    kind, *rest = (then if comma else "constant").split(":") if warm != first else text.split(":")
     try:
-        if kind == "step" and len(rest) == 2:
+        warmup = 0.0 if warm == first else float(warm[:-1]) / 100 if warm.endswith("%") else int(warm)
+        fits = 0 < warmup < 1 if warm.endswith("%") else warmup >= (warm != first)
+        if fits and kind in ("constant", "cosine") and not rest:
+            return RateSchedule(kind, warmup=warmup)
+        if fits and kind == "step" and len(rest) == 2:
             every, by = int(rest[0]), float(rest[1])
             if every >= 1 and 0 < by < math.inf:
-                return RateSchedule(kind, every, by)
+                return RateSchedule(kind, every, by, warmup)
     except ValueError:
         pass
     raise OptionError(f"--lr-schedule {text}: must be {EXAMPLES}")

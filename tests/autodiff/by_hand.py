@@ -85,7 +85,9 @@ def update(optimizer: str, p: Array, g: Array, state: Arrays, step: int, by: Map
     return np.asarray(p - by["lr"] * m / (np.sqrt(s) + by["eps"]))
 
 
-def by_hand(optimizer: str, steps: int, trained: tuple[str, ...] = tuple(SHAPES)) -> tuple[list[float], Arrays]:
+def by_hand(
+    optimizer: str, steps: int, trained: tuple[str, ...] = tuple(SHAPES), rates: Mapping[str, float] | None = None
+) -> tuple[list[float], Arrays]:
     """Losses, and all parameters after `steps` steps in float64."""
     p = {name: value.astype(np.float64) for name, value in weights("float32").items()}
     states: dict[str, Arrays] = {name: {} for name in p}
@@ -94,7 +96,9 @@ def by_hand(optimizer: str, steps: int, trained: tuple[str, ...] = tuple(SHAPES)
         loss, g = gradients(p, {name: a.astype(np.float64) for name, a in data("float32", step).items()})
         losses.append(loss)
         for name in trained:
-            p[name] = update(optimizer, p[name], g[name], states[name], step, SETTINGS[optimizer])
+            by = SETTINGS[optimizer]
+            by = {**by, "lr": by["lr"] * (rates or {}).get(name, 1.0)}
+            p[name] = update(optimizer, p[name], g[name], states[name], step, by)
     return losses, p
 
 

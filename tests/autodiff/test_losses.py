@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.behind import going_back
-from poetopt.graph import Graph, Role
+from poetopt.autodiff.losses import label_rule
+from poetopt.graph import Graph, LabelRule, Role
 from poetopt.util.errors import ModelError, OptionError
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import batch, run
@@ -260,3 +261,73 @@ def test_looking_back_asks_of_each_tensor_once(rank: int) -> None:
 
     assert going_back("28", answer, False, 40)
     assert len(asked) == len(set(asked)) <= 30
+
+
+def mean_of(x: Array, labels: Array, rule: LabelRule, axis: int) -> float:
+    """The cross-entropy with labels left out, classes weighted and labels smoothed, as torch's page has it."""
+    logs = np.moveaxis(log_softmax(x, axis), axis, -1).reshape(-1, x.shape[axis])
+    weights = np.array(rule.class_weights or [1.0] * x.shape[axis])
+    total = count = 0.0
+    for row, label in zip(logs, labels.reshape(-1), strict=True):
+        if label != rule.ignore_index:
+            total -= (1 - rule.smoothing) * weights[label] * row[label]
+            total -= rule.smoothing / len(row) * float(np.sum(weights * row))
+            count += weights[label]
+    return float(total / count)
+
+
+RULES = [
+    LabelRule(*rule)  # type: ignore[arg-type]
+    for rule in [(-100,), (None, (1.0, 0.5, 2.0)), (None, (), 0.1), (2, (1.0, 0.5, 0.0), 0.3), (-1, (), 0.2)]
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [([6, 3], 1), ([2, 5, 3], 2), ([2, 3, 4, 4], 1)], ids=str)
+def test_labels_left_out_weighted_and_smoothed(shape: list[int], axis: int, rule: LabelRule) -> None:
+    step = differentiate(scaled(shape), loss="cross-entropy", label_rule=rule)
+    feeds = dict(batch(step, 0))
+    if rule.ignore_index is not None:
+        np.put(feeds["labels"], [1, -1], rule.ignore_index)
+    found = run(step, feeds)
+    near = [
+        mean_of(feeds["x"].astype(np.float64) * w, feeds["labels"], rule, axis) for w in (1.5, 1.5 + 1e-4, 1.5 - 1e-4)
+    ]
+    assert found["loss"] == pytest.approx(near[0], rel=1e-5)
+    assert found["w.grad"] == pytest.approx((near[1] - near[2]) / 2e-4, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("weights", "smoothing", "loss", "slope"),
+    [((), 0.0, 1.48421001, 0.30061401), ((1.0, 0.5, 2.0, 3.0), 0.0, 1.9136306, 0.58381708),
+     ((), 0.2, 1.54804587, 0.34317127), ((1.0, 0.5, 2.0, 3.0), 0.2, 1.99386107, 0.61577753)],
+)  # fmt: skip
+def test_they_are_torchs(weights: tuple[float, ...], smoothing: float, loss: float, slope: float) -> None:
+    """Of torch.nn.CrossEntropyLoss, of scores that are numpy's RandomState(5)."""
+    step = differentiate(scaled([6, 4]), loss="cross-entropy", label_rule=LabelRule(-100, weights, smoothing))
+    scores = np.random.RandomState(5).standard_normal((6, 4)).astype(np.float32)
+    found = run(step, {"x": scores / np.float32(1.5), "labels": np.array([0, 3, -100, 1, 1, 2])})
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["w.grad"] == pytest.approx(slope, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "rule", "message"),
+    [("mse", LabelRule(-100), "are of the loss cross-entropy, and this is mse; leave them out"),
+     ("cross-entropy", LabelRule(None, (1.0, 2.0)), "2 weights for the 3 classes of output 'y'; give one for each")],
+)  # fmt: skip
+def test_what_a_rule_of_labels_is_not_for(loss: str, rule: LabelRule, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        differentiate(scaled([4, 3]), loss=loss, label_rule=rule)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [({"ignore_index": "none"}, "must be a whole number, as in -100"), ({"ignore_index": 1.5}, "a whole number"),
+     ({"class_weights": "1,a"}, "must be numbers, as in 1,0.5,2"), ({"class_weights": [0, 0]}, "not all 0"),
+     ({"class_weights": "1,-1"}, "must be 0 or more"), ({"label_smoothing": "much"}, "must lie in 0..1, as in 0.1"),
+     ({"label_smoothing": 1.5}, "must lie in 0..1")],
+)  # fmt: skip
+def test_words_of_such_rules(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        label_rule(**words)

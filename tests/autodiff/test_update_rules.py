@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.autodiff.optimizers import NAMES
+from poetopt.autodiff.optimizers import NAMES, with_updates
+from poetopt.autodiff.optimizers.attach import parse_rates
 from poetopt.autodiff.optimizers.rules import OPTIMIZERS
+from poetopt.util.errors import OptionError
 from tests.autodiff.by_hand import SETTINGS, Array, by_hand, data, perceptron, trained, weights, with_optimizer
 
 STEPS = 25
@@ -92,6 +94,29 @@ def test_parameters_are_those_of_torch(optimizer: str) -> None:
             assert far(found[f"{name}.{state}"].T, wanted) <= 1e-5, (name, state)
 
 
+@pytest.mark.parametrize("optimizer", SETTINGS)
+@pytest.mark.parametrize("fuse", [True, False])
+def test_rates_by_pattern_are_those_of_groups_of_parameters(optimizer: str, fuse: bool) -> None:
+    graph = with_updates(perceptron("float32"), optimizer, fuse=fuse, rates={"w2": 0.5, "?2": 3.0, "b1": 0.0})
+    losses, found = trained(graph, STEPS, "float32")
+    wanted_losses, wanted = by_hand(optimizer, STEPS, rates={"w2": 0.5, "b2": 3.0, "b1": 0.0})
+    assert losses == pytest.approx(wanted_losses, rel=1e-4)
+    assert all(far(found[name], wanted[name]) <= 1e-5 for name in wanted)
+    assert "rate: 0.5 times lr for w2" in graph.notes
+
+
+@pytest.mark.parametrize(
+    ("rates", "optimizer", "message"),
+    [({"w3": 2.0}, "sgd", "--with rates=w3=2: no trained parameter is called so.*there are w1, b1, w2, b2"),
+     ({"w2": 2.0}, "none", "--with rates: the step ends with gradients.*name one with --optimizer"),
+     ("w2", "sgd", "say a pattern of parameters and what their learning rate is multiplied with"),
+     ("w2=-1", "sgd", "--with rates=w2=-1: say a pattern"), (["w1=1", "w2=x"], "sgd", "--with rates=w2=x: say")],
+)  # fmt: skip
+def test_rates_that_can_t_be(rates: Any, optimizer: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        with_updates(perceptron("float32"), optimizer, rates=parse_rates(rates))
+
+
 def test_a_forgotten_learning_rate_is_told() -> None:
     """It has no default in the file, and nor does the count of steps; all else has."""
     import onnxruntime as ort
@@ -105,8 +130,6 @@ def test_a_forgotten_learning_rate_is_told() -> None:
 
 
 def test_without_an_optimizer_the_graph_is_itself() -> None:
-    from poetopt.autodiff.optimizers import with_updates
-
     graph = perceptron("float32")
     assert with_updates(graph, "none") is graph
     assert not graph.updaters

@@ -121,6 +121,54 @@ def test_a_training_that_diverges_says_so_and_leaves_its_best(run: Runner, plan:
     assert told["diverged"]
 
 
+def test_rows_without_a_label_are_left_out_where_the_plan_says_so(run: Runner, plan: Path, tmp_path: Path) -> None:
+    labels = np.arange(20) % 5
+    labels[3] = -100
+    given, net = data(tmp_path / "train.npz", 20, labels=labels), tmp_path / "net.onnx"
+    asked = ("--data", given, "--validate", given, "-o", tmp_path / "out.onnx", "--json", tmp_path / "said.json")
+    run("train", plan, *asked).assert_one_message("holds the label -100", "solve with --with ignore-index=-100", code=2)
+    solve = ("solve", net, "--device", "a72", "-o", tmp_path / "left.json", "--with", "ignore-index=-100")
+    ended = run(*solve, "--with", "class-weights=1,2,1,1,0.5", "--with", "label-smoothing=0.1")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("train", tmp_path / "left.json", *asked)
+    assert (ended.code, ended.err) == (0, "")
+    assert json.loads((tmp_path / "said.json").read_text())["checked_rows"] == 20
+    run("solve", net, "--device", "a72", "--micro-batch", "2", "--with", "ignore-index=-100").assert_one_message(
+        "with ignore-index or class-weights the mean of the parts isn't that of the batch", code=2
+    )
+
+
+def test_rates_metrics_changed_images_and_the_course(run: Runner, tmp_path: Path) -> None:
+    rng, place = np.random.default_rng(0), tmp_path / "train.npz"
+    np.savez(place, input=rng.standard_normal((20, 1, 28, 28)).astype(np.float32), labels=rng.integers(0, 10, 20))
+    solve = ("solve", "lenet", "--batch", "4", "--device", "a72", "--optimizer", "adam", "-o", tmp_path / "plan.json")
+    ended = run(*solve, "--with", "rates=conv*=0.1", "--with", "rates=*.bias=2")
+    assert (ended.code, ended.err) == (0, "")
+    asked = ("train", tmp_path / "plan.json", "--data", place, "-o", tmp_path / "out.onnx", "--epochs", "2")
+    more = ("--with", "augment=flip,crop", "--lr-schedule", "warmup:3,cosine", "--log", tmp_path / "course.csv")
+    more = (*more, "--validate", place, "--with", "metrics=top5,f1")
+    ended = run(*asked, *more, "--json", tmp_path / "said.json")
+    assert (ended.code, ended.err) == (0, "")
+    assert re.search(
+        r"^epoch 2 of 2: loss \S+; validation loss .*, accuracy .*%, top5 0\.\d+, f1 0\.\d+$", ended.out, re.M
+    )
+    assert re.search(r"rate: 0\.1 times lr for conv1\.weight, conv1\.bias, ", ended.out)
+    told = json.loads((tmp_path / "said.json").read_text())
+    assert told["metrics"] == told["validations"][told["kept"] - 1]["metrics"]
+    lines = (tmp_path / "course.csv").read_text().splitlines()
+    assert lines[0] == "epoch,step,lr,loss,seconds,validation_loss,accuracy,top5,f1"
+    rates = [float(line.split(",")[2]) for line in lines[1:]]
+    assert rates == pytest.approx(
+        [1e-3 * k / 3 for k in (1, 2, 3)] + [5e-4 * (1 + np.cos(np.pi * k / 7)) for k in range(7)]
+    )
+    for options, part in (
+        (("--with", "augment=flop"), "--with augment=flop: unknown"),
+        (("--with", "metrics=f1"), "--with metrics: they are of a validation; give its data, with --validate"),
+        (("--log", tmp_path / "no" / "c.csv"), "there is no folder"), (("--log", "-"), "--log -: it can't be written"),
+    ):  # fmt: skip
+        run(*asked, *options).assert_one_message(part, code=2)
+
+
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:
     given = data(tmp_path / "train.npz", 20)
     out = tmp_path / "out.onnx"

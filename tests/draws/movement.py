@@ -118,6 +118,14 @@ def _gather(random: Random) -> list[Case]:
     return [node_case("Gather", x, where.astype(random.choice(["int64", "int32"])), attributes={"axis": axis})]
 
 
+def _gather_elements(random: Random) -> list[Case]:
+    x = normal(random, random_shape(random, 1))
+    axis = int(random.integers(0, x.ndim))
+    shape = tuple(int(random.integers(1, n + 1)) for n in x.shape)
+    where = random.integers(-x.shape[axis], x.shape[axis], shape)
+    return [node_case("GatherElements", x, where, attributes={"axis": axis})]
+
+
 def _scatter_elements(random: Random) -> list[Case]:
     x = normal(random, random_shape(random, 1))
     axis = int(random.integers(0, x.ndim))
@@ -211,6 +219,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Concat"): _concat,
     ("", "Split"): _split,
     ("", "Gather"): _gather,
+    ("", "GatherElements"): _gather_elements,
     ("", "ScatterElements"): _scatter_elements,
     ("", "ScatterND"): _scatter_nd,
     ("", "ConstantOfShape"): _constant_of_shape,

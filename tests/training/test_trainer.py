@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import subprocess
@@ -20,10 +21,12 @@ from onnx import ModelProto, helper, numpy_helper
 import poetopt as po
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.graph import LabelRule
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.training.source import rows_in_order
-from poetopt.util.errors import ExecutionError, ModelError, OptionError, PlanError
+from poetopt.util.errors import ExecutionError, ModelError, OptionError, OutputError, PlanError
+from tests.autodiff.test_losses import mean_of
 from tests.backends.support import embedding
 from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 
@@ -197,6 +200,24 @@ def test_evaluating_other_losses(loss: str) -> None:
         assert trainer.evaluate(data).rows == 9
 
 
+def test_rules_of_labels_count_in_training_and_evaluating() -> None:
+    rule: Any = {"ignore_index": -100, "class_weights": [1.0, 2.0, 0.5, 1.0, 3.0], "label_smoothing": 0.1}
+    step = po.load(small()).differentiate(optimizer="sgd", **rule)
+    data = rows(plan_of(), 11)
+    data["labels"][[2, 7, 8]] = -100
+    with po.Trainer(lay_out(store_all(step.cost("a72")))) as trainer:
+        found = trainer.evaluate(data)
+        first = {name: array[:4] for name, array in data.items()}
+        assert trainer.evaluate(first).loss == pytest.approx(trainer.step(first), rel=1e-5)
+    values = {name: np.asarray(value, np.float64) for name, value in graph_of(plan_of()).values.items()}
+    hidden = np.maximum(data["input"] @ values["fc1.weight"].T + values["fc1.bias"], 0)
+    scores = hidden @ values["fc2.weight"].T + values["fc2.bias"]
+    kept = data["labels"] != -100
+    rule = LabelRule(-100, tuple(rule["class_weights"]), 0.1)
+    assert found.loss == pytest.approx(mean_of(scores, data["labels"], rule, 1), rel=1e-5)
+    assert found.accuracy == (scores.argmax(axis=1) == data["labels"])[kept].mean()
+
+
 def test_tables_by_rows_are_evaluated_and_written_whole(tmp_path: Path) -> None:
     made = embedding(2)
     onnx.save(made, tmp_path / "net.onnx")
@@ -230,6 +251,35 @@ def test_what_isn_t_asked_for_is_the_checkpoints(tmp_path: Path) -> None:
     with po.Trainer(plan, momentum=0.75) as trainer:
         trainer.load(tmp_path)
         assert trainer.hyperparameters == {"lr": 0.25, "momentum": 0.75, "weight_decay": 0.0}
+
+
+def test_the_course_is_a_table_as_it_goes(tmp_path: Path) -> None:
+    data, held_out, place = rows(plan_of(), 13), rows(plan_of(), 6, seed=9), tmp_path / "course.csv"
+    asked: Any = {"validate": held_out, "metrics": "f1", "log": place, "checkpoint": tmp_path / "kept"}
+    seen: list[int] = []
+
+    def count(*_: object) -> None:
+        seen.append(len(place.read_text().splitlines()))
+
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=2, after_epoch=count, **asked)
+    assert seen == [4, 7]
+    with place.open("a") as file:
+        file.write("3,7,0.025,1.0,1.0,,,\n3,8,0.0")  # of steps that no checkpoint has, the last one cut short
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=3, resume=True, **asked)
+    with place.open() as file:
+        found = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in found] == [(str(1 + k // 3), str(k + 1)) for k in range(9)]
+    assert [float(row["lr"]) for row in found] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025] * 3)
+    losses = np.array([float(row["loss"]) for row in found]).reshape(3, 3)
+    assert list(losses.mean(axis=1)) == pytest.approx(ended.losses)
+    for k, row in enumerate(found):
+        said = ended.validations[k // 3] if k % 3 == 2 else None
+        wanted = ("", "", "") if said is None else (said["loss"], said["accuracy"], said["metrics"]["f1"])
+        assert (row["validation_loss"], row["accuracy"], row["f1"]) == tuple(map(str, wanted))
+    with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError, match=r"can't write .*no/course\.csv"):
+        trainer.fit(data, log=tmp_path / "no" / "course.csv")
 
 
 def test_a_step_that_ends_with_gradients_takes_plain_descent_or_an_update_of_ones_own() -> None:
@@ -340,6 +390,26 @@ def test_rates() -> None:
         [1, 1, 0.1, 0.1, 0.01]
     )
     assert parse_schedule("step:1:1e300").rate(1.0, 0, 2, 9) == math.inf
+    for text in ("warmup:4,cosine", "warmup:50%,cosine"):
+        rate = parse_schedule(text).rate
+        wanted = [0.1, 0.2, 0.3, 0.4, 0.4, 0.341421356, 0.2, 0.058578644, 0.0]
+        assert [rate(0.4, step, 0, 8) for step in range(9)] == pytest.approx(wanted)
+    rate = parse_schedule("warmup:2,step:1:0.5").rate
+    assert [rate(1.0, step, step // 2, 9) for step in range(5)] == [0.5, 1.0, 0.5, 0.5, 0.25]
+    assert parse_schedule("warmup:3").needs_length is False
+    assert parse_schedule("warmup:3%").needs_length is True
+    for text in (
+        "warmup",
+        "warmup:",
+        "warmup:0",
+        "warmup:0%",
+        "warmup:100%",
+        "warmup:2,",
+        "warmup:2,warm",
+        "cosine,warmup:2",
+    ):
+        with pytest.raises(OptionError, match=r"before it may stand warmup:STEPS, as in warmup:500,cosine"):
+            parse_schedule(text)
 
 
 def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
@@ -423,6 +493,24 @@ def test_what_a_resumed_training_does_otherwise_is_said(tmp_path: Path) -> None:
         assert [each["epoch"] for each in ended.validations] == judged
         assert (ended.accuracy is None) == (validate is None)
         assert ended.hyperparameters["lr"] == 0.125
+
+
+def test_checkpoints_know_how_labels_and_rates_were_taken(tmp_path: Path) -> None:
+    def plan(**asked: Any) -> Any:
+        step = po.load(small()).differentiate(optimizer="sgd", **asked)
+        return lay_out(store_all(step.cost("a72")))
+
+    data = rows(plan_of(), 8)
+    with po.Trainer(plan(label_smoothing=0.1, rates={"fc1.*": 0.5})) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+    with po.Trainer(plan(label_smoothing=0.1, rates="fc1.*=0.5")) as trainer:
+        trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True)
+    for asked in ({"label_smoothing": 0.1}, {"label_smoothing": 0.2, "rates": {"fc1.*": 0.5}}):
+        with (
+            po.Trainer(plan(**asked)) as trainer,
+            pytest.raises(PlanError, match="give the plan that it was made with"),
+        ):
+            trainer.fit(data, epochs=3, checkpoint=tmp_path, resume=True)
 
 
 def test_checkpoints_of_before_there_were_digests_go_on(tmp_path: Path) -> None:

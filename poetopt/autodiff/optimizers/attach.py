@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -15,6 +17,7 @@ from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.passes.in_place import joined, kept_tensors
 from poetopt.graph import TOGETHER, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.notes import Note, listed
 from poetopt.util.text import closest
 
 DEFAULT = 1.0
@@ -165,7 +168,13 @@ COPY = "Identity.copy"
 
 
 def with_updates(
-    graph: TrainingGraph, optimizer: str, *, fuse: bool = True, keep_gradients: bool = False, clip: bool = False
+    graph: TrainingGraph,
+    optimizer: str,
+    *,
+    fuse: bool = True,
+    keep_gradients: bool = False,
+    clip: bool = False,
+    rates: Mapping[str, float] | None = None,
 ) -> TrainingGraph:
     """`graph`, as autodiff left it, with operators that update its parameters and running statistics in place.
 
@@ -180,11 +189,14 @@ def with_updates(
         Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
         hyperparameter (`poetopt.autodiff.optimizers.attach`). Then nothing is fused, as each update waits for all
         gradients.
+    rates
+        Pattern of parameters -> what their learning rate is multiplied with; the first that matches counts.
 
     The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
     half precision in float32 with states of half precision.
 
-    Raises OptionError for an unknown optimizer, or to clip without one, ModelError where the model has a tensor of such
+    Raises OptionError for an unknown optimizer, to clip or to change rates without one, and for a pattern that nothing
+    matches, ModelError where the model has a tensor of such
     a name.
     """
     if optimizer not in NAMES:
@@ -194,24 +206,74 @@ def with_updates(
             "--with clip-norm: the step ends with gradients, and has no update to clip them for; name one with "
             "--optimizer"
         )
+    factors = _factors(graph.trained, rates or {})
+    if rates and optimizer == "none":
+        raise OptionError(
+            "--with rates: the step ends with gradients, and has no update to have a rate; name one with --optimizer"
+        )
     if graph.parts > 1:
         from poetopt.autodiff.optimizers.sums import with_sums
 
-        return with_sums(graph, optimizer, fuse=fuse, clip=clip)
+        return with_sums(graph, optimizer, fuse=fuse, clip=clip, factors=factors)
     if optimizer == "none":
         return graph
-    made = Attachment(graph, optimizer, keep_gradients=keep_gradients, clip=clip)
+    made = Attachment(graph, optimizer, keep_gradients=keep_gradients, clip=clip, factors=factors)
     return made.graph(fuse=fuse and not keep_gradients and not clip)
+
+
+def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict[str, float]:
+    """Factors of the learning rate by pattern, of the options' words too. Raises OptionError."""
+    texts = [rates] if isinstance(rates, str) else rates or ()
+    if not isinstance(texts, Mapping):
+        parts = [one.strip().rpartition("=") for text in texts for one in text.split(",")]
+        texts = {pattern.strip(): factor for pattern, _, factor in parts}  # type: ignore[misc]
+    found: dict[str, float] = {}
+    for pattern, factor in texts.items():
+        try:
+            found[pattern] = float(factor)
+        except (TypeError, ValueError):
+            found[pattern] = math.nan
+        if not pattern or not 0 <= found[pattern] < math.inf:
+            raise OptionError(
+                f"--with rates={pattern}={factor}: say a pattern of parameters and what their learning rate is "
+                "multiplied with, as in --with rates=features.*=0.1"
+            )
+    return found
+
+
+def _factors(trained: Sequence[str], rates: Mapping[str, float]) -> dict[str, float]:
+    """For each parameter that a pattern matches, its factor. Raises OptionError."""
+    found: dict[str, float] = {}
+    for pattern, factor in rates.items():
+        matched = fnmatch.filter(trained, pattern)
+        if not matched:
+            raise OptionError(
+                f"--with rates={pattern}={factor:g}: no trained parameter is called so{closest(pattern, trained)}; "
+                f"there are {listed(trained)}"
+            )
+        found = {**dict.fromkeys(matched, factor), **found}
+    return {name: found[name] for name in trained if name in found}
+
+
+def rate_notes(factors: Mapping[str, float]) -> Iterator[Note]:
+    """Gives a line for each factor of the learning rate."""
+    for factor in dict.fromkeys(factors.values()):
+        names = [name for name, own in factors.items() if own == factor]
+        text = f"rate: {factor:g} times lr for"
+        yield Note(f"{text} {', '.join(names)}", short=f"{text} {listed(names)}")
 
 
 class Attachment:
     """The graph that grows."""
 
-    def __init__(self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool, clip: bool) -> None:
+    def __init__(
+        self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool, clip: bool, factors: Mapping[str, float]
+    ) -> None:
         self.source = graph
         self.optimizer = optimizer
         self.keep_gradients = keep_gradients
         self.clip = clip
+        self.factors = factors
         self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
         self.states: list[str] = []
         self.scales: Mapping[str, Tensor] = {}
@@ -231,8 +293,8 @@ class Attachment:
             operators = self.transient(operators)
         given = self.hyperparameters()
         scalars, first = self.scalars(given)
-        squares, scale = self.clipping(given, scalars)
-        updates = {name: self.update(name, scalars) for name in graph.trained}
+        squares, scale = self.clipping(given)
+        updates = {name: self.update(name, scalars[self.factors.get(name, 1.0)]) for name in graph.trained}
         after: dict[str, list[Operator]] = {}
         for name, operator in (squares or updates).items():
             after.setdefault(self.gradients[name], []).append(operator)
@@ -249,6 +311,8 @@ class Attachment:
             optimizer=self.optimizer,
             optimizer_states=tuple(self.states),
             hyperparameters=given,
+            rates=self.factors,
+            notes=(*graph.notes, *rate_notes(self.factors)),
         )
         made = self.cut(made, (*graph.values, *given.values()), graph.inputs)
         made = fused(made, self.gradients) if fuse else made
@@ -299,24 +363,47 @@ class Attachment:
             self.builder.valued(found[name], np.array(default, dtype), Role.HYPERPARAMETER)
         return found
 
-    def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[str, Scalars], Operator]:
-        """Scalars that updates read of the hyperparameters, for each type that they compute in, and their operator."""
+    def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[float, Mapping[str, Scalars]], Operator]:
+        """Scalars that updates read of the hyperparameters, and their operator.
+
+        By what the learning rate is multiplied with, and for each type that updates compute in. What doesn't depend on
+        the rate is there once.
+        """
         builder = self.builder
         kind = f"{self.optimizer}.scalars"
         draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)
-        found = self.rule.scalars(draft, {name: builder.tensors[tensor] for name, tensor in given.items()})
-        scalars = {dtype: {name: draft.cast(value, dtype) for name, value in found.items()} for dtype in self._types()}
+        values = {name: builder.tensors[tensor] for name, tensor in given.items()}
+        found: dict[float, dict[str, Scalars]] = {}
+        known: dict[tuple[str, str, object], Tensor] = {}
+        for factor in dict.fromkeys((1.0, *self.factors.values())):
+            rated = {**values, "lr": draft.mul(values["lr"], factor)}
+            made = self.rule.scalars(draft, rated)
+            moved = _reached(draft, rated["lr"])
+            found[factor] = {
+                dtype: {
+                    name: known[key]
+                    if (key := (name, dtype, factor if value.name in moved else None)) in known
+                    else known.setdefault(key, draft.cast(value, dtype))
+                    for name, value in made.items()
+                }
+                for dtype in self._types()
+            }
+        used = {t.name for of in found.values() for by in of.values() for t in by.values()}
+        for node in reversed(draft.nodes[:]):
+            if used.isdisjoint(node.outputs):
+                draft.nodes.remove(node)
+            used.update(node.inputs if not used.isdisjoint(node.outputs) else ())
         inner = {name for node in draft.nodes for name in node.outputs}
-        written = dict.fromkeys(t.name for by in scalars.values() for t in by.values() if t.name in inner)
-        return scalars, finish(draft, tuple(written), {})
+        written = dict.fromkeys(
+            t.name for of in found.values() for by in of.values() for t in by.values() if t.name in inner
+        )
+        return found, finish(draft, tuple(written), {})
 
     def _types(self) -> tuple[str, ...]:
         """The types that updates compute in."""
         return tuple(dict.fromkeys(_computing(self.builder.tensors[name]) for name in self.source.trained))
 
-    def clipping(
-        self, given: Mapping[str, str], scalars: Mapping[str, Scalars]
-    ) -> tuple[Mapping[str, Operator], Operator | None]:
+    def clipping(self, given: Mapping[str, str]) -> tuple[Mapping[str, Operator], Operator | None]:
         """For each parameter, what adds up its gradient's squares; and what makes the scale of those, for updates.
 
         Nothing where the step doesn't clip.
@@ -326,7 +413,7 @@ class Attachment:
         builder = self.builder
         squares = {n: squares_of(builder, n, builder.tensors[self.gradients[n]]) for n in self.source.trained}
         sums = [builder.tensors[operator.outputs[0]] for operator in squares.values()]
-        self.scales, scale = scale_of(builder, sums, builder.tensors[given[CLIP]], tuple(scalars))
+        self.scales, scale = scale_of(builder, sums, builder.tensors[given[CLIP]], self._types())
         return squares, scale
 
     def update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
@@ -351,6 +438,15 @@ class Attachment:
         name = self.builder.unique(f"{parameter.name}.{what}")
         self.states.append(name)
         return self.builder.valued(name, np.zeros(parameter.shape, parameter.dtype), Role.OPTIMIZER_STATE)
+
+
+def _reached(draft: OperatorBuilder, tensor: Tensor) -> set[str]:
+    """`tensor`, and what nodes of the operator make of it."""
+    found = {tensor.name}
+    for node in draft.nodes:
+        if not found.isdisjoint(node.inputs):
+            found.update(node.outputs)
+    return found
 
 
 def _computing(tensor: Tensor) -> str:

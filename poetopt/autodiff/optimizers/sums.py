@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from poetopt.autodiff.emit import finish
-from poetopt.autodiff.optimizers.attach import Attachment, behind, fused
+from poetopt.autodiff.optimizers.attach import Attachment, behind, fused, rate_notes
 from poetopt.autodiff.optimizers.rules import updated_in_place
 from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.graph import Operator, Role, TrainingGraph
@@ -24,7 +24,14 @@ SUM = "Gradient.sum"
 """The kind of what adds a part's gradient to the sum."""
 
 
-def with_sums(graph: TrainingGraph, optimizer: str, *, fuse: bool = True, clip: bool = False) -> TrainingGraph:
+def with_sums(
+    graph: TrainingGraph,
+    optimizer: str,
+    *,
+    fuse: bool = True,
+    clip: bool = False,
+    factors: Mapping[str, float] | None = None,
+) -> TrainingGraph:
     """`graph`, one part of a batch as autodiff left it, with sums of its gradients, and updates behind the last part.
 
     optimizer
@@ -33,10 +40,12 @@ def with_sums(graph: TrainingGraph, optimizer: str, *, fuse: bool = True, clip: 
         Whether a sum is one operator with the gradient that it takes in.
     clip
         Whether updates clip the sums by the norm of all of them.
+    factors
+        For some parameters, what their learning rate is multiplied with.
 
     Raises ModelError where the model has a tensor of a sum's name.
     """
-    return _Summing(graph, optimizer, keep_gradients=False, clip=clip).split(fuse=fuse)
+    return _Summing(graph, optimizer, keep_gradients=False, clip=clip, factors=factors or {}).split(fuse=fuse)
 
 
 class _Summing(Attachment):
@@ -74,6 +83,8 @@ class _Summing(Attachment):
                 optimizer_states=closing.optimizer_states,
                 hyperparameters=closing.hyperparameters,
                 closing=closing,
+                rates=self.factors,
+                notes=(*part.notes, *rate_notes(self.factors)),
             )
         return self.cut(part, (*source.values, *of.values()), source.inputs)
 
@@ -82,9 +93,9 @@ class _Summing(Attachment):
         self.gradients = dict(of)
         given = self.hyperparameters()
         scalars, first = self.scalars(given)
-        squares, scale = self.clipping(given, scalars)
+        squares, scale = self.clipping(given)
         norm = () if scale is None else (*squares.values(), scale)
-        updates = [self.update(name, scalars) for name in self.source.trained]
+        updates = [self.update(name, scalars[self.factors.get(name, 1.0)]) for name in self.source.trained]
         graph = replace(
             part,
             operators=(first, *norm, *updates),

@@ -181,8 +181,16 @@ def check_values(graph: Graph, name: str, array: Array) -> None:
     if wrong:
         raise ModelError(
             f"the data's {name!r} holds the {found.what} {wrong[0]}; with {found.most + 1} to choose from it must lie "
-            f"in {found.least}..{found.most}"
+            f"in {found.least}..{found.most}{_left_out(graph, found, int(wrong[0]))}"
         )
+
+
+def _left_out(graph: Graph, found: InputLimits, label: int) -> str:
+    """The remedy where a label may stand for none."""
+    ours = found.what == LABEL and isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy"
+    if not ours or label >= 0 or found.ignored:
+        return ""
+    return f"; if it stands for rows to leave out, solve with --with ignore-index={label}"
 
 
 LABEL, INDEX, LENGTH, TRUTH = "label", "index", "length", "truth"
@@ -208,6 +216,10 @@ def limits(graph: Graph, name: str) -> InputLimits | None:
     """Those of an input; None where any value will do."""
     if name in _truths(graph):
         return InputLimits(TRUTH, 0, 1)
+    if isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy" and name in graph.added_inputs:
+        rule = graph.label_rule
+        left_out = frozenset(() if rule.ignore_index is None else (rule.ignore_index,))
+        return InputLimits(LABEL, 0, graph.tensors[graph.compared[0]].shape[1] - 1, left_out)
     readers, steps = _readers(graph, name), _steps(graph, name)
     if not readers:
         return None if steps is None else InputLimits(LENGTH, 0, steps)

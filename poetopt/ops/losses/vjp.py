@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
 
-ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy"})
+ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""
 
 
@@ -57,6 +60,35 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, None, None
 
 
+@register_vjp(RULED, since=1)
+def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)).
+
+    With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes.
+    """
+    dy, rule, dtype = op.only(cotangents[:1]), op.builder.label_rule, op.x.dtype
+    whole = {name: op.builder.tensors[name] for name in op.operator.inputs if name not in op.builder.values}
+    labels = next(tensor for tensor in whole.values() if tensor.dtype == "int64")
+    weights = op.builder.constant(np.array(rule.class_weights, dtype)) if rule.class_weights else None
+    k = op.emit("grad_input")
+    rows = (labels.shape[0], 1, *labels.shape[1:])
+    kept = kept_labels(k, labels, rule.ignore_index)
+    safe, weight = label_weights(k, labels, kept, weights, dtype)
+    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, _total(k, weight))
+    factor = mean if weight is None else k.reshape(k.mul(weight, mean), rows)
+    at_label = k.expand(k.mul(factor, rule.smoothing - 1.0), rows)
+    softmax = k.unary("Exp", op.output(1))
+    if weights is None or not rule.smoothing:
+        dx = k.mul(softmax, factor)
+        dx = k.sub(dx, k.mul(factor, rule.smoothing / softmax.shape[1])) if rule.smoothing else dx
+    else:
+        each = mean if kept is None else k.reshape(k.mul(k.cast(kept, dtype), mean), rows)
+        each = k.mul(each, rule.smoothing / weights.size)
+        dx = k.mul(softmax, k.add(k.mul(factor, 1.0 - rule.smoothing), k.mul(each, math.fsum(rule.class_weights))))
+        dx = k.sub(dx, k.mul(each, k.reshape(weights, along_classes(weights, labels))))
+    return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
+
+
 @single("NegativeLogLikelihoodLoss", since=12)
 def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
@@ -73,22 +105,14 @@ def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple
     mean = op.attr_text("reduction", "mean") == "mean"
     if weight is None:
         return safe, k.mul(dy, 1.0 / labels.size if mean else 1.0)
-    total = k.reduce_sum(weight, range(len(labels.shape)), keepdims=False)
-    return safe, k.mul(k.div(weight, total) if mean else weight, dy)
+    return safe, k.mul(k.div(weight, _total(k, weight)) if mean else weight, dy)
 
 
 def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:
     """Labels that are safe to index with, and each label's weight (None where all are one)."""
-    ignored = op.node.attributes.get("ignore_index")
-    if ignored is None and not op.has(2):
-        return labels, None
-    dtype = op.x.dtype
-    if ignored is None:
-        return labels, k.node("Gather", [op.input(2), labels], labels.shape, dtype)
-    kept = k.compare("Equal", labels, k.graph.constant(np.array(op.attr_int("ignore_index", 0), labels.dtype)))
-    kept = k.node("Not", [kept], labels.shape, "bool")
-    safe = k.mul(labels, k.cast(kept, labels.dtype))
-    weight = k.cast(kept, dtype)
-    if op.has(2):
-        weight = k.mul(weight, k.node("Gather", [op.input(2), safe], labels.shape, dtype))
-    return safe, weight
+    ignored = op.attr_int("ignore_index", 0) if "ignore_index" in op.node.attributes else None
+    return label_weights(k, labels, kept_labels(k, labels, ignored), op.input(2) if op.has(2) else None, op.x.dtype)
+
+
+def _total(k: OperatorBuilder, weight: Tensor) -> Tensor:
+    return k.reduce_sum(weight, range(len(weight.shape)), keepdims=False)

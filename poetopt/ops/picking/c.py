@@ -169,6 +169,18 @@ def _gather(call: Call, arguments: Arguments) -> str:
     return block(*operands(call, arguments), loops((outer, where.size), body))
 
 
+def _gather_elements(call: Call, arguments: Arguments) -> str:
+    x, y = call.input(0), call.output()
+    axis = call.integer("axis", 0) % len(x.shape)
+    own, element = strides_of(x.shape), index(strides_of(y.shape))
+    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    body = block(
+        f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {x.shape[axis]} : b[{element}]);",
+        f"y[{element}] = a[{others} + at * {own[axis]}];",
+    )
+    return block(*operands(call, arguments), loops(y.shape, body))
+
+
 def _gather_nd(call: Call, arguments: Arguments) -> str:
     x, where, y = call.input(0), call.input(1), call.output()
     batch, depth = call.integer("batch_dims", 0), where.shape[-1]
@@ -309,6 +321,7 @@ def _scatter_refuses(call: Call) -> str | None:
 
 KERNELS: tuple[Kernel, ...] = (
     Kernel("Gather", _gather, refuses=known_types, headers=(HEADER,), tilings=gathered),
+    Kernel("GatherElements", _gather_elements, refuses=known_types, headers=(HEADER,)),
     Kernel("GatherND", _gather_nd, refuses=known_types, headers=(HEADER,)),
     Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
     Kernel(
