@@ -224,6 +224,7 @@ def fit_on(
     lr_schedule: str = "constant",
     batch_order: str = "shuffle",
     seed: int = 0,
+    validate: Data | None = None,
     out: str | os.PathLike[str] | None = None,
     model: str | os.PathLike[str] | onnx.ModelProto | None = None,
     training_form: bool = False,
@@ -239,6 +240,8 @@ def fit_on(
         As for `Trainer` and its `fit`: the same rows at the same rates, all of them in memory at once.
     hyperparameters
         Of the plan's optimizer, by name (`lr`, `momentum`, ...); what isn't given has its default.
+    validate
+        Rows that the device predicts after the last step, as arrays or their file: their accuracy is the device's.
     out
         Where the network's file goes with the parameters that came out of the device; only where all checks passed.
     training_form
@@ -250,6 +253,7 @@ def fit_on(
     `out` can't be written.
     """
     from poetopt.backends.step.places import graph_of
+    from poetopt.search.predicting import prediction_of
     from poetopt.training.export import check_out, export, original
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned
@@ -279,6 +283,8 @@ def fit_on(
         lr_schedule=lr_schedule,
         batch_order=batch_order,
         seed=seed,
+        validate=validate,
+        predict=prediction_of,
         ram_bytes=budget_of(found),
         told=told or telling(progress),
     )

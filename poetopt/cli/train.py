@@ -146,7 +146,7 @@ def train(
     check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": log})
     if on is not None:
         others = {
-            "--validate": validate is not None, "--checkpoint": checkpoint is not None,
+            "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
             "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
             "--with augment": augment is not None, "--log": log is not None,
@@ -158,6 +158,7 @@ def train(
             )
         said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
         course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
+        course["validate"] = validate
         course["training_form"] = keep_training_form
         return _train_in_c(plan, on, data, out, said, course, optimizer, where, json)
 

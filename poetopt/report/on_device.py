@@ -153,6 +153,10 @@ def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
         rows.append(
             ("note", f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out")
         )
+    found = ended.validation
+    if found is not None:
+        shown = f"loss {found.loss:.6g}" if found.accuracy is None else f"accuracy {100 * found.accuracy:.1f} %"
+        rows.append(("validation", f"{shown} of {found.rows:,} rows, by what {ended.steps.on} itself predicts"))
     rows.append(("written", out if ended.steps.ok else "nothing"))
     return device_training_text(plan, ended.steps, rows)
 

@@ -9,7 +9,7 @@ loss reads; so rows that fill up the last batch don't count.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from poetopt.training.data.arrays import fault
 from poetopt.training.metrics import Asked, Metric, metrics_of
 from poetopt.training.source import Data, Source, batch_size, source_of
 from poetopt.util.errors import ExecutionError, ModelError
+from poetopt.util.figures import Figures
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Figures):
     """Holds what rows showed.
 
     rows
@@ -263,46 +264,67 @@ def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation
     graph
         The step that it was trained by, which says how rows are judged; `data` is opened for it.
 
-    Where there is an accuracy, it is all that is looked at, and the loss is 0.
-
     Raises ExecutionError where onnxruntime can't run the file.
     """
-    read = graph.compared
-    if not read or read[1] not in graph.inputs:
-        return None
     try:
         session = onnxruntime().InferenceSession(
             os.fspath(path), session_options(1), providers=["CPUExecutionProvider"]
         )
     except runtime_errors() as error:
         raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
-    shape = graph.tensors[read[0]].shape
-    outputs = {one.name: len(one.shape) for one in session.get_outputs()}
-    like = [name for name, rank in outputs.items() if rank == len(shape)]
-    name = read[0] if read[0] in outputs else like[0] if len(like) == 1 else ""
+    name = told_by(graph, {one.name: len(one.shape) for one in session.get_outputs()})
     fixed = {one.shape[0] for one in session.get_inputs() if one.shape and isinstance(one.shape[0], int)}
     size = fixed.pop() if len(fixed) == 1 else batch_size(graph)
     if not name or fixed or not {one.name for one in session.get_inputs()} <= {*graph.inputs}:
         return None
-    sums = _LossSums()
-    for start in range(0, data.rows, size):
-        count = min(size, data.rows - start)
-        batch = data.take(np.minimum(np.arange(start, start + size), data.rows - 1))
+
+    def run(batch: Mapping[str, Array]) -> Array:
         try:
-            found = session.run([name], {one.name: batch[one.name] for one in session.get_inputs()})[0]
+            return session.run([name], {one.name: batch[one.name] for one in session.get_inputs()})[0]  # type: ignore[no-any-return]
         except runtime_errors() as error:
             raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
-        if found.shape[1:] != shape[1:] or found.shape[0] != size:
+
+    return judge(graph, name, data, size, run)
+
+
+def told_by(graph: TrainingGraph, outputs: Mapping[str, int]) -> str:
+    """The output of the network by which rows are judged, of those with these numbers of axes; "" where none tells."""
+    read = graph.compared
+    if not read or read[1] not in graph.inputs:
+        return ""
+    like = [name for name, axes in outputs.items() if axes == len(graph.tensors[read[0]].shape)]
+    return read[0] if read[0] in outputs else like[0] if len(like) == 1 else ""
+
+
+def in_batches(data: DataSet, size: int) -> Iterator[tuple[int, Mapping[str, Array]]]:
+    """All rows, so many at a time: how many count, and the rows; the last one fills the last batch up."""
+    for start in range(0, data.rows, size):
+        yield min(size, data.rows - start), data.take(np.minimum(np.arange(start, start + size), data.rows - 1))
+
+
+def judge(
+    graph: TrainingGraph, name: str, data: DataSet, size: int, run: Callable[[Mapping[str, Array]], Array]
+) -> Evaluation | None:
+    """What rows show by the output `name` that `run` gives of each batch; None where it has another shape."""
+    read, sums = graph.compared, _LossSums()
+    for count, batch in in_batches(data, size):
+        found = run(batch)
+        if found.shape[1:] != graph.tensors[read[0]].shape[1:] or found.shape[0] != size:
             return None
         sums.add(count, *_judged(graph, found[:count], batch[read[1]][:count], name == read[0]))
     return sums.result()
 
 
 def _judged(graph: TrainingGraph, found: Any, wanted: Any, whole: bool) -> tuple[float, float, int, int]:
-    """The loss and its weight, and how many of how many are right; behind a Softmax or a Sigmoid where not `whole`."""
+    """The loss and its weight, and how many of how many are right; behind a Softmax or a Sigmoid where not `whole`.
+
+    Of those there is no loss: it isn't a number then.
+    """
     if graph.loss_kind == "mse":
         each = (found.astype(np.float64) - wanted) ** 2
         return float(each.sum()), each.size, 0, 0
     if graph.loss_kind == "bce":
-        return 0.0, 0.0, _right_sides(found, wanted, 0.0 if whole else 0.5), wanted.size
-    return 0.0, 0.0, *right_classes(found, wanted, graph.label_rule)
+        each = _binary(found.astype(np.float64), wanted) if whole else np.full(wanted.shape, np.nan)
+        return float(each.sum()), each.size, _right_sides(found, wanted, 0.0 if whole else 0.5), wanted.size
+    each, weight = cross_entropy(found, wanted, graph.label_rule) if whole else (np.array(np.nan), np.ones(1))
+    return float(each.sum()), float(weight.sum()), *right_classes(found, wanted, graph.label_rule)

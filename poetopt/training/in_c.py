@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from poetopt.backends.c.execute import check_trainable, numbers, train_batches_on
+from poetopt.backends.c.execute import Predict, check_trainable, numbers, train_batches_on
 from poetopt.backends.c.execution import DeviceTraining
+from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
+from poetopt.training.data import DataSet
+from poetopt.training.evaluate import Evaluation, in_batches, judge, told_by, validation_of
 from poetopt.training.learner import check_hyperparameters
 from poetopt.training.source import Data, batch_size, parse_schedule, source_of
-from poetopt.util.errors import OptionError
+from poetopt.util.errors import ExecutionError, OptionError
 from poetopt.util.figures import Figures, plain
 from poetopt.util.progress import Told, silent
 
@@ -32,6 +35,8 @@ class DeviceFit(Figures):
         Epochs, rows of a step, and rows of each epoch that filled no batch.
     lr_schedule, batch_order, seed
         As they were.
+    validation
+        What the program's own predictions of other rows show, after the last step; None where there were none.
     """
 
     steps: DeviceTraining
@@ -41,6 +46,7 @@ class DeviceFit(Figures):
     lr_schedule: str
     batch_order: str
     seed: int
+    validation: Evaluation | None = None
     omitted = ("steps",)
     derived = ("epoch_losses", "reference_epoch_losses")
 
@@ -73,6 +79,8 @@ def fit_on(
     lr_schedule: str = "constant",
     batch_order: str = "shuffle",
     seed: int = 0,
+    validate: Data | None = None,
+    predict: Predict | None = None,
     ram_bytes: int | None = None,
     told: Told = silent,
 ) -> DeviceFit:
@@ -80,7 +88,9 @@ def fit_on(
 
     data, epochs, hyperparameters, lr_schedule, batch_order, seed
         As for `poetopt.Trainer` and its `fit`; all batches of all epochs are in memory at once.
-    on, ram_bytes
+    validate
+        Rows that the program predicts after the last step, all at once in memory as well.
+    on, ram_bytes, predict
         As for `execute_on`.
 
     Raises OptionError for numbers that make no sense, or a step without an optimizer; ModelError for data that don't
@@ -102,8 +112,20 @@ def fit_on(
         numbers(graph, step, {**given, "lr": rates.rate(lr, step, step // len(taken[0]), steps)})
         for step in range(steps)
     ]
+    rows = None if validate is None else _validated(validate, graph)
+    asked = [taken[-1][-1]] if rows is None else [batch for _, batch in in_batches(rows, batch_size(graph))]
+    if rows is None:
+        asked = [next(iter(cut(graph, asked[0])))]
     ended = train_batches_on(
-        plan, on, [batch for batches in taken for batch in batches], said, graph=graph, ram_bytes=ram_bytes, told=told
+        plan,
+        on,
+        [batch for batches in taken for batch in batches],
+        said,
+        graph=graph,
+        ram_bytes=ram_bytes,
+        predict=predict,
+        asked=asked,
+        told=told,
     )
     return DeviceFit(
         steps=replace(ended, hyperparameters={**ended.hyperparameters, "lr": lr}),
@@ -113,7 +135,28 @@ def fit_on(
         lr_schedule=lr_schedule,
         batch_order=batch_order,
         seed=seed,
+        validation=None if rows is None else _evaluated(graph, ended, rows),
     )
+
+
+def _validated(data: Data, graph: TrainingGraph) -> DataSet:
+    """The rows to predict. Raises OptionError where they are no rows, or where the loss tells of none."""
+    found = validation_of(data, graph)
+    if hasattr(found, "epoch"):
+        raise OptionError("validate: give arrays, a file or a folder; what is drawn anew can't be predicted row by row")
+    return found
+
+
+def _evaluated(graph: TrainingGraph, ended: DeviceTraining, rows: DataSet) -> Evaluation | None:
+    if ended.predicted is None:
+        raise ExecutionError(
+            "--validate: the program has no po_predict (`poetopt emit` says why); leave it out, and evaluate what -o "
+            "writes"
+        )
+    outputs = ended.predicted.outputs
+    name = told_by(graph, {name: array.ndim - 1 for name, array in outputs.items()})
+    predictions = iter(outputs[name] if name else ())
+    return judge(graph, name, rows, batch_size(graph), lambda _: next(predictions)) if name else None
 
 
 def learned(graph: TrainingGraph, ended: DeviceTraining) -> Mapping[str, Array]:

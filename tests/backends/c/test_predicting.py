@@ -159,3 +159,22 @@ def test_a_network_without_outputs_predicts_nothing() -> None:
     plan = lay_out(store_all(model.differentiate(loss="none").cost("m4", runtime="c")))
     assert predicting(graph_of(plan)) is None
     assert prediction_of(plan, graph_of(plan)) is None
+
+
+@needs_host
+def test_accuracy_is_the_programs_own_and_the_files(tmp_path: Path) -> None:
+    """Row by row, also where the last ones fill no batch."""
+    plan = plan_of("paged")
+    rng = np.random.default_rng(1)
+    rows: Arrays = {"input": rng.standard_normal((7, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 7)}
+    out = tmp_path / "trained.onnx"
+    ended = po.fit_on(plan, "host", rows, hyperparameters={"lr": 0.05}, epochs=2, validate=rows, out=out, model=file())
+    assert ended.steps.ok, ended.steps.message
+    assert ended.validation is not None
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    padded = np.concatenate([rows["input"], rows["input"][-1:]])
+    scores = np.concatenate([np.asarray(session.run(None, {"input": padded[k : k + 2]})[0]) for k in range(0, 8, 2)])
+    assert ended.validation.rows == 7
+    assert ended.validation.accuracy == np.mean(scores[:7].argmax(1) == rows["labels"])
+    shifted = scores[:7] - np.log(np.exp(scores[:7]).sum(1, keepdims=True))
+    assert ended.validation.loss == pytest.approx(-shifted[np.arange(7), rows["labels"]].mean(), rel=1e-5)
