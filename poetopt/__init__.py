@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from poetopt.api.comparing import compare, pareto, sensitivity
     from poetopt.api.inspection import inspect
-    from poetopt.api.on_device import emit, execute_on, fit_on, train_on
+    from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
     from poetopt.api.plans import write_schedule
     from poetopt.api.sweeps.run import sweep
     from poetopt.api.trainer import Trainer
@@ -99,6 +99,7 @@ __all__ = [
     "plan",
     "plan_of",
     "report",
+    "restore",
     "sensitivity",
     "show",
     "simulate",
@@ -158,6 +159,7 @@ _HOMES = {
     "execute_on": "poetopt.api.on_device",
     "fit": "poetopt.torch.fitting",
     "fit_on": "poetopt.api.on_device",
+    "restore": "poetopt.api.on_device",
     "train_on": "poetopt.api.on_device",
     "device": "poetopt.api",
     "import_solution": "poetopt.api",

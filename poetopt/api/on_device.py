@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, plan_in, read_plan
@@ -120,6 +121,62 @@ def emit(
         program.instructions,
         None if prediction is None else arena_bytes(prediction),
     )
+
+
+def restore(
+    plan: Plan | PlanFile | Report | str | os.PathLike[str],
+    storage: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    model: str | os.PathLike[str] | onnx.ModelProto | None = None,
+    training_form: bool = False,
+    allow_symlinks: bool = False,
+) -> int:
+    """Write the network that a device has learned: of a copy of its storage, the newest whole generation's; its number.
+
+    plan
+        The one that the device's program was emitted of.
+    storage
+        The storage's content as a file, from its first block on.
+    out
+        Where the network's file goes.
+    model, training_form, allow_symlinks
+        As for `fit_on`.
+
+    Raises ModelError where the storage can't be read or holds no whole generation of this plan's, PlanError for a plan
+    of another runtime, OutputError where `out` can't be written.
+    """
+    from poetopt.backends.c.generations import newest
+    from poetopt.backends.c.program import device_program
+    from poetopt.backends.step.places import graph_of
+    from poetopt.search.predicting import prediction_of
+    from poetopt.training.export import export, original
+    from poetopt.training.inference import changes
+    from poetopt.util.errors import ModelError
+
+    found = plan_in(read_plan(plan))
+    graph = graph_of(found)
+    try:
+        content = Path(storage).read_bytes()
+    except OSError as error:
+        raise ModelError(f"can't read {os.fspath(storage)}: {error.strerror or error}") from error
+    prediction, wrong = prediction_of(found, graph), None
+    for home in WEIGHTS:
+        program = device_program(found, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
+        try:
+            number, values = newest(program, content)
+        except ModelError as error:
+            wrong = wrong or error
+            continue
+        roots = {name: graph.joint.root(name) for name in (*graph.trained, *graph.states)}
+        named = {name: values[root] for name, root in roots.items() if root in values}
+        shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in named.items()}
+        source = original(graph.source if model is None else model, found.problem.recipe)
+        form = None if training_form else changes(graph, graph.values)
+        export(source, tuple(shaped), shaped, out, known=graph.tensors, form=form, allow_symlinks=allow_symlinks)
+        return number
+    assert wrong is not None
+    raise wrong
 
 
 def execute_on(

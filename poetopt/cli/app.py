@@ -22,7 +22,7 @@ from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, guarded, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
-from poetopt.cli.plans import emit, run, schedule, show, verify
+from poetopt.cli.plans import emit, restore, run, schedule, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import export, import_solution, solve
 from poetopt.cli.train import train
@@ -139,6 +139,7 @@ app.command(short_help="Find the schedule of least energy.", cls=Paneled)(solve)
 app.command(short_help="Execute a plan and check its gradients, or train with it.", cls=Paneled)(run)
 app.command(short_help="Train for epochs by a plan, and write the trained network.", cls=Paneled)(train)
 app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(emit)
+app.command(short_help="Write the network that a device has learned, of a copy of its storage.", cls=Paneled)(restore)
 app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(schedule)
 app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
 app.command(short_help="Show a plan as a page, a picture, a text or a trace.", cls=Paneled)(show)

@@ -1,4 +1,4 @@
-"""`poetopt run`, `poetopt emit`, `poetopt verify` and `poetopt show`: what is done with a plan."""
+"""`poetopt run`, `poetopt emit`, `poetopt restore`, `poetopt verify` and `poetopt show`: what is done with a plan."""
 
 from __future__ import annotations
 
@@ -272,6 +272,30 @@ def emit(
     emitted = write(loaded, out, target=target, schedule=schedule, weights=weights, prefix=prefix)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
+    return 0
+
+
+@sharing(ALLOW_SYMLINKS)
+def restore(
+    plan: PlanArgument,
+    storage: Annotated[
+        str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage, from its first block on.")
+    ],
+    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAINED.onnx", help="Write the network there.")],
+    keep_training_form: Annotated[
+        bool, typer.Option("--keep-training-form", help="As for train: leave the form that it was trained in.")
+    ] = False,
+    model: PlanModelOption = None,
+    **options: Any,
+) -> int:
+    """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
+    import poetopt as po
+
+    check_outputs([plan, model, storage], {"-o": out})
+    with doing("reading the plan and its model"):
+        loaded = po.load_plan(plan, model=model, **options)
+        number = po.restore(loaded, storage, out, model=model, training_form=keep_training_form, **options)
+    say(f"generation {number:,} of {storage}: {out}")
     return 0
 
 

@@ -7,20 +7,30 @@ each from a block of its own on.
 from __future__ import annotations
 
 import hashlib
+import math
+import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.places import input_offsets
 from poetopt.graph.problem import ProblemTensor
 from poetopt.plan.instructions import Plan
-from poetopt.util.errors import PlanError
+from poetopt.util.errors import ModelError, PlanError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 MAGIC = 0x706F7031
 """The first word of a copy: `po` and the version of its form."""
+HEAD = struct.Struct("<II16sII")
+"""What a copy begins with: that word, the generation, the network, and checksums of the content and of all that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +115,52 @@ def first_copy(program: DeviceProgram) -> bytes:
         content = _region(program) if not one.name else _value(program, one.name).tobytes()
         crc = zlib.crc32(content, crc)
         data += content + bytes(-one.nbytes % BLOCK_BYTES)
-    head = MAGIC.to_bytes(4, "little") + (1).to_bytes(4, "little") + network_of(program) + crc.to_bytes(4, "little")
+    head = HEAD.pack(MAGIC, 1, network_of(program), crc, 0)[:-4]
     head += zlib.crc32(head).to_bytes(4, "little")
     return head + bytes(BLOCK_BYTES - len(head)) + bytes(data)
+
+
+def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Array]]:
+    """The number of the newest whole generation on a device's storage, and all values of it, by name.
+
+    Raises `ModelError` where there is none of this program's network and plan.
+    """
+    found = [copy for which in (0, 1) if (copy := _copy(program, storage, which)) is not None]
+    if not found:
+        raise ModelError(
+            f"{program.shown}: no whole generation of this network and plan is on the storage of {len(storage):,} B; "
+            f"give all of it, from its first block on ({blocks(program) * BLOCK_BYTES:,} B), and the plan that the "
+            "program was emitted of"
+        )
+    number, content = max(found)
+    joint, values, at = program.graph.joint, {}, 0
+    for one in kept(program):
+        piece = content[at : at + one.nbytes]
+        at += one.nbytes
+        places = program.resident.offsets if not one.name else {one.name: 0}
+        for name, offset in places.items():
+            tensor = joint.tensors[name]
+            rows = joint.rows.get(name)
+            shape = tensor.shape if rows is None else rows.values.shape
+            size = math.prod(shape)
+            values[name] = np.frombuffer(piece, numpy_dtype(tensor.dtype), size, offset).reshape(shape)
+    return number, values
+
+
+def _copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, bytes] | None:
+    """The generation and the content of a copy; None where it isn't whole, or another program's."""
+    at = (program.storage.count + which * copy_blocks(program)) * BLOCK_BYTES
+    head = storage[at : at + HEAD.size]
+    if len(head) < HEAD.size:
+        return None
+    magic, generation, network, data, check = HEAD.unpack(head)
+    if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
+        return None
+    content, at = b"", at + BLOCK_BYTES
+    for one in kept(program):
+        content += storage[at : at + one.nbytes]
+        at += -(-one.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    return (generation, content) if zlib.crc32(content) == data else None
 
 
 def _value(program: DeviceProgram, name: str) -> Any:

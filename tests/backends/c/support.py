@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import poetopt as po
@@ -56,6 +57,18 @@ def network() -> po.Model:
     found = po.load(net.model(net.linear(x, "fc", 96, 5), (2, 5)))
     assert isinstance(found, po.Model)
     return found
+
+
+@cache
+def normalized_file() -> onnx.ModelProto:
+    """BatchNormalization and Dropout in training form, a pooling with indices, a residual, on 2x8x8 images."""
+    net = Network("normalized", 5)
+    x = net.relu(net.batch_norm(net.conv(net.input("input", (2, 2, 8, 8)), "conv1", (2, 6), 3, pad=1), "bn1", 6), "r1")
+    y = net.batch_norm(net.conv(x, "conv2", (6, 6), 3, pad=1), "bn2", 6)
+    x = net.max_pool(net.relu(net.add("Add", [x, y], "sum"), "r2"), "pool")
+    ratio, on = net.constant("ratio", np.array(0.5, np.float32)), net.constant("on", np.array(True))
+    x = net.add("Dropout", [net.add("Flatten", [x], "flatten", axis=1), ratio, on], "drop", seed=1)
+    return net.model(net.linear(x, "fc", 96, 5), (2, 5))
 
 
 @cache

@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -29,25 +28,14 @@ from poetopt.search.predicting import prediction_of
 from poetopt.training.export import export, original
 from poetopt.training.inference import changes
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host
+from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
 
 Arrays = Mapping[str, NDArray[np.generic]]
 KINDS = ("resident", "paged", "tight")
 
 
-def file() -> onnx.ModelProto:
-    """BatchNormalization and Dropout in training form, a pooling with indices, a residual, on 2x8x8 images."""
-    net = Network("normalized", 5)
-    x = net.relu(net.batch_norm(net.conv(net.input("input", (2, 2, 8, 8)), "conv1", (2, 6), 3, pad=1), "bn1", 6), "r1")
-    y = net.batch_norm(net.conv(x, "conv2", (6, 6), 3, pad=1), "bn2", 6)
-    x = net.max_pool(net.relu(net.add("Add", [x, y], "sum"), "r2"), "pool")
-    ratio, on = net.constant("ratio", np.array(0.5, np.float32)), net.constant("on", np.array(True))
-    x = net.add("Dropout", [net.add("Flatten", [x], "flatten", axis=1), ratio, on], "drop", seed=1)
-    return net.model(net.linear(x, "fc", 96, 5), (2, 5))
-
-
 def normalized() -> po.Model:
-    found = po.load(file())
+    found = po.load(normalized_file())
     assert isinstance(found, po.Model)
     return found
 
@@ -102,7 +90,7 @@ def test_outputs_are_those_of_the_trained_file(kind: str, tmp_path: Path) -> Non
     ended = run_steps(made, batches, [], asked)
     values = {name: ended.results[name] for name in graph.trained}
     values |= {old: ended.results[new] for old, new in graph.states.items()}
-    source, form = original(file(), plan.problem.recipe), changes(graph, graph.values)
+    source, form = original(normalized_file(), plan.problem.recipe), changes(graph, graph.values)
     export(source, tuple(values), values, tmp_path / "trained.onnx", known=graph.tensors, form=form)
     session = onnxruntime.InferenceSession(tmp_path / "trained.onnx", providers=["CPUExecutionProvider"])
     for one, out in zip(asked, ended.outputs, strict=True):
@@ -168,7 +156,9 @@ def test_accuracy_is_the_programs_own_and_the_files(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     rows: Arrays = {"input": rng.standard_normal((7, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 7)}
     out = tmp_path / "trained.onnx"
-    ended = po.fit_on(plan, "host", rows, hyperparameters={"lr": 0.05}, epochs=2, validate=rows, out=out, model=file())
+    ended = po.fit_on(
+        plan, "host", rows, hyperparameters={"lr": 0.05}, epochs=2, validate=rows, out=out, model=normalized_file()
+    )
     assert ended.steps.ok, ended.steps.message
     assert ended.validation is not None
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])

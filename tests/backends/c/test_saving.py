@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, write
-from poetopt.backends.c.generations import blocks
+from poetopt.backends.c.generations import blocks, copy_blocks, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
@@ -23,8 +24,8 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.search.predicting import prediction_of
-from poetopt.util.errors import PlanError
-from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
+from poetopt.util.errors import ModelError, PlanError
+from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network, normalized_file
 from tests.seeds import everything
 
 MANY = 10**9
@@ -49,10 +50,10 @@ class Survivor:
     program: DeviceProgram
 
     @classmethod
-    def made(cls, plan: Plan, folder: Path, *flags: str) -> Survivor:
+    def made(cls, plan: Plan, folder: Path, *flags: str, prediction: Plan | None = None) -> Survivor:
         graph = plan.problem.graph
         assert graph is not None
-        program = device_program(plan, graph)
+        program = device_program(plan, graph, prediction=prediction)
         write(program, HOST, folder)
         (folder / "survivor.c").write_text((Path(__file__).parent / "survivor.c").read_text())
         made = ("-Werror", *WARNINGS, *flags, *STEP, "survivor.c", "-lm", "-o", "survivor")
@@ -207,3 +208,54 @@ def test_a_step_that_a_hook_ends_never_happened(schedule: str, tmp_path: Path) -
             del os.environ["AT"]
         assert (ended[0] == 0) == (at == 10**6), ended
         assert found.run(MANY, 0)[1][0] == (then if at == 10**6 else first)
+
+
+@needs_host
+@pytest.mark.parametrize("kind", ["resident", "paged"])
+def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> None:
+    """The newest whole generation: a bit in it that is another, and it is the one before."""
+    plan = plan_of(kind)
+    graph = graph_of(plan)
+    flags = ("-DRESTORE",) if kind == "resident" else ()
+    found = Survivor.made(plan, tmp_path, *flags)
+    found.run(MANY, 3)
+    first = 1 if kind == "resident" else 2  # po_storage.bin has a generation where anything is paged
+    pages = (tmp_path / "pages.bin").read_bytes()
+    number, values = newest(found.program, pages)
+    assert number == first + 2
+    stored = np.frombuffer(pages, np.uint8)
+    for row in found.program.parameters:
+        if row.block >= 0:  # no step is behind the last generation
+            there = stored[row.block * BLOCK_BYTES :][: row.tensor.nbytes]
+            assert values[graph.root(row.name)].tobytes() == there.tobytes()
+    seen = set()
+    for which in (0, 1):
+        changed = bytearray(pages)
+        changed[(found.program.storage.count + which * copy_blocks(found.program) + 1) * BLOCK_BYTES + 5] ^= 1
+        seen.add(newest(found.program, bytes(changed))[0])
+    assert seen == {number, number - 1}
+    for strange in (b"", pages[: len(pages) // 3], bytes(len(pages))):
+        with pytest.raises(ModelError, match="no whole generation of this network and plan"):
+            newest(found.program, strange)
+
+
+@needs_host
+def test_what_a_device_has_learned_is_written_as_a_network(tmp_path: Path) -> None:
+    model = po.load(normalized_file())
+    assert isinstance(model, po.Model)
+    problem = model.differentiate(optimizer="momentum").cost("m4", runtime="c", parameters="paged")
+    report = po.solve(problem, ram=problem.least_ram_bytes + 4000, threads=1, time_limit="20s")
+    assert report.plan is not None
+    graph = graph_of(report.plan)
+    found = Survivor.made(report.plan, tmp_path, prediction=prediction_of(report.plan, graph))
+    found.run(MANY, 2)
+    out = tmp_path / "trained.onnx"
+    assert po.restore(report.plan, found.folder / "pages.bin", out, model=normalized_file()) == 3
+    _, values = newest(found.program, (found.folder / "pages.bin").read_bytes())
+    written = {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(out).graph.initializer}
+    for name in (*graph.trained, *graph.states):
+        assert written[name].tobytes() == values[graph.root(name)].tobytes()
+        assert not np.array_equal(written[name], graph.values[name])
+    assert "Dropout" not in {node.op_type for node in onnx.load(out).graph.node}
+    with pytest.raises(ModelError, match="can't read"):
+        po.restore(report.plan, tmp_path / "nothing.bin", out, model=normalized_file())
