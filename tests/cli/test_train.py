@@ -145,7 +145,14 @@ def test_rates_metrics_changed_images_and_the_course(run: Runner, tmp_path: Path
     ended = run(*solve, "--with", "rates=conv*=0.1", "--with", "rates=*.bias=2")
     assert (ended.code, ended.err) == (0, "")
     asked = ("train", tmp_path / "plan.json", "--data", place, "-o", tmp_path / "out.onnx", "--epochs", "2")
-    more = ("--with", "augment=flip,crop", "--lr-schedule", "warmup:3,cosine", "--log", tmp_path / "course.csv")
+    more: tuple[Any, ...] = (
+        "--with",
+        "augment=flip,crop",
+        "--lr-schedule",
+        "warmup:3,cosine",
+        "--log",
+        tmp_path / "course.csv",
+    )
     more = (*more, "--validate", place, "--with", "metrics=top5,f1")
     ended = run(*asked, *more, "--json", tmp_path / "said.json")
     assert (ended.code, ended.err) == (0, "")
