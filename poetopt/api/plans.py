@@ -13,6 +13,7 @@ from poetopt.util.errors import ModelError, OptionError, PlanError
 from poetopt.util.figures import Figures
 from poetopt.util.files import is_special
 from poetopt.util.progress import telling
+from poetopt.util.text import exported
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
@@ -353,7 +354,8 @@ def plan_in(plan: Plan | PlanFile | Report) -> Plan:
     from poetopt.plan.instructions import Plan
 
     if not isinstance(plan, Plan) and not hasattr(plan, "plan"):
-        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}")
+        advice = exported(plan) or 'po.solve(model, device="a72") makes one of a model'
+        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}: {advice}")
     found = plan if isinstance(plan, Plan) else plan.plan
     if found is None:
         raise PlanError("the report has no plan: the problem was not solved")

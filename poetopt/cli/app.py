@@ -40,6 +40,8 @@ MISSING = {
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
+OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
+"""Options that people give to `solve`."""
 KINDS = (
     (r"greater than or equal to (\S+)", r"must be at least \1"),
     (r"less than or equal to (\S+)", r"must be at most \1"),
@@ -67,8 +69,10 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
 
 
 def _removed(text: str) -> str | None:
-    """An option of the last release."""
+    """An option of the last release, or of another command."""
     match = re.match(r"no such option: (--[\w-]+)", text)
+    if match and match[1] in OF_TRAINING:
+        return f"{match[1]}: it is of the training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
     instead = REMOVED.get(match[1]) if match else None
     return instead and f"{match[1]}: there is no such option any more; {instead}" if match else None
 
