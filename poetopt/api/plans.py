@@ -13,11 +13,13 @@ from poetopt.util.errors import ModelError, OptionError, PlanError
 from poetopt.util.figures import Figures
 from poetopt.util.files import is_special
 from poetopt.util.progress import telling
+from poetopt.util.text import exported
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from poetopt.backends.onnxruntime import Execution, TrainingRun
     from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.devices.meters import Meter
     from poetopt.graph.problem import Problem
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
@@ -223,6 +225,7 @@ def train(
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
     check: int | None = None,
+    meter: str | Meter | None = None,
     told: Told | None = None,
     progress: bool = False,
 ) -> TrainingRun:
@@ -244,6 +247,8 @@ def train(
     check
         With `1`, every step is compared with ordinary training, bit by bit; with N, each Nth one from the first on.
         That comes after the last step; of what `prepared` gave, in a process of its own.
+    meter
+        As for `Trainer.fit`.
     told, progress
         As for `execute`.
 
@@ -251,6 +256,7 @@ def train(
     """
     from poetopt.backends.onnxruntime import train as run
     from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.devices.meters import open_meter
 
     found = plan if isinstance(plan, Prepared) else read_plan(plan)
     return run(
@@ -264,6 +270,7 @@ def train(
         seed=seed,
         workdir=workdir,
         check=check,
+        meter=None if meter is None else open_meter(meter),
         told=told or telling(progress),
     )
 
@@ -353,7 +360,8 @@ def plan_in(plan: Plan | PlanFile | Report) -> Plan:
     from poetopt.plan.instructions import Plan
 
     if not isinstance(plan, Plan) and not hasattr(plan, "plan"):
-        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}")
+        advice = exported(plan) or 'po.solve(model, device="a72") makes one of a model'
+        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}: {advice}")
     found = plan if isinstance(plan, Plan) else plan.plan
     if found is None:
         raise PlanError("the report has no plan: the problem was not solved")

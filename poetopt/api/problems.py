@@ -308,6 +308,12 @@ class CompareOptions(CostOptions, total=False):
     scope: str
 
 
+_GIVEN_LATER = "it is given with each step: po.Trainer(report, {0}=...)"
+OF_TRAINING = {
+    **{name: _GIVEN_LATER.format(name) for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")},
+    **dict.fromkeys(("validate", "data"), "data are given to po.Trainer(report).fit(data, validate=...)"),
+}
+"""What people ask of a plan that is asked of its training."""
 READ = tuple(LoadOptions.__annotations__)
 DERIVED = tuple(_Derived.__annotations__)
 
@@ -360,7 +366,8 @@ def step_of(given: Solvable, **options: object) -> Problem | Training | Training
         known = (*READ, *DERIVED)
         wrong = next((name for name in options if name not in known), None)
         if wrong is not None:
-            raise TypeError(f"unknown option {wrong!r}; a model takes {', '.join(known)}")
+            later = OF_TRAINING.get(wrong) or f"a model takes {', '.join(known)}"
+            raise TypeError(f"unknown option {wrong!r}; {later}")
         raise OptionError(
             f"{', '.join(options)}: too late for a {type(found).__name__}, which is made with such options; give the "
             "model's path with them"

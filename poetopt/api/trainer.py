@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import onnx
 
     from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.devices.meters import Meter
     from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
@@ -206,6 +207,7 @@ class Trainer(Closing):
         metrics: Asked = (),
         log: str | os.PathLike[str] | None = None,
         augment: Augment | None = None,
+        meter: str | Meter | None = None,
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
@@ -237,6 +239,9 @@ class Trainer(Closing):
             How batches are changed before each step: `"flip,crop"` for images, or a function (or several) of a batch,
             arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
             What is random is of seed, epoch and batch alone.
+        meter
+            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`, a
+            table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
@@ -248,6 +253,7 @@ class Trainer(Closing):
         times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
         would be returned, and the checkpoints are from before.
         """
+        from poetopt.devices.meters import open_meter
         from poetopt.training.augment import Augmented, augment_words
         from poetopt.training.evaluate import validation_of
         from poetopt.training.loop import Fit, FitOptions
@@ -258,6 +264,7 @@ class Trainer(Closing):
         asked = FitOptions(
             epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience,
             metrics, None if log is None else Path(log), "" if augment is None else augment_words(augment),
+            None if meter is None else open_meter(meter),
         )  # fmt: skip
         source = source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir)
         if augment is not None:

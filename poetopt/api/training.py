@@ -126,11 +126,14 @@ class Training:
 
         Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
+        from poetopt.devices import Device
         from poetopt.devices import device as device_of
         from poetopt.devices.cost import cost
         from poetopt.devices.sanity import check_usable
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
+        if not isinstance(found, Device):
+            raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
         check_usable(found)
         found = running(found, runtime)
         if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):

@@ -19,6 +19,7 @@ by that of m w_label.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,7 @@ from poetopt.autodiff.registry import downstream, is_float
 from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
+from poetopt.util.text import closest
 
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
@@ -111,7 +113,8 @@ def attach(
     Raises `OptionError` for an unknown loss or output, `ModelError` where the loss does not fit.
     """
     if loss not in LOSSES:
-        raise OptionError(f"unknown loss {loss!r}; choose one of {', '.join(LOSSES)}")
+        name = re.sub(r"(with_?logits)?_?loss(\(\))?$", "", str(loss).lower())  # torch's names are longer
+        raise OptionError(f"unknown loss {loss!r}{closest(name, LOSSES)}; choose one of {', '.join(LOSSES)}")
     # what is rewritten in several nodes is asked about as the file has it
     behind = Behind((*graph.operators, *forward), builder.tensors, builder.values)
     live = downstream(builder.tensors, forward, graph.trained)

@@ -26,7 +26,7 @@ from poetopt.cli.plans import emit, restore, run, schedule, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import export, import_solution, solve
 from poetopt.cli.train import train
-from poetopt.util import files, interrupts
+from poetopt.util import files, interrupts, notes
 from poetopt.util.errors import OptionError
 from poetopt.util.version import __version__
 
@@ -40,6 +40,8 @@ MISSING = {
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
+OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
+"""Options that people give to `solve`."""
 KINDS = (
     (r"greater than or equal to (\S+)", r"must be at least \1"),
     (r"less than or equal to (\S+)", r"must be at most \1"),
@@ -67,8 +69,10 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
 
 
 def _removed(text: str) -> str | None:
-    """An option of the last release."""
+    """An option of the last release, or of another command."""
     match = re.match(r"no such option: (--[\w-]+)", text)
+    if match and match[1] in OF_TRAINING:
+        return f"{match[1]}: it is of the training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
     instead = REMOVED.get(match[1]) if match else None
     return instead and f"{match[1]}: there is no such option any more; {instead}" if match else None
 
@@ -178,7 +182,11 @@ def _root(
             help="Read larger files: plans end at 134 MB, tables at 16.8 MB, data sets at 2.15 GB.",
         ),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show all notes of a summary, not three; behind any command too.")
+    ] = False,
 ) -> None:
+    notes.show_all(wanted=verbose)
     if max_file_size is not None:
         files.allow(max_file_size)
     if context.invoked_subcommand is None:
@@ -196,6 +204,8 @@ def invoke(arguments: list[str]) -> int:
                 raise OptionError(f"{argument}: it isn't UTF-8, in which paths are kept in files; rename it") from error
             if "\0" in argument:
                 raise OptionError(f"{argument}: no path has a NUL in it")
+        asked = ["--verbose"] if "--verbose" in arguments else []  # it stands before the command, wherever it is said
+        arguments[:] = [*asked, *(argument for argument in arguments if argument != "--verbose")]
         try:
             # Not through `app(...)`, which would put an exception hook of its own in place.
             code = typer.main.get_command(app).main(arguments, prog_name="poetopt", standalone_mode=False)

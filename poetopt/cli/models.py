@@ -157,6 +157,8 @@ def grad(
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
+    from poetopt.report.layout import table
+
     graph = loaded.training_graph(**options)
     save_model(graph.joint, out)
     document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}
@@ -171,18 +173,19 @@ def grad(
     made = f"{len(graph.gradients)} gradients"
     if graph.optimizer != "none":
         made = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
-    lines = [
+    title = (
         f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {made}, "
         f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
-    ]
+    )
+    rows: list[tuple[str, str]] = []
     if graph.hyperparameters:
         defaults = (f"{tensor} ({joint.values[tensor].item():g})" for tensor in graph.hyperparameters.values())
-        lines.append(f"  each step   also takes {', '.join(defaults)}")
-        lines.append(f"  carried     {len(joint.carried)} tensors: feed each as `name` what came out as `name.new`")
+        rows.append(("each step", f"also takes {', '.join(defaults)}"))
+        rows.append(("carried", f"{len(joint.carried)} tensors: feed each as `name` what came out as `name.new`"))
     elif graph.states:
         pairs = [f"{old} -> {new}" for old, new in graph.states.items()]
         shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")
-        lines.append(f"  statistics  before -> after the step: {shown}")
-    lines += [f"  note        {note}" for note in graph.notes]
-    say("\n".join(lines), unless=[json])
+        rows.append(("statistics", f"before -> after the step: {shown}"))
+    rows += [("note", str(note)) for note in graph.notes]
+    say(table(title, rows), unless=[json])
     return 0

@@ -216,6 +216,12 @@ PlanModelOption = Annotated[
 PlanOutOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PLAN|-", help="Write the plan there; - is stdout.")
 ]
+MeterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--meter", metavar="rapl|hwmon[:LABEL]|FILE.csv", help="Measure the steps' joules, beside the planned ones."
+    ),
+]
 PictureOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]

@@ -9,7 +9,7 @@ import typer
 
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
-from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, PlanArgument, PlanModelOption, sharing
+from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, MeterOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def run(
             autocompletion=choices("none", "first", "1"),
         ),
     ] = None,
+    meter: MeterOption = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
@@ -93,6 +94,8 @@ def run(
     check_outputs([plan, model, data], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+    if meter is not None and steps is None:
+        raise OptionError("--meter: a step alone is too short to measure; give --steps 1000 --lr 0.001, or use train")
     course = None if steps is None or lr is None else (steps, lr, momentum)
     where, batch = {"model": model, **options}, {"data": data, "seed": seed}
     if on is not None:
@@ -102,7 +105,11 @@ def run(
         try:
             if course is not None:
                 return _train(
-                    plan, {**where, **batch}, course, {"check": every, "dump": dump, "workdir": workdir}, json
+                    plan,
+                    {**where, **batch},
+                    course,
+                    {"check": every, "dump": dump, "workdir": workdir, "meter": meter},
+                    json,
                 )
             if every is not None:
                 return _run_compared(plan, {**where, **batch}, workdir, dump, json)
@@ -111,6 +118,8 @@ def run(
             return _run_alone(plan, {**where, **batch}, workdir, json)
         except OtherRuntimeError:
             on = "host"
+    if meter is not None:
+        raise OptionError("--meter: measures steps on onnxruntime; measure a board with its own meter")
     if workdir is not None:
         raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
     if check is not None:

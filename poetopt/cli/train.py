@@ -11,7 +11,16 @@ import typer
 from poetopt.autodiff.optimizers import CLIP, NAMES
 from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
-from poetopt.cli.options import ALLOW_SYMLINKS, AUGMENT, METRICS, JsonOption, PlanArgument, PlanModelOption, sharing
+from poetopt.cli.options import (
+    ALLOW_SYMLINKS,
+    AUGMENT,
+    METRICS,
+    JsonOption,
+    MeterOption,
+    PlanArgument,
+    PlanModelOption,
+    sharing,
+)
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -120,6 +129,7 @@ def train(
             "of inference.",
         ),
     ] = False,
+    meter: MeterOption = None,
     model: PlanModelOption = None,
     on: Annotated[
         str | None,
@@ -149,7 +159,7 @@ def train(
             "--checkpoint": checkpoint is not None,
             "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
             "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
-            "--with augment": augment is not None, "--log": log is not None,
+            "--with augment": augment is not None, "--log": log is not None, "--meter": meter is not None,
         }  # fmt: skip
         if asked := next((name for name, given in others.items() if given), None):
             raise OptionError(
@@ -184,7 +194,7 @@ def train(
         try:
             ended = trainer.fit(
                 data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-                resume=resume, keep=keep, patience=patience, metrics=metrics, log=log, augment=augment,
+                resume=resume, keep=keep, patience=patience, metrics=metrics, log=log, augment=augment, meter=meter,
                 after_epoch=after_epoch,
                 noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
             )  # fmt: skip

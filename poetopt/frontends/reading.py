@@ -113,7 +113,7 @@ def read_options(
     """
     if batch is not None and (not _whole(batch) or not 1 <= batch <= LARGEST_SIZE):
         raise ModelError(
-            f"the batch must be a whole number from 1 to {LARGEST_SIZE:,}, not {batch}; give another --batch"
+            f"the batch must be a whole number from 1 to {LARGEST_SIZE:,}, not {batch!r}; give another --batch"
         )
     if micro_batch is not None and (not _whole(micro_batch) or not 1 <= micro_batch <= LARGEST_SIZE):
         raise OptionError(f"--micro-batch {micro_batch}: must be a whole number of parts from 1 on")

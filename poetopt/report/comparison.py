@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import isclose
 
 from poetopt.comparison.compare import Comparison
@@ -178,8 +178,8 @@ def comparison_lines(found: Comparison) -> list[str]:
         rows = [row for row in found.rows if row.ram_budget_bytes == budget]
         of_all = show_share(budget / found.store_all_peak_bytes) if found.store_all_peak_bytes else ""
         lines += ["", f"RAM {budget:,} B ({show_bytes(budget)}, {of_all} of store-all)"]
-        lines += columns([HEADER, *(_cells(row, found) for row in rows if row.energy_j is not None)])
-        lines += [f"  {row.method}: {row.status}, {row.reason}" for row in rows if row.energy_j is None]
+        lines += columns([HEADER, *different]) if (different := [*_different(rows, found)]) else []
+        lines += _reasons(rows)
     lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
     for finding in found.findings:
         lines += ["", f"finding: {finding}"]
@@ -213,6 +213,32 @@ def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
         show_seconds(row.solve_s),
         proof,
     )
+
+
+TOOK = HEADER.index("took")
+
+
+def _different(rows: Sequence[ComparisonRow], found: Comparison) -> Iterator[tuple[str, ...]]:
+    """The cells of each row with a plan; where all but its seconds is as in an earlier one, that one's method."""
+    first: dict[tuple[str, ...], str] = {}
+    for row in rows:
+        if row.energy_j is not None:
+            method, *figures = _cells(row, found)
+            same = first.setdefault((*figures[: TOOK - 1], *figures[TOOK:]), method)
+            yield (
+                (method, *figures) if same == method else (method, *[""] * (TOOK - 1), figures[TOOK - 1], f"as {same}")
+            )
+
+
+def _reasons(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Why methods have no plan, each reason once."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        if row.energy_j is None:
+            alike.setdefault(f"{row.status}, {row.reason}", []).append(row.method)
+    return [
+        f"  {'all methods' if len(names) == len(rows) > 1 else ', '.join(names)}: {why}" for why, names in alike.items()
+    ]
 
 
 def _summary(found: Comparison) -> list[str]:

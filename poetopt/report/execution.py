@@ -56,6 +56,7 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 
         rows.append(("kept", f"epoch {ended.kept}, the best of {ended.epochs}"))
     rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
     rows.append(("time", f"{show_seconds(ended.seconds)}, {show_seconds(ended.step_s)} a step"))
+    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
     if ended.left_out:
         rows.append(
             ("note", f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out")
@@ -200,6 +201,7 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
         ("time", _training_time(ended)),
     ]
+    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
     rows += notes.rows(said(plan))
     if ended.diverged_step:
         rows.insert(1, ("note", diverged_words(ended)))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from poetopt.formulations.scope import kind_words
 from poetopt.search.solution import Listener, Progress
+from poetopt.util.notes import few
 from poetopt.util.progress import Told, silent
 from poetopt.util.units import show_amount, show_share
 
@@ -75,10 +76,13 @@ def terminal_width() -> int:
 def table(title: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
     """The title, and each row with its label in a column; long texts go on under their own start.
 
+    Of more than three notes the first two are shown, and the others are counted.
+
     width
         In characters; by default the terminal's. Longer words stay whole.
     """
     width = terminal_width() if width is None else width
+    rows = few(rows)
     margin = max((len(label) for label, _ in rows), default=0) + 4
     lines = wrapped(title, width, "", "  ")
     for label, text in rows:

@@ -16,7 +16,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED
 from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
-from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining
+from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining, batch_of
 from poetopt.report.layout import table
 from poetopt.report.memory import clipping_document, memory_document, taken_bytes
 from poetopt.report.proof import (
@@ -189,6 +189,8 @@ class Report:
             "gap_tolerance": options.gap,
             "asked_scope": options.scope,
             "micro_batches": problem.parts,
+            "batch": batch_of(problem),
+            "storage_bytes": problem.storage_bytes,
             "runtime": problem.runtime or None,
             "notes": [*problem.notes, *said],
             "important": told.document(said),

@@ -192,18 +192,57 @@ def _schedule(document: Document) -> Iterator[str]:
         yield "store-all fits: there was nothing to save"
         return
     text = "{recomputes:,} recomputes, {page_outs:,} page-outs, {page_ins:,} page-ins".format_map(dict(document))
-    text += f" ({show_bytes(document['bytes_paged'])} moved)" if document["bytes_paged"] else ""
     runs = document["streamed_runs"]
-    if runs:
-        text += f"; {runs:,} run{'s' * (runs > 1)} streamed ({show_bytes(document['bytes_streamed'])} in chunks)"
+    text += f"; {runs:,} run{'s' * (runs > 1)} streamed" if runs else ""
     yield text
 
 
+ROUNDING_S = 1e-12
+"""Less is a difference of sums."""
+
+
 def _transfers(document: Document) -> Iterator[str]:
+    paged, streamed = document.get("bytes_paged") or 0, document.get("bytes_streamed") or 0
     took, hidden = document["transfer_s"], document["hidden_s"]
+    if not paged + streamed:
+        return
+    written, holds = document.get("bytes_written") or 0, document.get("storage_bytes")
+    text = show_bytes(paged + streamed)
+    if written:
+        worn = f", {show_share(written / holds)} of the storage" if holds else ""
+        text += f" ({show_bytes(written)} written{worn})"
+    if streamed:
+        text += (
+            f"; {show_bytes(streamed)} of it in chunks, in their operators' time"
+            if paged
+            else " in chunks, in their operators' time"
+        )
     if took and hidden is not None:
-        during = f"{show_seconds(hidden)} of it while the CPU computes" if hidden else "while the CPU waits"
-        yield f"{show_bytes(document['bytes_paged'])} in {show_seconds(took)}, {during}"
+        during = (
+            f"{show_seconds(hidden)} of it while the CPU computes" if hidden > ROUNDING_S else "while the CPU waits"
+        )
+        text += f"{f'; {show_bytes(paged)}' if streamed else ''} in {show_seconds(took)}, {during}"
+    yield text
+
+
+ABSURD = 1.0
+"""From this share of the baseline's energy on, an overhead asks for another batch."""
+
+
+def _cheaper(document: Document) -> Iterator[str]:
+    """What would be cheap where a plan costs more than twice what training does."""
+    overhead, baseline, batch = document["overhead_j"], document["baseline_energy_j"], document.get("batch")
+    if not overhead or not baseline or overhead < ABSURD * baseline or document.get("scope") == "store-all":
+        return
+    room, all_bytes = document["ram_budget_bytes"], document["store_all_peak_bytes"]
+    fits = 0
+    if batch and room and all_bytes and document["parameters"] != "paged":
+        fits = batch * room // all_bytes
+    text = f"{overhead / baseline:.1f} times the energy of ordinary training is spent beside it"
+    if batch and 0 < fits < batch:
+        parts = -(-batch // fits)
+        text += f": about a batch of {fits:,}, or --micro-batch {parts:,}, fits without that"
+    yield f"{text}; `poetopt fit` shows what each batch costs"
 
 
 def _training(document: Document) -> Iterator[str]:
@@ -267,6 +306,7 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("memory", _memory),
     ("clipping", clipping_words),
     ("energy", _energy),
+    ("cheaper", _cheaper),
     ("time", _time),
     ("schedule", _schedule),
     ("transfers", _transfers),

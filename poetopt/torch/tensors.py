@@ -34,7 +34,8 @@ def needed(*others: str) -> Any:
 def check_module(module: Any) -> None:
     """Raise ModelError for anything but a torch module."""
     if not isinstance(module, import_module("torch").nn.Module):
-        raise ModelError(f"a torch.nn.Module is needed here, not a {type(module).__name__}")
+        made = f"; make one first, {module.__name__}()" if isinstance(module, type) else ""
+        raise ModelError(f"a torch.nn.Module is needed here, not a {type(module).__name__}{made}")
 
 
 @dataclass(frozen=True)

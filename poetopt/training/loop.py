@@ -12,6 +12,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from poetopt.devices.meters import Meter, Metered, metering
+from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
 from poetopt.training.course_log import CourseLog
 from poetopt.training.data import DataSet
@@ -128,6 +130,8 @@ class Trained(Figures):
         The epoch whose parameters these are.
     diverged
         How it diverged, if it did.
+    energy
+        Measured and planned joules of the steps of this process, where a meter was asked for.
     """
 
     epochs: int
@@ -152,6 +156,7 @@ class Trained(Figures):
     changed: tuple[str, ...] = ()
     kept: int
     diverged: str = ""
+    energy: Metered | None = None
     derived = ("loss", "accuracy", "metrics")
 
     @property
@@ -273,6 +278,7 @@ class FitOptions:
     metrics: Asked = ()
     log: Path | None = None
     augment: str = ""
+    meter: Meter | None = None
 
     def check(self, source: Source) -> None:
         """Raise OptionError for numbers that make no sense."""
@@ -451,6 +457,20 @@ class Fit:
 
     def _epoch(self, epoch: int, saved: int) -> int:
         """One epoch, from where it stands; at which step the last checkpoint was made."""
+        with metering(self.asked.meter):
+            saved = self._steps(epoch, saved)
+        position = self.position
+        if self.validation is not None:
+            self._validate(epoch + 1, saved)
+        position.over(position.batch)
+        self._hold_best()
+        saved = self._save()
+        if self.after is not None:
+            self.after(position, self.asked.epochs)
+        return saved
+
+    def _steps(self, epoch: int, saved: int) -> int:
+        """Its batches."""
         position, every = self.position, self.asked.every
         batches = iter(self.source.epoch(epoch, position.batch))
         while True:
@@ -475,13 +495,6 @@ class Fit:
             self._heed(saved)
             if every is not None and position.step % every == 0 and not whole:
                 saved = self._save()
-        if self.validation is not None:
-            self._validate(epoch + 1, saved)
-        position.over(position.batch)
-        self._hold_best()
-        saved = self._save()
-        if self.after is not None:
-            self.after(position, self.asked.epochs)
         return saved
 
     def _validate(self, epoch: int, saved: int) -> None:
@@ -551,7 +564,7 @@ class Fit:
         self.pace(f"epoch {epoch + 1} of {self.asked.epochs}, batch {position.batch:,}{of}, loss {loss:.6g}{left}")
 
     def _result(self, resumed_at: int, kept: int, diverged: str = "") -> Trained:
-        learner, position = self.learner, self.position
+        learner, position, meter = self.learner, self.position, self.asked.meter
         return Trained(
             epochs=position.epoch,
             steps=position.step,
@@ -575,4 +588,5 @@ class Fit:
             changed=self.changed,
             kept=kept,
             diverged=diverged,
+            energy=None if meter is None else Metered.of(meter, self.stepped, simulate(learner.plan).energy_j),
         )

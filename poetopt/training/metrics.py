@@ -142,7 +142,13 @@ def metrics_of(asked: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metr
         made = METRICS.get(name, {}).get(graph.loss_kind)
         if made is None:
             fits = [known for known, of in METRICS.items() if graph.loss_kind in of]
-            what = "of another loss" if name in METRICS else f"unknown{closest(name, METRICS)}"
+            what = (
+                "always told"
+                if name in ("loss", "accuracy")
+                else "of another loss"
+                if name in METRICS
+                else f"unknown{closest(name, METRICS)}"
+            )
             raise OptionError(
                 f"--with metrics={name}: {what}; of the loss {graph.loss_kind} there are {', '.join(fits)}"
             )

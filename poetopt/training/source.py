@@ -161,11 +161,19 @@ def source_of(data: Data, graph: TrainingGraph, order: str, seed: int, workdir: 
         return _Ordered(open_data(data, graph, workdir), graph, order, seed)
     if hasattr(data, "take") and hasattr(data, "where"):
         return _Ordered(cast(DataSet, data), graph, order, seed)
+    if isinstance(data, (tuple, list)) and 0 < len(data) <= len(graph.inputs) and all(map(_of_rows, data)):
+        named = ", ".join(f'"{name}": ...' for name in graph.inputs)
+        raise ModelError(f"the data is a {type(data).__name__} of arrays; say which is which: {{{named}}}")
     if not callable(data) and not hasattr(data, "__iter__"):
         raise ModelError(
             f"the data is of type {type(data).__name__}; give arrays by input name, a path, or an iterable of batches"
         )
     return _Own(data, graph)
+
+
+def _of_rows(data: object) -> bool:
+    """Tell whether it is an array, and no batch of arrays."""
+    return hasattr(data, "shape") and hasattr(data, "dtype")
 
 
 class _Ordered:

@@ -62,6 +62,24 @@ def rows(notes: Iterable[str]) -> list[tuple[str, str]]:
     return [("note", note.short) for note in important(notes)]
 
 
+MOST = 3
+"""So many notes stand on a screen."""
+_ALL: list[bool] = []
+
+
+def show_all(*, wanted: bool) -> None:
+    """Say whether summaries have all notes from now on, as `--verbose` asks."""
+    _ALL[:] = [True] if wanted else []
+
+
+def few(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The rows without notes behind the first ones, unless all are asked for; they are counted."""
+    places = [k for k, (label, _) in enumerate(rows) if label == "note"]
+    left_out = places[MOST - 1 :] if len(places) > MOST and not _ALL else []
+    counted = ("note", f"{len(left_out)} more with --verbose, and in --json")
+    return [counted if k in left_out[:1] else row for k, row in enumerate(rows) if k not in left_out[1:]]
+
+
 def loss_of(notes: Iterable[str]) -> tuple[str, list[str]]:
     """Which loss it is, as a summary says it ("" where no note does), and the other notes."""
     found, others = "", []

@@ -295,6 +295,8 @@ def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...]) 
         if abs(value) >= scale * 0.9995:
             return f"{_three_digits(value / scale)} {prefix}{unit}"
     prefix, scale = prefixes[-1]
+    if abs(value) < 1e-3 * scale:
+        return f"under 0.001 {prefix}{unit}"
     return f"{value / scale:.2g} {prefix}{unit}"
 
 

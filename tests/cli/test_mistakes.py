@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import poetopt as po
 from poetopt.cli.options import REMOVED
-from poetopt.util.errors import InfeasibleError, OptionError
+from poetopt.util.errors import InfeasibleError, OptionError, PoetError
 from tests.cli.support import Runner, runner
 from tests.compare.chains import chain
 from tests.each import each
@@ -88,6 +90,64 @@ MISTAKES = [
 ]
 
 
+TRAIN = "train plan.json -o out.onnx --data"
+MISTAKES += [
+    (f"{SOLVE} --lr 0.1", 2, "--lr: it is of the training", "poetopt train PLAN --data train.npz --lr 0.001"),
+    (f"{SOLVE} --data other.npz", 2, "--data: it is of the training", "poetopt train PLAN"),
+    (f"{SOLVE} --loss CrossEntropyLoss", 2, "unknown loss 'CrossEntropyLoss'", "closest: cross-entropy"),
+    (f"{SOLVE} --optimizer Adam", 2, "--optimizer Adam: unknown", "closest: adam"),
+    (f"{SOLVE} --with label-smoothing=much", 2, "label-smoothing=much: must lie in 0..1", "0.1"),
+    (f"{SOLVE} --with class-weights=1,2", 2, "2 weights for the 10 classes", "give one for each"),
+    (f"{SOLVE} --optimizer sgd --with rates=head.*=10", 2, "rates=head.*=10: no trained parameter", "there are fc1"),
+    (f"{SOLVE} --with rates=fc1.*=0.1", 2, "--with rates: the step ends with gradients", "--optimizer"),
+    ("train net.onnx -o out.onnx --data right.npz", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
+    ("train plan.json --data right.npz", 2, "missing option '-o'", "-o FILE"),
+    (f"{TRAIN} other.npz", 2, "lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
+    (f"{TRAIN} one.npz", 2, "'labels' holds the label 10", "classes count from 0: subtract 1"),
+    (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --with ignore-index=-100"),
+    (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Of one-hot rows give .argmax()"),
+    (f"{TRAIN} bytes.npz", 2, "'input' has type uint8", ".astype('float32') and scale it"),
+    (f"{TRAIN} right.npz --metrics f1", 2, "no such option: --metrics", "--help"),
+    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: they are of a validation", "--validate"),
+    (f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy", 2, "accuracy: always told", "there are top5"),
+    (f"{TRAIN} right.npz --with augment=flip", 2, "it is for one input of images", "fit(..., augment=function)"),
+    (f"{TRAIN} right.npz --lr-schedule warmup", 2, "--lr-schedule warmup: must be", "warmup:500,cosine"),
+    (f"{TRAIN} right.npz --resume", 2, "--resume: say where checkpoints are", "--checkpoint FOLDER"),
+]
+
+X: Any = np.zeros((4, 784), np.float32)
+Y: Any = np.zeros(4, np.int64)
+IN_PYTHON: list[tuple[Callable[[], object], str, str]] = [
+    # what is called, what is said of the mistake, the remedy
+    (lambda: po.solve(Module(), device="a72"), "not a Module: a torch module", "po.torch.export(module, example, "),  # type: ignore[arg-type]
+    (lambda: po.Trainer(Module()), "a plan is needed here, .* not Module: a torch", "po.fit(module, data, device="),  # type: ignore[arg-type]
+    (lambda: po.Trainer(po.load("net.onnx")), "a plan is needed here, .* not Model", 'po.solve(model, device="a72")'),  # type: ignore[arg-type]
+    (lambda: po.Trainer("net.onnx"), "net.onnx is not a plan file", "poetopt solve net.onnx"),
+    (lambda: po.solve("net.onnx"), "device: which one is it to be", 'device="a72"'),
+    (lambda: po.solve("net.onnx", device=3), "device: give a name", 'device="a72"'),  # type: ignore[arg-type]
+    (lambda: po.solve("net.onnx", device="a72", lr=0.1), "unknown option 'lr'", "po.Trainer(report, lr=...)"),  # type: ignore[call-arg]
+    (lambda: po.solve("net.onnx", device="a72", batch="32"), "the batch must be a whole number", "not '32'"),
+    (lambda: po.solve("net.onnx", device="a72", optimizer=print), "optimizer: give a name", "po.Trainer(report, lr"),  # type: ignore[arg-type]
+    (lambda: fit((X, Y)), "the data is a tuple of arrays", '{"input": ..., "labels": ...}'),
+    (lambda: fit({"x": X, "y": Y}), "the data lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
+    (lambda: fit({"input": X, "labels": Y[:, None]}), "'labels' has shape [4, 1]", "Give .reshape(-1) of a column"),
+    (lambda: fit({"input": X, "labels": Y.astype(np.float32)}), "'labels' has type float32", ".astype('int64')"),
+    (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "cut the longer"),
+    (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it holds 1 rows, and a batch of this plan has 2", "--batch 1"),
+]
+
+
+class Module:
+    """What is taken for one of torch."""
+
+    forward = state_dict = named_parameters = None
+
+
+def fit(data: Any) -> object:
+    with po.Trainer("plan.json") as trainer:
+        return trainer.fit(data)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model, its plan, and files that are neither."""
@@ -100,6 +160,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(place / "other.npz", image=np.zeros((2, 3)), label=np.zeros(2, np.int64))
     (place / "board.toml").write_text('base = "a72"\n', encoding="utf-8")
     (place / "table.csv").write_text("a,b\n", encoding="utf-8")
+    rows: dict[str, dict[str, Any]] = {
+        "right": {},
+        "one": {"labels": Y + 10},
+        "none": {"labels": Y - 100},
+        "hot": {"labels": np.zeros((4, 10))},
+    }
+    for name, changed in {**rows, "bytes": {"input": X.astype(np.uint8)}}.items():
+        np.savez(place / f"{name}.npz", **{"input": X, "labels": Y, **changed})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         po.solve("net.onnx", device="a72").save("plan.json")
@@ -122,6 +190,19 @@ def test_a_mistake_is_one_message_with_the_remedy(
     assert len(ended.err.splitlines()) == 1
     assert len(ended.err) < 420
     assert sorted(folder.rglob("*")) == before, "nothing is written"
+
+
+@pytest.mark.parametrize(("act", "what", "remedy"), IN_PYTHON, ids=[what for _, what, _ in IN_PYTHON])
+def test_a_mistake_in_python_is_one_message_with_the_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], what: str, remedy: str
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises((PoetError, TypeError)) as caught:
+        act()
+    text = str(caught.value)
+    assert re.search(what.replace("[", r"\["), text), text
+    assert remedy in text
+    assert "\n" not in text
 
 
 def test_the_remedies_of_a_refusal_work(run: Runner, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +252,8 @@ def test_help_has_what_most_people_need_first(run: Runner) -> None:
 
 def test_no_message_names_an_option_that_went() -> None:
     package = Path(po.__file__).parent
-    gone = re.compile(rf"(?<![\w-])({'|'.join(REMOVED)})(?![\w-])")
+    names = "|".join(name for name in REMOVED if name != "--log")  # train has one
+    gone = re.compile(rf"(?<![\w-])({names})(?![\w-])")
     found = [
         f"{path.relative_to(package)}:{node.lineno}: {node.value}"
         for path in sorted(package.rglob("*.py"))

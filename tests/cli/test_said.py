@@ -42,7 +42,18 @@ def test_notes_that_matter_stand_beside_every_answer(run: Runner, model: Path, t
 
 def test_details_stay_where_a_model_is_looked_at(run: Runner, model: Path) -> None:
     detail = "float tensors are trained (inferred"
-    assert detail in run("inspect", model).out
+    assert detail in run("inspect", model, "--verbose").out
     solved = run("solve", model, "--device", "a72", "--json", "-").document
     assert any(detail in note for note in solved["notes"])
     assert detail not in run("solve", model, "--device", "a72").out
+
+
+def test_three_notes_stand_on_the_screen_and_the_others_are_counted(run: Runner, tmp_path: Path) -> None:
+    rates = [
+        word for k, name in enumerate(("conv1", "conv2", "fc1", "fc2")) for word in ("--with", f"rates={name}.*={k}")
+    ]
+    command = ["grad", "lenet", "--optimizer", "sgd", *rates, "-o", tmp_path / "train.onnx"]
+    few, whole = run(*command).out, run(*command, "--verbose").out
+    assert (few.count("  note"), whole.count("  note")) == (3, 6)
+    assert "4 more with --verbose, and in --json" in few
+    assert run(*command).out == few

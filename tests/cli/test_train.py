@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,7 +146,14 @@ def test_rates_metrics_changed_images_and_the_course(run: Runner, tmp_path: Path
     ended = run(*solve, "--with", "rates=conv*=0.1", "--with", "rates=*.bias=2")
     assert (ended.code, ended.err) == (0, "")
     asked = ("train", tmp_path / "plan.json", "--data", place, "-o", tmp_path / "out.onnx", "--epochs", "2")
-    more = ("--with", "augment=flip,crop", "--lr-schedule", "warmup:3,cosine", "--log", tmp_path / "course.csv")
+    more: tuple[Any, ...] = (
+        "--with",
+        "augment=flip,crop",
+        "--lr-schedule",
+        "warmup:3,cosine",
+        "--log",
+        tmp_path / "course.csv",
+    )
     more = (*more, "--validate", place, "--with", "metrics=top5,f1")
     ended = run(*asked, *more, "--json", tmp_path / "said.json")
     assert (ended.code, ended.err) == (0, "")
@@ -167,6 +175,30 @@ def test_rates_metrics_changed_images_and_the_course(run: Runner, tmp_path: Path
         (("--log", tmp_path / "no" / "c.csv"), "there is no folder"), (("--log", "-"), "--log -: it can't be written"),
     ):  # fmt: skip
         run(*asked, *options).assert_one_message(part, code=2)
+
+
+def test_joules_measured_beside_those_planned(run: Runner, plan: Path, tmp_path: Path) -> None:
+    supply, said, now = tmp_path / "supply.csv", tmp_path / "said.json", time.time()
+    supply.write_text(f"time,power\n{now - 9000:.0f},2\n{now + 9000:.0f},2\n")
+    given = data(tmp_path / "train.npz", 40)
+    ended = run("train", plan, "--data", given, "-o", tmp_path / "o.onnx", "--meter", supply, "--json", said)
+    assert (ended.code, ended.err) == (0, "")
+    text = re.sub(r"\s+", " ", ended.out)
+    assert re.search(r" energy \S+ m?J by \S*supply\.csv in 10 steps, waiting included, .* measured / planned = ", text)
+    found = json.loads(said.read_text())["energy"]
+    assert (found["meter"], found["steps"], found["fault"]) == (str(supply), 10, "")
+    assert 0 < found["measured_j"] < 20
+    ended = run("run", plan, "--steps", "5", "--lr", "0.01", "--meter", supply, "--json", said)
+    assert (ended.code, json.loads(said.read_text())["energy"]["steps"]) == (0, 5)
+    supply.write_text("time,power\n1,2\n2,2\n")
+    ended = run("run", plan, "--steps", "5", "--lr", "0.01", "--meter", supply)
+    assert (ended.code, ended.err) == (0, "")
+    assert "don't begin before the steps and end behind them; is its clock this one's?" in re.sub(
+        r"\s+", " ", ended.out
+    )
+    run("run", plan, "--meter", "rapl").assert_one_message("--meter: a step alone is too short", "--steps 1000", code=2)
+    asked = ("train", plan, "--data", given, "-o", tmp_path / "o.onnx", "--meter", "hwmon:x")
+    run(*asked).assert_one_message("--meter hwmon:x: ", code=2)
 
 
 def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -> None:

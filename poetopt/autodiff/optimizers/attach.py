@@ -199,6 +199,11 @@ def with_updates(
     matches, ModelError where the model has a tensor of such
     a name.
     """
+    if not isinstance(optimizer, str):
+        raise OptionError(
+            f"optimizer: give a name, of {', '.join(NAMES)}, not {optimizer!r}; its numbers are the Trainer's, as in "
+            "po.Trainer(report, lr=0.01)"
+        )
     if optimizer not in NAMES:
         raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
     if clip and optimizer == "none":

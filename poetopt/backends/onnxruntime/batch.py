@@ -101,8 +101,12 @@ def misfit(tensor: Tensor, shape: tuple[int, ...]) -> ModelError:
     text = f"the data's {tensor.name!r} has shape {list(shape)}; it must be {_described(tensor)}"
     if tensor.name == "labels" and len(shape) == len(tensor.shape) + 1:
         text += (
-            ". Of one-hot rows give .argmax(); for probabilities of classes have the module compute the loss, as "
-            "-(target * scores.log_softmax(1)).sum(1).mean(), and plan it with --loss none"
+            ". Give .reshape(-1) of a column"
+            if shape[-1] == 1
+            else (
+                ". Of one-hot rows give .argmax(); for probabilities of classes have the module compute the loss, as "
+                "-(target * scores.log_softmax(1)).sum(1).mean(), and plan it with --loss none"
+            )
         )
     return ModelError(text)
 
@@ -181,16 +185,18 @@ def check_values(graph: Graph, name: str, array: Array) -> None:
     if wrong:
         raise ModelError(
             f"the data's {name!r} holds the {found.what} {wrong[0]}; with {found.most + 1} to choose from it must lie "
-            f"in {found.least}..{found.most}{_left_out(graph, found, int(wrong[0]))}"
+            f"in {found.least}..{found.most}{_remedy(graph, found, values)}"
         )
 
 
-def _left_out(graph: Graph, found: InputLimits, label: int) -> str:
-    """The remedy where a label may stand for none."""
+def _remedy(graph: Graph, found: InputLimits, values: Array) -> str:
+    """The remedy where a label may stand for none, or labels count from 1."""
     ours = found.what == LABEL and isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy"
-    if not ours or label >= 0 or found.ignored:
-        return ""
-    return f"; if it stands for rows to leave out, solve with --with ignore-index={label}"
+    if ours and values[0] < 0 and not found.ignored:
+        return f"; if it stands for rows to leave out, solve with --with ignore-index={values[0]}"
+    if found.what == LABEL and values[0] > 0 and values[-1] == found.most + 1:
+        return "; classes count from 0: subtract 1, if these count from 1"
+    return ""
 
 
 LABEL, INDEX, LENGTH, TRUTH = "label", "index", "length", "truth"

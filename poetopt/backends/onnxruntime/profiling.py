@@ -38,6 +38,7 @@ from poetopt.backends.step.region import ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
+from poetopt.devices.meters import Counter
 from poetopt.devices.profile import NO_WAITING, OperatorProfile, Profile, StorageProfile
 from poetopt.devices.profile_csv import fit, quartile_spread
 from poetopt.graph import TrainingGraph
@@ -45,42 +46,6 @@ from poetopt.ops.nodes import signatures
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
-
-POWERCAP = Path("/sys/class/powercap")
-IDLE_S = 0.5
-
-
-class Counter:
-    """The processor packages' energy counters (RAPL), where the system lets them be read."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self.files = files
-        self.ranges = [int((file.parent / "max_energy_range_uj").read_text()) for file in files]
-        self._last = [int(file.read_text()) for file in files]
-        self._sum = 0.0
-
-    @classmethod
-    def open(cls, root: Path = POWERCAP) -> Counter | None:
-        """The counters of all packages, or None."""
-        files = [folder / "energy_uj" for folder in sorted(root.glob("intel-rapl:*")) if folder.name.count(":") == 1]
-        with suppress(OSError, ValueError):
-            return cls(files) if files else None
-        return None
-
-    def joules(self) -> float:
-        """Joules since the counter was opened; to be read at least once an hour, as counters start anew."""
-        now = [int(file.read_text()) for file in self.files]
-        for after, before, limit in zip(now, self._last, self.ranges, strict=True):
-            self._sum += (after - before if after >= before else after - before + limit) * 1e-6
-        self._last = now
-        return self._sum
-
-    def idle_w(self) -> float:
-        """Watts while this process sleeps."""
-        before, start = self.joules(), time.perf_counter()
-        time.sleep(IDLE_S)
-        return (self.joules() - before) / (time.perf_counter() - start)
-
 
 SIZES = (4096, 65536, 524288, 2097152, 8388608)
 """Sizes of the transfers that the storage is measured with."""
@@ -248,10 +213,10 @@ def _measured(
         for turn in range(max(steps, 2)):
             program.load(batch)
             acts = program.acts
-            before, begin = counter.joules() if counter else 0.0, time.perf_counter()
+            before, begin = counter.counted() if counter else 0.0, time.perf_counter()
             found = _walk(acts, clock)
             busy_s += time.perf_counter() - begin
-            joules += counter.joules() - before if counter else 0.0
+            joules += counter.counted() - before if counter else 0.0
             sums = dict.fromkeys(names, 0.0)
             for owner, taken in zip(owners, found, strict=True):
                 sums[owner] += taken

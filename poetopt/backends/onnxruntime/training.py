@@ -27,6 +27,7 @@ from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, ve
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
 from poetopt.backends.step.memory import descend
 from poetopt.backends.step.places import graph_of
+from poetopt.devices.meters import Meter, Metered, metering
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, taken_bytes
@@ -76,6 +77,8 @@ class TrainingRun(Checks):
         As in `Execution`.
     bytes_paged, bytes_streamed
         In one step, as in `Execution`.
+    energy
+        Measured and planned joules, where a meter was asked for.
     names
         What changes from step to step: parameters, statistics, optimizer states.
     values
@@ -107,6 +110,7 @@ class TrainingRun(Checks):
     waited_share: float
     bytes_paged: int
     bytes_streamed: int
+    energy: Metered | None
     names: tuple[str, ...] = field(repr=False)
     values: Mapping[str, Array] = field(repr=False, compare=False)
     omitted = ("names", "values")
@@ -158,6 +162,7 @@ def train(
     seed: int = 0,
     workdir: str | os.PathLike[str] | None = None,
     check: int | None = None,
+    meter: Meter | None = None,
     told: Told = silent,
 ) -> TrainingRun:
     """Take `steps` steps of gradient descent with `plan`, and nothing beside them unless that is asked for.
@@ -175,6 +180,8 @@ def train(
     check
         Compare each so-manieth step, from the first on, with ordinary training, bit by bit: afterwards, of a prepared
         step in a process of its own. What kernels hold beside the arena is measured then, too.
+    meter
+        What measures the steps; checks between them count too.
     graph, ram_bytes, workdir, told
         As for `execute`.
 
@@ -201,6 +208,8 @@ def train(
         said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
         values = step.values()
         folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
+        metered = stack.enter_context(ExitStack())
+        metered.enter_context(metering(meter))
         for number in range(steps):
             batch = batches(number)
             checked = check is not None and number % check == 0
@@ -214,6 +223,7 @@ def train(
             if checked:
                 witnesses.append(Witness(number, loss, digests(values), before))
             pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
+        metered.close()
         peak = peak_bytes()
         if dump is not None:
             save_training(losses, step.values(), dump)
@@ -256,6 +266,7 @@ def train(
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
+        energy=None if meter is None else Metered.of(meter, steps, simulation.energy_j),
         names=names,
         values=kept,
     )

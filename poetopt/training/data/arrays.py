@@ -270,7 +270,8 @@ def which_are_rows(
         if len(shape) == len(tensor.shape) > 0 and shape[1:] == tensor.shape[1:]:
             count = max(count, shape[0])
         elif shape != tensor.shape:
-            raise ModelError(f"{shown}: {misfit(tensor, shape)}, or longer along its first axis")
+            text, dot, remedy = str(misfit(tensor, shape)).partition(". ")
+            raise ModelError(f"{shown}: {text}, or longer along its first axis{dot}{remedy}")
     rows = [name for name in graph.inputs if shapes[name][0][:1] == (count,) and graph.tensors[name].shape]
     if not count or not rows:
         raise ModelError(f"{shown}: it holds no rows; leave it out, or give some")
@@ -310,6 +311,7 @@ def check_type(graph: TrainingGraph, name: str, dtype: np.dtype[Any]) -> None:
     target = name in graph.added_inputs and "float" in tensor.dtype
     whole = dtype.kind in "iub" if target else dtype.kind in "iu" and wanted.kind in "iu"
     if dtype != wanted and not whole:
+        scaled = " and scale it, as the network expects" if dtype.kind == "u" and "float" in tensor.dtype else ""
         raise ModelError(
-            f"{name!r} has type {dtype}; it must be {tensor.dtype}: convert it with .astype({tensor.dtype!r})"
+            f"{name!r} has type {dtype}; it must be {tensor.dtype}: convert it with .astype({tensor.dtype!r}){scaled}"
         )
