@@ -230,7 +230,7 @@ ABSURD = 1.0
 
 
 def _cheaper(document: Document) -> Iterator[str]:
-    """What would be cheap where a plan costs more than twice what training does."""
+    """A cheap alternative where a plan costs more than twice what training does."""
     overhead, baseline, batch = document["overhead_j"], document["baseline_energy_j"], document.get("batch")
     if not overhead or not baseline or overhead < ABSURD * baseline or document.get("scope") == "store-all":
         return
