@@ -237,10 +237,10 @@ def _cheaper(document: Document) -> Iterator[str]:
     room, all_bytes = document["ram_budget_bytes"], document["store_all_peak_bytes"]
     fits = 0
     if batch and room and all_bytes and document["parameters"] != "paged":
-        fits = batch * room // all_bytes
+        fits = batch // (document.get("micro_batches") or 1) * room // all_bytes
     text = f"{overhead / baseline:.1f} times the energy of ordinary training is spent beside it"
     if batch and 0 < fits < batch:
-        parts = -(-batch // fits)
+        parts = next(k for k in range(-(-batch // fits), batch + 1) if batch % k == 0)
         text += f": about a batch of {fits:,}, or --micro-batch {parts:,}, fits without that"
     yield f"{text}; `poetopt fit` shows what each batch costs"
 
