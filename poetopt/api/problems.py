@@ -313,7 +313,7 @@ OF_TRAINING = {
     **{name: _GIVEN_LATER.format(name) for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")},
     **dict.fromkeys(("validate", "data"), "data are given to po.Trainer(report).fit(data, validate=...)"),
 }
-"""What people ask of a plan that is asked of its training."""
+"""Advice on options that are of the training, not of the plan."""
 READ = tuple(LoadOptions.__annotations__)
 DERIVED = tuple(_Derived.__annotations__)
 

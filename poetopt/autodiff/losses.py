@@ -80,7 +80,7 @@ def label_rule(
     class_weights: Sequence[float] | str | None = None,
     label_smoothing: float | str = 0.0,
 ) -> LabelRule:
-    """How a cross-entropy takes labels, of the options' words too. Raises OptionError."""
+    """The rule of labels that these options, or their words, ask for. Raises OptionError."""
     given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
     try:
         ignored = None if ignore_index is None else int(str(ignore_index))
@@ -305,7 +305,7 @@ def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:
 
 
 def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> Tensor | None:
-    """Which labels aren't left out: a bool tensor of their shape; None where all count."""
+    """A bool tensor of the labels that aren't left out, in their shape; None where all count."""
     if ignored is None:
         return None
     equal = draft.compare("Equal", labels, draft.graph.constant(np.array(ignored, labels.dtype)))

@@ -71,7 +71,7 @@ class Metered(Figures):
 
     @classmethod
     def of(cls, meter: Meter, steps: int, step_j: float) -> Metered:
-        """What a meter says of `steps` steps that were planned to take `step_j` each."""
+        """The find of a meter in `steps` steps that were planned to take `step_j` each."""
         planned_j = steps * step_j
         try:
             return cls(meter=meter.name, steps=steps, measured_j=meter.joules(), planned_j=planned_j)
@@ -277,7 +277,7 @@ def _sensor(asked: str, label: str, channels: Mapping[str, Callable[[], float]],
 
 
 def _channels(root: Path) -> dict[str, Callable[[], float]]:
-    """What reads the watts of each channel, by chip and label."""
+    """Readers of the watts of each channel, by chip and label."""
     found: dict[str, Callable[[], float]] = {}
     for folder in sorted(root.glob("hwmon*")):
         with suppress(OSError):

@@ -231,7 +231,7 @@ def _different(rows: Sequence[ComparisonRow], found: Comparison) -> Iterator[tup
 
 
 def _reasons(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Why methods have no plan, each reason once."""
+    """The reasons of methods without a plan, each once."""
     alike: dict[str, list[str]] = {}
     for row in rows:
         if row.energy_j is None:

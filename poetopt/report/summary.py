@@ -230,17 +230,17 @@ ABSURD = 1.0
 
 
 def _cheaper(document: Document) -> Iterator[str]:
-    """What would be cheap where a plan costs more than twice what training does."""
+    """A cheap alternative where a plan costs more than twice what training does."""
     overhead, baseline, batch = document["overhead_j"], document["baseline_energy_j"], document.get("batch")
     if not overhead or not baseline or overhead < ABSURD * baseline or document.get("scope") == "store-all":
         return
     room, all_bytes = document["ram_budget_bytes"], document["store_all_peak_bytes"]
     fits = 0
     if batch and room and all_bytes and document["parameters"] != "paged":
-        fits = batch * room // all_bytes
+        fits = batch // (document.get("micro_batches") or 1) * room // all_bytes
     text = f"{overhead / baseline:.1f} times the energy of ordinary training is spent beside it"
     if batch and 0 < fits < batch:
-        parts = -(-batch // fits)
+        parts = next(k for k in range(-(-batch // fits), batch + 1) if batch % k == 0)
         text += f": about a batch of {fits:,}, or --micro-batch {parts:,}, fits without that"
     yield f"{text}; `poetopt fit` shows what each batch costs"
 

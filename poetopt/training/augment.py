@@ -55,7 +55,7 @@ class Augmented:
 
 
 def augment_words(asked: Asked) -> str:
-    """What a checkpoint calls it."""
+    """The words of a checkpoint for it."""
     parts = [asked] if isinstance(asked, str) or callable(asked) else asked
     return ",".join(getattr(one, "__name__", type(one).__name__) if callable(one) else one for one in parts)
 

@@ -46,7 +46,7 @@ class CourseLog:
         self._row = dict(zip(STEP, figures, strict=True))
 
     def validation(self, found: Mapping[str, Any]) -> None:
-        """What an epoch's validation says."""
+        """Add an epoch's validation to its last row."""
         if not self._row:  # of an epoch that was over before
             return
         self._row |= {"validation_loss": found["loss"], "accuracy": found["accuracy"], **found["metrics"]}

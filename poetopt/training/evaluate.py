@@ -197,7 +197,7 @@ def _binary(logits: Any, target: Any) -> Any:
 
 
 def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
-    """How many labels are those of the highest score, and how many count."""
+    """Number of labels that are those of the highest score, and of those that count."""
     kept = _kept(labels, rule)
     return int(((scores.argmax(axis=1) == labels) & kept).sum()), int(kept.sum())
 

@@ -188,7 +188,7 @@ class Learner:
 
     @property
     def _rule(self) -> str:
-        """How labels are taken, and what rates are multiplied with, as a checkpoint has it."""
+        """The rule of labels, and factors of rates, in a checkpoint's words."""
         return json.dumps({**asdict(self.graph.label_rule), "rates": dict(self.graph.rates)})
 
     def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:

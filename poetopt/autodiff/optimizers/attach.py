@@ -196,8 +196,7 @@ def with_updates(
     half precision in float32 with states of half precision.
 
     Raises OptionError for an unknown optimizer, to clip or to change rates without one, and for a pattern that nothing
-    matches, ModelError where the model has a tensor of such
-    a name.
+    matches, ModelError where the model has a tensor of such a name.
     """
     if not isinstance(optimizer, str):
         raise OptionError(
