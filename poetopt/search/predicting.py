@@ -45,25 +45,31 @@ def prediction_of(plan: Plan, graph: TrainingGraph) -> Plan | None:
     plan was found that has room.
     """
     network = predicting(graph)
-    if network is None or graph.joint.rows:
+    if network is None or not network.inputs or graph.joint.rows:
         return None
     sums = {*graph.sums.values()}
     lasting = {name: place for name, place in lasting_at(plan).items() if name not in sums}
     joined = in_place(network, runtime_of(plan.problem.runtime))
-    tries = ((one, away) for away in (False, True) for one in (joined, network) if not away or plan.problem.paging)
-    found = (_within(plan, one, lasting, away=away) for one, away in tries)
+    tries = [(one, STREAM[1], False) for one in (joined, network)]
+    if plan.problem.paging:
+        tries += [(one, STREAM[0], away) for away in (False, True) for one in (joined, network)]
+    found = (_within(plan, one, lasting, stream=stream, away=away) for one, stream, away in tries)
     return next(filter(None, found), None)
 
 
-def _within(plan: Plan, network: TrainingGraph, lasting: Mapping[str, tuple[int, int]], *, away: bool) -> Plan | None:
+def _within(
+    plan: Plan, network: TrainingGraph, lasting: Mapping[str, tuple[int, int]], *, stream: str, away: bool
+) -> Plan | None:
     """The same of one network.
 
+    stream
+        Whether its operators may stream, and large inputs begin on storage.
     away
         Whether what lasts in the arena is written to storage first, and comes back to its place last: where it stands
         in the way.
     """
-    problem, room = prediction_problem(plan, network, lasting), arena_bytes(plan)
-    inside = prediction_problem(plan, network, lasting, there=False) if away else problem
+    problem, room = prediction_problem(plan, network, lasting, stream), arena_bytes(plan)
+    inside = prediction_problem(plan, network, lasting, stream, there=False) if away else problem
     begun = [i for i, held in enumerate(problem.tensors) if held.name in lasting]
     for schedule in _schedules(inside, room):
         made = plan_of(inside, schedule)
@@ -81,7 +87,9 @@ def _within(plan: Plan, network: TrainingGraph, lasting: Mapping[str, tuple[int,
     return None
 
 
-def prediction_problem(plan: Plan, network: TrainingGraph, lasting: Collection[str], *, there: bool = True) -> Problem:
+def prediction_problem(
+    plan: Plan, network: TrainingGraph, lasting: Collection[str], stream: str, *, there: bool = True
+) -> Problem:
     """The problem of `network`, which finds what the step of `plan` leaves.
 
     lasting
@@ -100,7 +108,7 @@ def prediction_problem(plan: Plan, network: TrainingGraph, lasting: Collection[s
         flash={name: role for name, role in still.items() if name in flash},
     )
     takes = runtime_of(step.runtime)
-    made = cost(network, device(COSTS), takes, stream=STREAM[0] if step.paging else STREAM[1], where=where)
+    made = cost(network, device(COSTS), takes, stream=stream, where=where)
     outputs = {network.root(name) for name in network.outputs}
     tensors = []
     for held in made.tensors:

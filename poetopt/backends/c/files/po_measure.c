@@ -129,6 +129,22 @@ static int save(FILE *file)
     return failed;
 }
 
+/* A tensor to its place, which may be on the storage; 0: the file has it. */
+static int take(FILE *file, const po_tensor *tensor)
+{
+    unsigned char piece[PO_BLOCK_BYTES];
+    int failed = 0;
+    if (tensor->address != NULL) {
+        return fread(tensor->address, 1, tensor->bytes, file) != tensor->bytes;
+    }
+    for (uint32_t done = 0; !failed && done < tensor->bytes; done += PO_BLOCK_BYTES) {
+        const uint32_t count = tensor->bytes - done < PO_BLOCK_BYTES ? tensor->bytes - done : PO_BLOCK_BYTES;
+        failed = fread(piece, 1, count, file) != count ||
+                 po_write(tensor->block + done / PO_BLOCK_BYTES, piece, count) != 0;
+    }
+    return failed;
+}
+
 /* What the network makes of the inputs of asked.bin. */
 static int predict(void)
 {
@@ -138,8 +154,7 @@ static int predict(void)
     int failed = asked != NULL && outputs == NULL;
     while (outputs != NULL && !failed) {
         for (uint32_t k = 0; k < PO_PREDICT_INPUTS; k++) {
-            const po_tensor *tensor = &po_predict_inputs[k];
-            if (fread(tensor->address, 1, tensor->bytes, asked) != tensor->bytes) {
+            if (take(asked, &po_predict_inputs[k]) != 0) {
                 (void)fclose(asked);
                 return fclose(outputs) != 0;
             }
