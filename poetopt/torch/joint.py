@@ -1,4 +1,4 @@
-"""A joint graph of AOTAutograd as a Problem: its storages are the tensors, its kernels the operators, views cost nothing.
+"""A joint graph of AOTAutograd as a Problem: its storages are the tensors, its kernels the operators; views are free.
 
 Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 """
@@ -28,8 +28,10 @@ CALL_S = 2e-6
 """Of calling a kernel, however small."""
 FORWARD, BACKWARD = "must_be_in_forward", "must_be_in_backward"
 """torch's partitioner's names of nodes that it may not move."""
-TANGENTS = "tangents"
-"""The operator between forward and backward: whoever calls backward hands over the outputs' gradients."""
+ONCE = "poetopt_once"
+"""In a node's meta: a second run would give something else."""
+TANGENTS, END = "tangents", "end"
+"""Operators of the problem alone: whoever calls backward hands over the outputs' gradients, and reads all others."""
 
 
 @dataclass
@@ -69,8 +71,6 @@ class Joint:
         The storage of each node with one that the step allocates; inputs of the module have none.
     sizes
         Bytes of each storage.
-    dynamic
-        Whether sizes vary from call to call: then all is said of the first call's.
     """
 
     module: fx.GraphModule
@@ -81,29 +81,40 @@ class Joint:
     made_by: dict[fx.Node, int] = field(default_factory=dict)
     held: dict[fx.Node, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
-    dynamic: bool = False
+    lasting: list[int] | None = None
+    """Which of forward's outputs stay: not what is written into inputs as forward ends. None: all."""
 
     def problem(self, name: str) -> Problem:
-        """The problem: seconds stand for joules, outputs and gradients are there at the end, nothing is paged."""
+        """The problem: seconds stand for joules, nothing is paged, and each kernel of backward runs once.
+
+        The outputs, their gradients and those of parameters are there to the end. What forward writes into its inputs
+        is there when forward ends.
+        """
         producer = {t: k for k, step in enumerate(self.steps) for t in step.writes}
-        results = {self.held[n] for n in (*self.forward_outputs, *self.backward_outputs) if n in self.held}
-        tensors = tuple(
-            ProblemTensor(f"{t}", size, producer[t], result=t in results) for t, size in enumerate(self.sizes)
-        )
-        operators = tuple(
+        kept = {self.held[node] for node in self.kept if node in self.held}
+        tensors = [ProblemTensor(f"{t}", size, producer[t]) for t, size in enumerate(self.sizes)]
+        operators = [
             ProblemOperator(
                 TANGENTS if step.node is None else step.node.name,
                 tuple(sorted(step.reads)),
                 tuple(sorted(step.writes)),
                 step.time_s,
                 step.time_s,
-                recomputable=step.recomputable,
+                recomputable=step.recomputable and not step.backward and kept.isdisjoint(step.writes),
                 backward=step.backward,
                 kind=TANGENTS if step.node is None else str(step.node.target),
             )
             for step in self.steps
-        )
-        return Problem(name, "torch", operators, tensors, paging=False)
+        ]
+        operators.append(ProblemOperator(END, tuple(sorted(kept)), (), 0.0, 0.0, recomputable=False, backward=True))
+        return Problem(name, "torch", tuple(operators), tuple(tensors), paging=False)
+
+    @property
+    def kept(self) -> list[fx.Node]:
+        """Nodes whose storages are there to the end, once they are."""
+        own = self.forward_outputs if self.lasting is None else [self.forward_outputs[k] for k in self.lasting]
+        tangents = self.steps[self.boundary].outputs
+        return [node for node in (*own, *tangents, *self.backward_outputs) if node is not None]
 
 
 def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
@@ -117,14 +128,12 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
     outputs = tree_leaves(next(iter(module.graph.find_nodes(op="output"))).args)
     joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:])
     _copy_changed(joint)
+    _draw_apart(module.graph)
     storages: dict[StorageWeakRef, int] = {}  # of the step's own
     given: set[StorageWeakRef] = set()
     tangents = Step(None, backward=True, recomputable=False)
     late = False
-    for node in module.graph.nodes:
-        if node.op == "output":
-            break
-        joint.dynamic |= any(isinstance(value, torch.SymInt) for value in tree_leaves(node.meta.get("val")))
+    for node in _in_order(joint):
         if node.op in ("placeholder", "get_attr"):
             if is_tangent(node):
                 _write(joint, tangents, node, storages)
@@ -137,24 +146,20 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
         found = list(storages_of(node))
         read_here = {joint.held[n] for n in node.all_input_nodes if n in joint.held}
         new = [s for s in found if s not in storages and s not in given]
-        if not new and not _changes(node) and (found or is_symbolic(node)):
-            if found and found[0] in storages:
+        if found and not new and not _changes(node):
+            if found[0] in storages:
                 joint.held[node] = storages[found[0]]
             continue
         if new and len(new) < len(set(found)):
             raise ModelError(f"{node.target}: some of its outputs are views and some are not; that can't be planned")
         step = Step(node, reads=read_here, recomputable=_recomputable(node), time_s=_seconds(node))
-        step.backward = node.meta.get("partitioner_tag") in ("is_backward", BACKWARD) or any(
-            joint.steps[joint.made_by[base]].backward for base in _made(joint, node)
-        )
+        step.backward = late or node.meta.get("partitioner_tag") in ("is_backward", BACKWARD)
         for n in node.all_input_nodes:  # what isn't picked out of a tuple
             if n in joint.made_by and n not in joint.held:
                 step.reads.update(joint.steps[joint.made_by[n]].writes)
         if step.backward and not late:
             joint.boundary, late = len(joint.steps), True
             joint.steps.append(tangents)
-        elif late and not step.backward:
-            step.backward = True  # of no tangent, and yet only backward wants it there
         joint.made_by[node] = len(joint.steps)
         joint.steps.append(step)
         if not isinstance(node.meta.get("val"), (tuple, list)):
@@ -162,16 +167,30 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
         else:
             for s in found:
                 _new(joint, step, s, storages)
-    if not late:
+    if late:
+        tangents.reads = {joint.held[node] for node in joint.forward_outputs if node in joint.held}
+    else:
         raise ModelError("no gradient depends on what is trained; nothing is to be planned")
     return joint
 
 
-def _made(joint: Joint, node: fx.Node) -> Iterator[fx.Node]:
-    """The operators' outputs that a node reads, through views."""
-    for n in node.all_input_nodes:
-        if n in joint.made_by:
-            yield n
+def _in_order(joint: Joint) -> list[fx.Node]:
+    """The nodes, forward's first: what the module gives or changes is computed there, wherever it was traced."""
+    nodes = [node for node in joint.module.graph.nodes if node.op != "output"]
+    tagged = [node.meta.get("partitioner_tag") in ("is_backward", BACKWARD) for node in nodes]
+    first = tagged.index(True, next((k for k, node in enumerate(nodes) if node.op == "call_function"), 0))
+    needed = [node for node in joint.forward_outputs if isinstance(node, fx.Node)]
+    needed += [node for node, late in zip(nodes, tagged, strict=True) if not late and _mutable(node)]
+    found = set(needed)
+    while needed:
+        new = [n for n in needed.pop().all_input_nodes if n not in found]
+        found.update(new)
+        needed += new
+    early, rest = list[fx.Node](), list[fx.Node]()
+    for k, node in enumerate(nodes):
+        own = node in found or node.op != "call_function" or (k < first and not tagged[k])
+        (early if own else rest).append(node)
+    return [*early, *rest]
 
 
 def is_tangent(node: fx.Node) -> bool:
@@ -179,15 +198,12 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
-def is_symbolic(node: fx.Node) -> bool:
-    """Says whether a node's value is a size and no tensor."""
-    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-
-
 def bytes_of(tensor: Any) -> int:
-    """Bytes of a fake tensor's storage; of the first call, where sizes vary."""
+    """Bytes of a fake tensor's storage. Raises ModelError where they depend on the data."""
     size = tensor.untyped_storage().nbytes()
-    return size if isinstance(size, int) else int(size.node.hint or 0)
+    if not isinstance(size, int):
+        raise ModelError(f"a tensor of {size} bytes: sizes that depend on the data can't be planned for")
+    return size
 
 
 def tensors_of(node: fx.Node) -> list[Any]:
@@ -230,10 +246,14 @@ def _schema(node: fx.Node) -> Any:
     return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
 
 
+def _mutable(node: fx.Node) -> bool:
+    schema = _schema(node)
+    return schema is not None and bool(schema.is_mutable)
+
+
 def _changes(node: fx.Node) -> bool:
     """Says whether it changes something that is there, or does something besides computing."""
-    schema = _schema(node)
-    return (schema is not None and schema.is_mutable) or node.is_impure()
+    return _mutable(node) or node.is_impure()
 
 
 def _recomputable(node: fx.Node) -> bool:
@@ -244,13 +264,15 @@ def _recomputable(node: fx.Node) -> bool:
         named = [argument.name for argument in node.target._schema.arguments]
         given = {**dict(zip(named, node.args, strict=False)), **node.kwargs}
         return "dropout_p" in named and given.get("dropout_p", 0.0) == 0.0
-    return not _changes(node) and not node.meta.get("poetopt_once", False)
+    return not _changes(node) and not node.meta.get(ONCE, False)
 
 
 def _copy_changed(joint: Joint) -> None:
     """Put a copy in front of each input that forward changes, for all who read its value."""
     graph = joint.module.graph
     descriptions = tree_leaves(next(iter(graph.find_nodes(op="output"))).meta.get("desc", []))
+    if len(descriptions) >= len(joint.forward_outputs):
+        joint.lasting = [k for k in range(len(joint.forward_outputs)) if not hasattr(descriptions[k], "mutated_input")]
     changed = {
         str(getattr(description.mutated_input, "idx", ""))
         for description in descriptions
@@ -258,35 +280,54 @@ def _copy_changed(joint: Joint) -> None:
     }
     for node in list(graph.find_nodes(op="placeholder")):
         own = str(getattr(node.meta.get("desc"), "idx", None))
-        copies = [u for u in node.users if _schema(u) is not None and u.target._schema.is_mutable and u.args[0] is node]
+        copies = [user for user in node.users if _mutable(user) and user.args[0] is node]
         if own not in changed and not copies:
             continue
         readers = [user for user in node.users if user not in copies and user.op != "output"]
         if not readers:
             continue
         with graph.inserting_before(min(readers)):
-            copy = graph.call_function(torch.ops.aten.clone.default, (node,))
-        value = node.meta["val"]
-        copy.meta = {**node.meta, "poetopt_once": True, "partitioner_tag": "is_forward"}
-        with value.fake_mode:
-            copy.meta["val"] = value.clone()
+            copy = _call(graph, node, torch.ops.aten.clone.default, node)
+        copy.meta |= {ONCE: True, "partitioner_tag": "is_forward"}
         for user in readers:
             user.replace_input_with(node, copy)
 
 
+def _call(graph: fx.Graph, like: fx.Node, target: Any, *given: Any, **named: Any) -> fx.Node:
+    """A call in the place of another, with its own fake value."""
+    made = graph.call_function(target, given, named)
+    made.meta = {key: value for key, value in like.meta.items() if key != "val"}
+    values = fx.map_arg(given, lambda n: n.meta["val"])
+    with next(value for value in tree_leaves(values) if isinstance(value, torch.Tensor)).fake_mode:
+        made.meta["val"] = target(*values, **named)
+    return made
+
+
+def _draw_apart(graph: fx.Graph) -> None:
+    """Write Dropout on a CPU as its draw and two products, which can run again; the bits are those of torch's own."""
+    aten = torch.ops.aten
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        x, p, train = node.args
+        if x.meta["val"].device.type != "cpu" or not train or not 0 < p < 1:
+            continue  # another device draws inside of its kernel
+        picks = {user.args[1]: user for user in node.users}
+
+        with graph.inserting_before(node):
+            empty = _call(graph, node, aten.empty_like.default, x, dtype=torch.bool)
+            mask = _call(graph, node, aten.bernoulli.p, empty, 1 - p)
+            masked = _call(graph, node, aten.mul.Tensor, x, mask)
+            scaled = _call(graph, node, aten.mul.Tensor, masked, 1 / (1 - p))
+        for index, made in ((0, scaled), (1, mask)):
+            if index in picks:
+                picks[index].replace_all_uses_with(made)
+    graph.eliminate_dead_code()
+
+
 def _seconds(node: fx.Node) -> float:
     """Time of a kernel by its FLOPs and the bytes that it reads and writes."""
-    moved = sum(_dense(value) for value in tensors_of(node))
-    moved += sum(_dense(value) for n in node.all_input_nodes for value in tensors_of(n))
-    return CALL_S + moved / BYTES_PER_S + _flops(node) / FLOP_PER_S
-
-
-def _dense(value: Any) -> int:
-    return _number(value.numel()) * int(value.element_size())
-
-
-def _number(size: Any) -> int:
-    return int(size) if isinstance(size, int) else int(size.node.hint or 0)
+    touched = [value for n in (node, *node.all_input_nodes) for value in tensors_of(n)]
+    moved = sum(value.numel() * value.element_size() for value in touched)
+    return CALL_S + float(moved) / BYTES_PER_S + _flops(node) / FLOP_PER_S
 
 
 def _flops(node: fx.Node) -> float:

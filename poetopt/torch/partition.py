@@ -6,17 +6,15 @@ forward to backward is saved. Imports torch: only `po.torch.compile` and `po.tor
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.torch.joint import BACKWARD, FORWARD, Joint, bytes_of, is_symbolic, is_tangent, storages_of, tensors_of
+from poetopt.torch.joint import BACKWARD, FORWARD, Joint, bytes_of, is_tangent, storages_of, tensors_of
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 """Forward and backward, as AOTAutograd takes them."""
@@ -28,9 +26,9 @@ def partitioned(joint: Joint, instructions: Iterable[Instruction]) -> Graphs:
     for done in instructions:
         if done.action is Action.COMPUTE and done.target == joint.boundary:
             rebuilt.cross()
-        elif done.action is Action.COMPUTE:
+        elif done.action is Action.COMPUTE and done.target < len(joint.steps):
             rebuilt.compute(done.target)
-        else:
+        elif done.action is Action.FREE:
             rebuilt.resident.discard(done.target)
     return rebuilt.split()
 
@@ -50,11 +48,6 @@ class _Rebuilt:
         for node in joint.module.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.now[node] = self.graph.node_copy(node)
-        self.sizes = [
-            node for node in joint.module.graph.nodes if node.op == "call_function" and node not in joint.made_by
-            and is_symbolic(node)
-        ]  # fmt: skip
-        self._size()
 
     def compute(self, index: int) -> None:
         """Write a step; what of its outputs is still there stays the old one."""
@@ -67,7 +60,6 @@ class _Rebuilt:
                 continue
             self.now[node] = copy if node is step.node else self._copy(node)
         self.resident.update(step.writes)
-        self._size()
 
     def cross(self) -> None:
         """End forward: its outputs are there, and the views of what is saved are made again."""
@@ -84,14 +76,13 @@ class _Rebuilt:
         joint, ended = self.joint, [self.value(node) for node in self.joint.backward_outputs]
         output = self.graph.output([*self.outputs, *ended])
         output.meta = dict(next(iter(joint.module.graph.find_nodes(op="output"))).meta)
-        crossing = [
-            node for node in self.graph.nodes
-            if node in self.forward and (node in ended or any(u not in self.forward and u is not output for u in node.users))
-        ]  # fmt: skip
+        later = [node for node in self.graph.nodes if node not in self.forward and node is not output]
+        read = {*ended, *(n for node in later for n in node.all_input_nodes)}
+        crossing = [node for node in self.graph.nodes if node in self.forward and node in read]
         return _extract_fwd_bwd_modules(  # type: ignore[no-any-return]
             fx.GraphModule(joint.module, self.graph),
-            [node for node in crossing if not is_symbolic(node)],
-            saved_sym_nodes=[node for node in crossing if is_symbolic(node)],
+            crossing,
+            saved_sym_nodes=[],
             num_fwd_outputs=len(self.outputs),
         )
 
@@ -111,23 +102,6 @@ class _Rebuilt:
         copy.meta["partitioner_tag"] = self.tag
         return copy
 
-    def _size(self) -> None:
-        """Write sizes as soon as what they are of is there, in forward: backward takes them from there."""
-        left = []
-        for node in self.sizes:
-            if self.tag == FORWARD and all(self._there(n) for n in node.all_input_nodes):
-                self.now[node] = self._copy(node)
-            else:
-                left.append(node)
-        self.sizes = left
-
-    def _there(self, node: fx.Node) -> bool:
-        if node in self.now:
-            return not is_tangent(node)
-        if node in self.joint.made_by or node in self.sizes:
-            return False
-        return all(self._there(n) for n in node.all_input_nodes)
-
 
 def peak_bytes(graphs: Graphs, joint: Joint) -> int:
     """The most bytes that a step holds at once of what it allocates, where each value goes after its last use.
@@ -141,15 +115,14 @@ def peak_bytes(graphs: Graphs, joint: Joint) -> int:
         for storage in storages_of(node)
     }
     forward, backward = graphs
-    output = next(iter(forward.graph.find_nodes(op="output")))
-    outputs = {
+    staying = {
         storage: bytes_of(value)
-        for node in output.all_input_nodes[: len(joint.forward_outputs)]
-        if node in output.args[0][: len(joint.forward_outputs)]
+        for node in joint.kept
+        if node not in joint.backward_outputs
         for value, storage in zip(tensors_of(node), storages_of(node), strict=True)
         if storage not in given
     }
-    return max(_peak(forward.graph, given, {}), _peak(backward.graph, given, outputs))
+    return max(_peak(forward.graph, given, {}), _peak(backward.graph, given, staying))
 
 
 def _peak(graph: fx.Graph, given: set[StorageWeakRef], staying: dict[StorageWeakRef, int]) -> int:
@@ -209,12 +182,7 @@ def _peak(graph: fx.Graph, given: set[StorageWeakRef], staying: dict[StorageWeak
     return peak
 
 
-def recomputed(graphs: Graphs) -> int:
-    """Kernels that backward runs again, views and picks left out."""
-    names = {node.name for node in graphs[0].graph.nodes if node.op == "call_function"}
-    return sum(
-        node.op == "call_function" and node.name in names and node.target is not operator.getitem
-        for node in graphs[1].graph.nodes
-    )
-
-
+def again(joint: Joint, instructions: Iterable[Instruction]) -> int:
+    """How many kernels a plan runs beyond once each."""
+    runs = [done.target for done in instructions if done.action is Action.COMPUTE and done.target < len(joint.steps)]
+    return len(runs) - len(set(runs))
