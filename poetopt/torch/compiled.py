@@ -67,7 +67,7 @@ class Compiled:
         """The module, which is called through this from now on."""
         module = self.module()
         assert module is not None
-        compiled = torch.compile(module._call_impl, backend=self._backend, fullgraph=self.fullgraph, dynamic=False)
+        compiled = self._compiled(module, self.fullgraph)
 
         def call(*given: Any, **named: Any) -> Any:
             return self._guarded(compiled, *given, **named)
@@ -83,12 +83,18 @@ class Compiled:
         self.only_plan = True
         given = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
         named = example if isinstance(example, dict) else {}
-        compiled = torch.compile(module._call_impl, backend=self._backend, fullgraph=True, dynamic=False)
+        compiled = self._compiled(module, True)
         try:
             self._guarded(compiled, *given, **named)
         except _Planned:
             return self.plans[-1]
-        raise ModelError(f"{self.name}: torch traced nothing of it that wants a gradient; there is nothing to plan")
+        raise ModelError(f"{self.name}: torch traced nothing of it; there is nothing to plan")
+
+    def _compiled(self, module: torch.nn.Module, fullgraph: bool) -> Callable[..., Any]:
+        def whole(*given: Any, **named: Any) -> Any:  # torch traces no frame of its own layers alone
+            return module._call_impl(*given, **named)
+
+        return torch.compile(whole, backend=self._backend, fullgraph=fullgraph, dynamic=False)  # type: ignore[no-any-return]
 
     def _guarded(self, compiled: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call what torch compiled; what fails on the way ends in one message of ours."""
@@ -127,9 +133,14 @@ class Compiled:
         return aot_autograd(
             fw_compiler=self._forward,
             bw_compiler=self._backward,
-            inference_compiler=boxed_nop,
+            inference_compiler=self._inference,
             partition_fn=self._partition,
         )(module, example)
+
+    def _inference(self, module: fx.GraphModule, example: Any) -> Any:
+        if self.only_plan:
+            raise ModelError(f"{self.name}: nothing of it wants a gradient; there is nothing to plan")
+        return boxed_nop(module, example)
 
     def _forward(self, module: fx.GraphModule, example: Any) -> Any:
         return self._measured(boxed_nop(module, example), True)

@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -27,9 +28,9 @@ def _fresh() -> Iterator[None]:
     from tests.pytorch.modules import one_thread
 
     with one_thread():
-        torch._dynamo.reset()
+        torch.compiler.reset()
         yield
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def made(kind: str) -> tuple[Any, tuple[Any, ...]]:
@@ -122,13 +123,16 @@ def test_torchs_own_choice_stays_where_it_fits() -> None:
     check_same(step(compiled, given), step(module, given))
     (plan,) = compiled.memory_plans
     assert plan.own
-    assert plan.measured_bytes == plan.planned_bytes == plan.torch_bytes
+    assert plan.planned_bytes == plan.torch_bytes
+    assert plan.measured_bytes is not None
+    assert plan.planned_bytes - 64 <= plan.measured_bytes <= plan.planned_bytes
     assert "nothing is gained" in str(plan)
 
 
 def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     from poetopt.plan.storeall import store_all
-    from poetopt.torch import compiled as compiling
+
+    compiling: Any = import_module("poetopt.torch.compiled")
 
     module, given = made("unet")
     searched, counted, calls = compiling.solve, compiling.peak_bytes, iter(range(99))
@@ -137,9 +141,9 @@ def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) 
         return replace(searched(problem, *rest, **named), plan=store_all(problem))
 
     monkeypatch.setattr(compiling, "solve", broken)
-    with pytest.raises(NoScheduleError, match="no plan was found within"):  # by the count over the graphs
+    with pytest.raises(NoScheduleError, match="no plan was found"):  # by the count over the graphs
         step(po.torch.compile(copy.deepcopy(module), memory="70%", time_limit=5), given)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     monkeypatch.setattr(compiling, "peak_bytes", lambda *given: counted(*given) if next(calls) < 2 else 1)
     compiled = po.torch.compile(module, memory="70%", time_limit=5)
     step(compiled, given)
@@ -161,16 +165,7 @@ def test_a_budget_below_the_least_names_one_that_would_do() -> None:
 
 
 def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
-    class Branches(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
-
-        def forward(self, x: Any) -> Any:
-            y = torch.tanh(self.first(x))
-            if y.sum() > 0:
-                y = y * 2
-            return torch.tanh(self.second(torch.tanh(y))).sum()
+    from tests.pytorch.networks import Branches
 
     x = torch.randn(64, 8)
     module = Branches()
@@ -187,18 +182,7 @@ def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
 
 
 def test_buffers_and_inputs_that_forward_changes() -> None:
-    class Counting(nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(6)])
-            self.register_buffer("level", torch.zeros(16))
-
-        def forward(self, x: Any, seen: Any) -> Any:
-            for layer in self.layers:
-                x = torch.tanh(layer(x) * torch.cos(self.level) + seen.sum())
-            self.level.add_(x.detach().mean(0))
-            seen.mul_(0.5)
-            return (x * torch.sin(self.level)).sum()
+    from tests.pytorch.networks import Counting
 
     torch.manual_seed(0)
     module, x = Counting(), torch.randn(256, 16)
@@ -251,6 +235,6 @@ def test_options_that_cant_be_understood(options: dict[str, Any], said: str) -> 
 
 def test_what_has_no_plan() -> None:
     with pytest.raises(ModelError, match="Module"):
-        po.torch.compile(lambda x: x, memory="50%")  # type: ignore[arg-type]
+        po.torch.compile(lambda x: x, memory="50%")
     with pytest.raises(ModelError, match="wants a gradient"):
         po.torch.plan(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
