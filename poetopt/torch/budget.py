@@ -9,8 +9,8 @@ from poetopt.torch.tensors import check_module, needed
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
 
-LEAST_TORCH = (2, 6)
-"""The oldest version that takes a partition of its joint graph as it is made here."""
+LEAST_TORCH = (2, 9)
+"""Joint graphs say which outputs are written into inputs since then."""
 BACKENDS = ("aot_eager", "inductor")
 
 
@@ -166,8 +166,8 @@ def _checked(module: Any, backend: str) -> Any:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST_TORCH:
         raise BackendUnavailableError(
-            f"torch {torch.__version__} can't be given a partition; this needs {'.'.join(map(str, LEAST_TORCH))} or "
-            "newer: pip install --upgrade torch"
+            f"torch {torch.__version__} doesn't say enough of its graphs; this needs "
+            f"{'.'.join(map(str, LEAST_TORCH))} or newer: pip install --upgrade torch"
         )
     check_module(module)
     if backend not in BACKENDS:

@@ -129,7 +129,9 @@ class Compiled:
                 def uuid(self) -> None:
                     return None  # a plan isn't to be found in a cache by the graph alone
 
-            return compile_fx(module, example, config_patches={"custom_partitioner_fn": Ours()})
+            return compile_fx(
+                module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False}
+            )
         return aot_autograd(
             fw_compiler=self._forward,
             bw_compiler=self._backward,

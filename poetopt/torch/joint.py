@@ -63,6 +63,8 @@ class Joint:
         The graph itself, with a copy in front of each input that forward changes.
     forward_outputs, backward_outputs
         Nodes, or None where there is nothing, in order.
+    lasting
+        Which of forward's outputs stay: not what is written into inputs as forward ends.
     steps
         Operators in the problem's order; the tangents at `boundary`.
     made_by
@@ -76,13 +78,12 @@ class Joint:
     module: fx.GraphModule
     forward_outputs: list[fx.Node | None]
     backward_outputs: list[fx.Node | None]
+    lasting: list[int]
     steps: list[Step] = field(default_factory=list)
     boundary: int = -1
     made_by: dict[fx.Node, int] = field(default_factory=dict)
     held: dict[fx.Node, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
-    lasting: list[int] | None = None
-    """Which of forward's outputs stay: not what is written into inputs as forward ends. None: all."""
 
     def problem(self, name: str) -> Problem:
         """The problem: seconds stand for joules, nothing is paged, and each kernel of backward runs once.
@@ -112,7 +113,7 @@ class Joint:
     @property
     def kept(self) -> list[fx.Node]:
         """Nodes whose storages are there to the end, once they are."""
-        own = self.forward_outputs if self.lasting is None else [self.forward_outputs[k] for k in self.lasting]
+        own = (self.forward_outputs[k] for k in self.lasting)
         tangents = self.steps[self.boundary].outputs
         return [node for node in (*own, *tangents, *self.backward_outputs) if node is not None]
 
@@ -125,10 +126,10 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
     front of an input that forward changes: backward would read the new value.
     """
     module.graph.eliminate_dead_code()
-    outputs = tree_leaves(next(iter(module.graph.find_nodes(op="output"))).args)
-    joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:])
-    _copy_changed(joint)
+    lasting = _copy_changed(module.graph, forward_outputs)
     _draw_apart(module.graph)
+    outputs = tree_leaves(next(iter(module.graph.find_nodes(op="output"))).args)
+    joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:], lasting)
     storages: dict[StorageWeakRef, int] = {}  # of the step's own
     given: set[StorageWeakRef] = set()
     tangents = Step(None, backward=True, recomputable=False)
@@ -165,8 +166,8 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
         if not isinstance(node.meta.get("val"), (tuple, list)):
             _write(joint, step, node, storages)
         else:
-            for s in found:
-                _new(joint, step, s, storages)
+            for value, storage in zip(tensors_of(node), found, strict=True):
+                joint.sizes[_new(joint, step, storage, storages)] = bytes_of(value)
     if late:
         tangents.reads = {joint.held[node] for node in joint.forward_outputs if node in joint.held}
     else:
@@ -178,7 +179,8 @@ def _in_order(joint: Joint) -> list[fx.Node]:
     """The nodes, forward's first: what the module gives or changes is computed there, wherever it was traced."""
     nodes = [node for node in joint.module.graph.nodes if node.op != "output"]
     tagged = [node.meta.get("partitioner_tag") in ("is_backward", BACKWARD) for node in nodes]
-    first = tagged.index(True, next((k for k, node in enumerate(nodes) if node.op == "call_function"), 0))
+    calls = [k for k, node in enumerate(nodes) if node.op == "call_function" and tagged[k]]
+    first = min(calls, default=len(nodes))
     needed = [node for node in joint.forward_outputs if isinstance(node, fx.Node)]
     needed += [node for node, late in zip(nodes, tagged, strict=True) if not late and _mutable(node)]
     found = set(needed)
@@ -267,21 +269,14 @@ def _recomputable(node: fx.Node) -> bool:
     return not _changes(node) and not node.meta.get(ONCE, False)
 
 
-def _copy_changed(joint: Joint) -> None:
-    """Put a copy in front of each input that forward changes, for all who read its value."""
-    graph = joint.module.graph
+def _copy_changed(graph: fx.Graph, forward_outputs: int) -> list[int]:
+    """Put a copy in front of each input that forward changes, for all who read its value; gives `Joint.lasting`."""
     descriptions = tree_leaves(next(iter(graph.find_nodes(op="output"))).meta.get("desc", []))
-    if len(descriptions) >= len(joint.forward_outputs):
-        joint.lasting = [k for k in range(len(joint.forward_outputs)) if not hasattr(descriptions[k], "mutated_input")]
-    changed = {
-        str(getattr(description.mutated_input, "idx", ""))
-        for description in descriptions
-        if hasattr(description, "mutated_input")
-    }
+    written = [hasattr(description, "mutated_input") for description in descriptions[:forward_outputs]]
+    changed = [entry.mutated_input for entry in descriptions if hasattr(entry, "mutated_input")]
     for node in list(graph.find_nodes(op="placeholder")):
-        own = str(getattr(node.meta.get("desc"), "idx", None))
         copies = [user for user in node.users if _mutable(user) and user.args[0] is node]
-        if own not in changed and not copies:
+        if node.meta.get("desc") not in changed and not copies:
             continue
         readers = [user for user in node.users if user not in copies and user.op != "output"]
         if not readers:
@@ -291,6 +286,7 @@ def _copy_changed(joint: Joint) -> None:
         copy.meta |= {ONCE: True, "partitioner_tag": "is_forward"}
         for user in readers:
             user.replace_input_with(node, copy)
+    return [k for k in range(forward_outputs) if not (k < len(written) and written[k])]
 
 
 def _call(graph: fx.Graph, like: fx.Node, target: Any, *given: Any, **named: Any) -> fx.Node:

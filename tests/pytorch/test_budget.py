@@ -148,7 +148,8 @@ def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) 
     compiled = po.torch.compile(module, memory="70%", time_limit=5)
     step(compiled, given)
     (plan,) = compiled.memory_plans
-    assert plan.measured_bytes == plan.store_all_bytes > plan.budget_bytes
+    assert plan.measured_bytes is not None
+    assert plan.store_all_bytes >= plan.measured_bytes > plan.budget_bytes
     assert peak_of(compiled, given) > plan.budget_bytes
 
 
