@@ -23,7 +23,7 @@ class MemoryPlan:
     beside_bytes
         Parameters, buffers and inputs.
     store_all_bytes, torch_bytes
-        The peak where nothing is computed again, and where torch chooses.
+        The peak where nothing is computed again, and where torch chooses; None where torch's can't be told.
     planned_bytes
         The peak of what runs; of the graphs themselves, each storage counted while somebody needs it.
     least_bytes
@@ -38,16 +38,15 @@ class MemoryPlan:
         The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
         None where torch's choice runs.
     measured_bytes
-        The peak of the first step; None before it, and where the backend's code allocates out of sight.
-    notes
-        What else there is to know.
+        The peak of the first step, of all graphs together; None before it, and with inductor, whose code allocates out
+        of sight.
     """
 
     name: str
     budget_bytes: int
     beside_bytes: int
     store_all_bytes: int
-    torch_bytes: int
+    torch_bytes: int | None
     planned_bytes: int
     least_bytes: int
     own: bool = False
@@ -57,7 +56,6 @@ class MemoryPlan:
     scope_gap: float | None = None
     scope: str = ""
     measured_bytes: int | None = None
-    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         from poetopt.report.proof import scope_words
@@ -71,9 +69,10 @@ class MemoryPlan:
         if self.own:
             lines.append("  choice     torch's own, which fits: nothing is gained by another")
         else:
+            theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
             lines.append(
                 f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time by FLOPs "
-                f"and bytes; torch's own choice takes {show_bytes(self.torch_bytes)}"
+                f"and bytes; torch's own choice {theirs}"
             )
             lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
             lines.append(
@@ -83,7 +82,7 @@ class MemoryPlan:
         lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
         if self.measured_bytes is not None:
             lines.append(f"  measured   {show_bytes(self.measured_bytes)} in the first step")
-        return "\n".join([*lines, *(f"  note       {note}" for note in self.notes)])
+        return "\n".join(lines)
 
 
 def compile_module(
@@ -126,7 +125,7 @@ def compile_module(
     can't be planned, BackendUnavailableError without a torch that has the hook. The first call raises InfeasibleError
     where no plan keeps the budget, with one that would do, and NoScheduleError where none was found in time.
     """
-    torch = _checked(module, backend)
+    _checked(module, backend)
     budget = parse_ram(memory, option="memory")
     if not fullgraph and not isinstance(budget, Share):
         raise OptionError(
@@ -135,7 +134,6 @@ def compile_module(
         )
     from poetopt.torch.compiled import Compiled
 
-    del torch
     return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress).attached()
 
 
@@ -161,7 +159,8 @@ def _seconds(time_limit: str | float) -> float:
     return parse_time(time_limit, option="time_limit")
 
 
-def _checked(module: Any, backend: str) -> Any:
+def _checked(module: Any, backend: str) -> None:
+    """Raise BackendUnavailableError, ModelError or OptionError for what can't be compiled with."""
     torch = needed()
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST_TORCH:
@@ -172,4 +171,3 @@ def _checked(module: Any, backend: str) -> Any:
     check_module(module)
     if backend not in BACKENDS:
         raise OptionError(f"backend={backend!r}: choose one of {', '.join(BACKENDS)}")
-    return torch

@@ -94,11 +94,13 @@ class Compiled:
         def whole(*given: Any, **named: Any) -> Any:  # torch traces no frame of its own layers alone
             return module._call_impl(*given, **named)
 
-        return torch.compile(whole, backend=self._backend, fullgraph=fullgraph, dynamic=False)  # type: ignore[no-any-return]
+        # torch counts recompilations by code object, and gives up after a few: each module has its own.
+        whole.__code__ = whole.__code__.replace(co_name=f"step_of_{self.name}")
+        backend = self._backend
+        return torch.compile(whole, backend=backend, fullgraph=fullgraph, dynamic=False)  # type: ignore[no-any-return]
 
     def _guarded(self, compiled: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call what torch compiled; what fails on the way ends in one message of ours."""
-        before = len(self.plans)
         try:
             found = compiled(*given, **named)
         except BackendCompilerFailed as error:
@@ -111,32 +113,25 @@ class Compiled:
                 + ("" if self.only_plan or not isinstance(self.budget, Share) else ", or give fullgraph=False")
             ) from error
         wanted = any(isinstance(y, torch.Tensor) and y.requires_grad for y in tree_leaves(found))
-        if wanted and not self.plans and before == 0:
+        if wanted and not self.plans:
             raise ModelError(f"{self.name}: torch could trace nothing of it, so that the budget can't be kept")
         return found
 
     def _backend(self, module: fx.GraphModule, example: list[Any]) -> Any:
+        plans: list[MemoryPlan] = []  # of this graph: backward is compiled later, when others may have followed
+
+        def partition(joint: fx.GraphModule, given: Any, **options: Any) -> Graphs:
+            graphs, plan = self._partition(joint, given, **options)
+            plans.append(plan)
+            return graphs
+
         if self.backend == "inductor" and not self.only_plan:
-            from torch._inductor.compile_fx import compile_fx
-            from torch._inductor.custom_graph_pass import CustomPartitionerFn
-
-            partition = self._partition
-
-            class Ours(CustomPartitionerFn):
-                def __call__(self, joint: fx.GraphModule, given: Any, **options: Any) -> Graphs:
-                    return partition(joint, given, **options)
-
-                def uuid(self) -> None:
-                    return None  # a plan isn't to be found in a cache by the graph alone
-
-            return compile_fx(
-                module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False}
-            )
+            return _inductor(module, example, partition)
         return aot_autograd(
-            fw_compiler=self._forward,
-            bw_compiler=self._backward,
+            fw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), None),
+            bw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), plans[-1]),
             inference_compiler=self._inference,
-            partition_fn=self._partition,
+            partition_fn=partition,
         )(module, example)
 
     def _inference(self, module: fx.GraphModule, example: Any) -> Any:
@@ -144,35 +139,34 @@ class Compiled:
             raise ModelError(f"{self.name}: nothing of it wants a gradient; there is nothing to plan")
         return boxed_nop(module, example)
 
-    def _forward(self, module: fx.GraphModule, example: Any) -> Any:
-        return self._measured(boxed_nop(module, example), True)
+    def _measured(self, run: Callable[[list[Any]], Any], plan: MemoryPlan | None) -> Any:
+        """What runs a graph, backward where its plan is given; the first run is measured, too."""
+        first = True
 
-    def _backward(self, module: fx.GraphModule, example: Any) -> Any:
-        return self._measured(boxed_nop(module, example), False)
-
-    def _measured(self, run: Callable[[list[Any]], Any], forward: bool) -> Any:
-        """What runs a graph; its first run is measured, too."""
-        plan, first = self.plans[-1] if self.plans else None, True
-
-        def run_measured(given: list[Any]) -> Any:
+        def measured(given: list[Any]) -> Any:
             nonlocal first
             if not first:
                 return run(given)
             first = False
-            with self.meter.over(given, forward):
+            with self.meter.over(given, forward=plan is None):
                 found = run(given)
-            if not forward and plan is not None:
+            if plan is not None:
                 plan.measured_bytes = self.meter.peak
             return found
 
-        run_measured._boxed_call = True  # type: ignore[attr-defined]
-        return run_measured
+        measured._boxed_call = True  # type: ignore[attr-defined]
+        return measured
 
-    def _partition(self, module: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **options: Any) -> Graphs:
-        """The forward and backward graphs of one joint graph."""
+    def _partition(
+        self, module: fx.GraphModule, given: Any, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[Graphs, MemoryPlan]:
+        """The forward and backward graphs of one joint graph, and their plan."""
         options.pop("compiler", None)
         own = min_cut_rematerialization_partition(_copied(module), given, num_fwd_outputs=num_fwd_outputs, **options)
-        joint = read(module, num_fwd_outputs)
+        try:
+            joint = read(module, num_fwd_outputs)
+        except ModelError as error:
+            raise ModelError(f"{self.name}: {error}") from error
         problem = joint.problem(self.name)
         beside = sum(
             {
@@ -186,8 +180,8 @@ class Compiled:
         all_bytes = peak_bytes(partitioned(joint, store_all(problem).instructions), joint)
         may = int(self.budget.fraction * all_bytes) if isinstance(self.budget, Share) else self.budget - beside
         least = hardest_step(problem, Options(ram_bytes=may)).nbytes
-        plan = MemoryPlan(self.name, may, beside, all_bytes, peak_bytes(own, joint), 0, least)
-        if plan.torch_bytes <= may:
+        plan = MemoryPlan(self.name, may, beside, all_bytes, _known_peak(own, joint), 0, least)
+        if plan.torch_bytes is not None and plan.torch_bytes <= may:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = own
         else:
@@ -196,7 +190,7 @@ class Compiled:
         self.told(str(plan))
         if self.only_plan:
             raise _Planned
-        return graphs
+        return graphs, plan
 
     def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
@@ -293,6 +287,30 @@ class Meter(TorchDispatchMode):
         for value in tree_leaves(found):
             self.see(value)
         return found
+
+
+def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..., Graphs]) -> Any:
+    """What inductor makes of a graph that is cut in two by `partition`."""
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Ours(CustomPartitionerFn):
+        def __call__(self, joint: fx.GraphModule, given: Any, **options: Any) -> Graphs:
+            return partition(joint, given, **options)
+
+        def uuid(self) -> None:
+            return None
+
+    # A plan isn't to be found in a cache by the graph alone.
+    return compile_fx(module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False})
+
+
+def _known_peak(graphs: Graphs, joint: Joint) -> int | None:
+    """`peak_bytes`; None where torch's partitioner put something into its graphs whose size it doesn't say."""
+    try:
+        return peak_bytes(graphs, joint)
+    except ModelError:
+        return None
 
 
 def _copied(module: fx.GraphModule) -> fx.GraphModule:

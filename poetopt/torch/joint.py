@@ -304,10 +304,10 @@ def _draw_apart(graph: fx.Graph) -> None:
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        if x.meta["val"].device.type != "cpu" or not train or not 0 < p < 1:
-            continue  # another device draws inside of its kernel
+        like = x.meta["val"]
+        if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64) or not train or not 0 < p < 1:
+            continue  # another device draws inside of its kernel; half precision is rounded otherwise
         picks = {user.args[1]: user for user in node.users}
-
         with graph.inserting_before(node):
             empty = _call(graph, node, aten.empty_like.default, x, dtype=torch.bool)
             mask = _call(graph, node, aten.bernoulli.p, empty, 1 - p)
@@ -316,7 +316,8 @@ def _draw_apart(graph: fx.Graph) -> None:
         for index, made in ((0, scaled), (1, mask)):
             if index in picks:
                 picks[index].replace_all_uses_with(made)
-    graph.eliminate_dead_code()
+                graph.erase_node(picks[index])
+        graph.erase_node(node)  # else it would draw, too
 
 
 def _seconds(node: fx.Node) -> float:
