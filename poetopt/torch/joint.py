@@ -35,7 +35,7 @@ TANGENTS, END = "tangents", "end"
 
 
 @dataclass
-class Step:
+class JointStep:
     """An operator of the problem in the joint graph.
 
     node
@@ -79,7 +79,7 @@ class Joint:
     forward_outputs: list[fx.Node | None]
     backward_outputs: list[fx.Node | None]
     lasting: list[int]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[JointStep] = field(default_factory=list)
     boundary: int = -1
     made_by: dict[fx.Node, int] = field(default_factory=dict)
     held: dict[fx.Node, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
     joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:], lasting)
     storages: dict[StorageWeakRef, int] = {}  # of the step's own
     given: set[StorageWeakRef] = set()
-    tangents = Step(None, backward=True, recomputable=False)
+    tangents = JointStep(None, backward=True, recomputable=False)
     late = False
     for node in _in_order(joint):
         if node.op in ("placeholder", "get_attr"):
@@ -153,7 +153,7 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
             continue
         if new and len(new) < len(set(found)):
             raise ModelError(f"{node.target}: some of its outputs are views and some are not; that can't be planned")
-        step = Step(node, reads=read_here, recomputable=_recomputable(node), time_s=_seconds(node))
+        step = JointStep(node, reads=read_here, recomputable=_recomputable(node), time_s=_seconds(node))
         step.backward = late or node.meta.get("partitioner_tag") in ("is_backward", BACKWARD)
         for n in node.all_input_nodes:  # what isn't picked out of a tuple
             if n in joint.made_by and n not in joint.held:
@@ -221,7 +221,7 @@ def storages_of(node: fx.Node) -> Iterator[StorageWeakRef]:
         yield StorageWeakRef(value.untyped_storage())
 
 
-def _new(joint: Joint, step: Step, storage: StorageWeakRef, storages: dict[StorageWeakRef, int]) -> int:
+def _new(joint: Joint, step: JointStep, storage: StorageWeakRef, storages: dict[StorageWeakRef, int]) -> int:
     if storage not in storages:
         storages[storage] = len(joint.sizes)
         step.writes.append(storages[storage])
@@ -229,7 +229,7 @@ def _new(joint: Joint, step: Step, storage: StorageWeakRef, storages: dict[Stora
     return storages[storage]
 
 
-def _write(joint: Joint, step: Step, node: fx.Node, storages: dict[StorageWeakRef, int]) -> None:
+def _write(joint: Joint, step: JointStep, node: fx.Node, storages: dict[StorageWeakRef, int]) -> None:
     """Note that a node is an output of a step, with its storage."""
     step.outputs.append(node)
     for value, storage in zip(tensors_of(node), storages_of(node), strict=True):
