@@ -1,0 +1,173 @@
+"""A budget of memory for a torch module's step: what was planned, what is proven of it, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from poetopt.torch.tensors import check_module, needed
+from poetopt.util.errors import BackendUnavailableError, OptionError
+from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
+
+LEAST_TORCH = (2, 9)
+"""Joint graphs say which outputs are written into inputs since then."""
+BACKENDS = ("aot_eager", "inductor")
+
+
+@dataclass
+class MemoryPlan:
+    """What a step of one graph takes, above its parameters, buffers and inputs, and what recomputing costs.
+
+    budget_bytes
+        What the step may take.
+    beside_bytes
+        Parameters, buffers and inputs.
+    store_all_bytes, torch_bytes
+        The peak where nothing is computed again, and where torch chooses; None where torch's can't be told.
+    planned_bytes
+        The peak of what runs; of the graphs themselves, each storage counted while somebody needs it.
+    least_bytes
+        No order of computing takes less in which each kernel of backward runs once, in torch's order.
+    own
+        Whether torch's choice runs, because it fits.
+    recomputes
+        Kernels that run again.
+    recompute_share
+        Their time, by FLOPs and bytes, as a share of the step's without them.
+    gap, scope_gap, scope
+        The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
+        None where torch's choice runs.
+    measured_bytes
+        The peak of the first step, of all graphs together; None before it, and with inductor, whose code allocates out
+        of sight.
+    """
+
+    name: str
+    budget_bytes: int
+    beside_bytes: int
+    store_all_bytes: int
+    torch_bytes: int | None
+    planned_bytes: int
+    least_bytes: int
+    own: bool = False
+    recomputes: int = 0
+    recompute_share: float = 0.0
+    gap: float | None = None
+    scope_gap: float | None = None
+    scope: str = ""
+    measured_bytes: int | None = None
+
+    def __str__(self) -> str:
+        from poetopt.report.proof import scope_words
+
+        share = show_share(self.planned_bytes / self.store_all_bytes) if self.store_all_bytes else "all"
+        lines = [
+            f"{self.name}: a step takes {show_bytes(self.planned_bytes)} of {show_bytes(self.budget_bytes)}, {share} "
+            f"of the {show_bytes(self.store_all_bytes)} without recomputing",
+            f"  beside     {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
+        ]
+        if self.own:
+            lines.append("  choice     torch's own, which fits: nothing is gained by another")
+        else:
+            theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
+            lines.append(
+                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time by FLOPs "
+                f"and bytes; torch's own choice {theirs}"
+            )
+            lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
+            lines.append(
+                f"  scope      none saves more than {show_share(self.scope_gap or 0.0)} among "
+                f"{scope_words(self.scope, storage=False)}"
+            )
+        lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
+        if self.measured_bytes is not None:
+            lines.append(f"  measured   {show_bytes(self.measured_bytes)} in the first step")
+        return "\n".join(lines)
+
+
+def compile_module(
+    module: Any,
+    *,
+    memory: str | float | Share,
+    time_limit: str | float = 30.0,
+    backend: str = "aot_eager",
+    fullgraph: bool = True,
+    progress: bool = False,
+) -> Any:
+    """Compile a torch module in place so that its training step keeps a budget of memory at every point; gives it back.
+
+        net = po.torch.compile(net, memory="60%")
+        for x, y in batches:
+            net(x, y).backward()  # net gives its loss
+        print(*net.memory_plans)
+
+    memory
+        Bytes or a size (`"8GB"`) for all of the step: parameters, buffers, inputs, gradients and what is computed. Or
+        a share (`"60%"`) of what is computed where nothing is computed again, gradients included. Live tensors count,
+        what a kernel allocates inside of itself doesn't; nor does what is computed outside of the module (so let
+        `forward` give the loss), gradients of earlier steps that are still there, and states of an optimizer.
+    time_limit
+        Of the search, for each graph.
+    backend
+        `aot_eager` runs torch's kernels in the order that was planned; `inductor` fuses and orders them anew: then the
+        plan's peak is an estimate, and isn't measured.
+    fullgraph
+        False lets torch break the module into several graphs. Each gets its share of the budget, which has to be a
+        share, so that their peaks add up to no more than that of the whole; what runs between them isn't planned.
+    progress
+        Write the plan to stderr as soon as there is one.
+
+    The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
+    numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
+    `aot_eager`. Without gradients (`torch.no_grad`) nothing is planned.
+
+    Raises OptionError for a budget that can't be understood, ModelError for a module that torch can't trace or that
+    can't be planned, BackendUnavailableError without a torch that has the hook. The first call raises InfeasibleError
+    where no plan keeps the budget, with one that would do, and NoScheduleError where none was found in time.
+    """
+    _checked(module, backend)
+    budget = parse_ram(memory, option="memory")
+    if not fullgraph and not isinstance(budget, Share):
+        raise OptionError(
+            f"memory={memory!r}: with fullgraph=False give a share such as '60%', of which each graph gets its own; a "
+            "size needs the whole module in one graph"
+        )
+    from poetopt.torch.compiled import Compiled
+
+    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress).attached()
+
+
+def plan(
+    module: Any, example: Any, *, memory: str | float | Share = "100%", time_limit: str | float = 30.0
+) -> MemoryPlan:
+    """The plan that `po.torch.compile` would run on an example, without running anything.
+
+    module, memory, time_limit
+        As there.
+    example
+        A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
+
+    Raises what that raises.
+    """
+    _checked(module, "aot_eager")
+    from poetopt.torch.compiled import Compiled
+
+    return Compiled(module, parse_ram(memory, option="memory"), _seconds(time_limit)).planned(example)
+
+
+def _seconds(time_limit: str | float) -> float:
+    return parse_time(time_limit, option="time_limit")
+
+
+def _checked(module: Any, backend: str) -> None:
+    """Raise BackendUnavailableError, ModelError or OptionError for what can't be compiled with."""
+    torch = needed()
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < LEAST_TORCH:
+        raise BackendUnavailableError(
+            f"torch {torch.__version__} doesn't say enough of its graphs; this needs "
+            f"{'.'.join(map(str, LEAST_TORCH))} or newer: pip install --upgrade torch"
+        )
+    check_module(module)
+    if backend not in BACKENDS:
+        raise OptionError(f"backend={backend!r}: choose one of {', '.join(BACKENDS)}")

@@ -1,0 +1,266 @@
+"""`po.torch.compile`: gradients are torch's, the peak that is measured keeps the budget, and what can't be is said."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import poetopt as po
+from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
+from tests.later import ALL_USE_TORCH, later
+
+pytestmark = ALL_USE_TORCH
+torch = later("torch")
+nn = later("torch.nn")
+
+KINDS = ("resnet", "mobilenet", "unet", "gpt", "bert")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    from tests.pytorch.modules import one_thread
+
+    with one_thread():
+        torch.compiler.reset()
+        yield
+        torch.compiler.reset()
+
+
+def made(kind: str) -> tuple[Any, tuple[Any, ...]]:
+    from tests.pytorch.networks import made as network
+
+    return network(kind)
+
+
+def step(module: Any, given: tuple[Any, ...], seed: int = 1) -> dict[str, Any]:
+    """Gradients of one step, and buffers after it."""
+    torch.manual_seed(seed)
+    module.zero_grad()
+    module(*given).sum().backward()
+    gradients = {f"{name}.grad": p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return {**gradients, **{name: buffer.clone() for name, buffer in module.named_buffers()}}
+
+
+def check_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        size = float(value.abs().max()) if value.numel() else 0.0
+        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-6 * size)
+
+
+def peak_of(module: Any, given: tuple[Any, ...]) -> int:
+    """The most bytes of storages alive at once that a step makes, by a count apart from the package's."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    alive: dict[int, int] = {}
+    most = 0
+
+    class Count(TorchDispatchMode):  # type: ignore[misc]
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal most
+            found = function(*args, **(kwargs or {}))
+            for value in torch.utils._pytree.tree_leaves(found):
+                if isinstance(value, torch.Tensor):
+                    storage = value.untyped_storage()
+                    if storage.data_ptr() not in there and storage._cdata not in alive:
+                        alive[storage._cdata] = storage.nbytes()
+                        weakref.finalize(storage, alive.pop, storage._cdata)
+            most = max(most, sum(alive.values()))
+            return found
+
+    module.zero_grad()
+    gc.collect()
+    there = {t.untyped_storage().data_ptr() for t in (*module.parameters(), *module.buffers(), *given)}
+    with Count():
+        module(*given).backward()
+    return most
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_measured_peak_keeps_the_budget_and_gradients_are_torchs(kind: str) -> None:
+    module, given = made(kind)
+    eager, twin = copy.deepcopy(module), copy.deepcopy(module)
+    wanted, usual = step(eager, given), peak_of(eager, given)
+    compiled = po.torch.compile(twin, memory="70%", time_limit=3)
+    assert compiled is twin
+    check_same(step(compiled, given), wanted)
+    (plan,) = compiled.memory_plans
+    assert not plan.own
+    assert plan.recomputes > 0
+    assert plan.measured_bytes is not None
+    assert plan.measured_bytes <= plan.planned_bytes <= plan.budget_bytes
+    measured = peak_of(compiled, given)
+    assert plan.least_bytes <= measured <= plan.budget_bytes
+    assert measured < 0.8 * usual
+    assert len(compiled.memory_plans) == 1  # the same shapes need no other plan
+    assert all(word in str(plan) for word in ("proof", "least", "measured"))
+
+
+def test_a_budget_in_bytes_is_for_parameters_buffers_and_inputs_too() -> None:
+    module, given = made("gpt")
+    beside = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+    share = po.torch.plan(module, given, memory="60%", time_limit=3)
+    plan = po.torch.plan(module, given, memory=share.budget_bytes + share.beside_bytes, time_limit=3)
+    assert plan.budget_bytes == share.budget_bytes
+    assert share.beside_bytes == beside + given[0].nbytes  # tokens and labels are one tensor, the tied weight is one
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_torchs_own_choice_stays_where_it_fits() -> None:
+    module, given = made("resnet")
+    compiled = po.torch.compile(copy.deepcopy(module), memory="1GB")
+    check_same(step(compiled, given), step(module, given))
+    (plan,) = compiled.memory_plans
+    assert plan.own
+    assert plan.planned_bytes == plan.torch_bytes
+    assert plan.measured_bytes is not None
+    assert plan.planned_bytes - 64 <= plan.measured_bytes <= plan.planned_bytes
+    assert "nothing is gained" in str(plan)
+
+
+def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from poetopt.plan.storeall import store_all
+
+    compiling: Any = import_module("poetopt.torch.compiled")
+
+    module, given = made("unet")
+    searched, counted, calls = compiling.solve, compiling.peak_bytes, iter(range(99))
+
+    def broken(problem: Any, *rest: Any, **named: Any) -> Any:
+        return replace(searched(problem, *rest, **named), plan=store_all(problem))
+
+    monkeypatch.setattr(compiling, "solve", broken)
+    with pytest.raises(NoScheduleError, match="no plan was found"):  # by the count over the graphs
+        step(po.torch.compile(copy.deepcopy(module), memory="70%", time_limit=3), given)
+    torch.compiler.reset()
+    monkeypatch.setattr(compiling, "peak_bytes", lambda *given: counted(*given) if next(calls) < 2 else 1)
+    compiled = po.torch.compile(module, memory="70%", time_limit=3)
+    step(compiled, given)
+    (plan,) = compiled.memory_plans
+    assert plan.measured_bytes is not None
+    assert plan.store_all_bytes >= plan.measured_bytes > plan.budget_bytes
+    assert peak_of(compiled, given) > plan.budget_bytes
+
+
+def test_a_budget_below_the_least_names_one_that_would_do() -> None:
+    module, given = made("resnet")
+    with pytest.raises(InfeasibleError, match=r"any plan takes .* or more; one is known with memory=\d+") as caught:
+        po.torch.compile(copy.deepcopy(module), memory="20%", time_limit=3)(*given)
+    assert "\n" not in str(caught.value)
+    known = float(str(caught.value).rpartition(", ")[2].removesuffix("%"))
+    plan = po.torch.plan(module, given, memory=f"{known + 0.1}%", time_limit=3)
+    assert plan.planned_bytes <= plan.budget_bytes
+    with pytest.raises(InfeasibleError, match="parameters, buffers and inputs"):
+        po.torch.plan(module, given, memory="1KB", time_limit=3)
+
+
+def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
+    from tests.pytorch.networks import Branches
+
+    x = torch.randn(64, 8)
+    module = Branches()
+    with pytest.raises(ModelError, match=r"Branches: torch can't trace it as one graph.*fullgraph=False"):
+        po.torch.compile(copy.deepcopy(module), memory="99%")(x)
+    with pytest.raises(ModelError, match="Branches: torch can't trace it"):
+        po.torch.plan(module, x)
+    with pytest.raises(OptionError, match="give a share"):
+        po.torch.compile(module, memory="1GB", fullgraph=False)
+    broken = po.torch.compile(copy.deepcopy(module), memory="100%", fullgraph=False)
+    check_same(step(broken, (x,)), step(module, (x,)))
+    assert len(broken.memory_plans) == 2
+    assert peak_of(broken, (x,)) <= sum(plan.budget_bytes for plan in broken.memory_plans)
+
+
+def test_buffers_and_inputs_that_forward_changes() -> None:
+    from tests.pytorch.networks import Counting
+
+    torch.manual_seed(0)
+    module, x = Counting(), torch.randn(256, 16)
+    compiled = po.torch.compile(copy.deepcopy(module), memory="65%", time_limit=3)
+    for _ in range(3):  # the value before, each time
+        mine, theirs = torch.ones(3), torch.ones(3)
+        check_same(step(compiled, (x, mine)), step(module, (x, theirs)))
+        assert torch.equal(mine, theirs)
+    assert compiled.memory_plans[0].recomputes > 0
+
+
+def test_other_shapes_get_a_plan_of_their_own_and_evaluation_none() -> None:
+    module, (tokens, labels) = made("bert")
+    compiled = po.torch.compile(copy.deepcopy(module), memory="70%", time_limit=3)
+    for rows in (4, 2):
+        given = tokens[:rows], labels[:rows]
+        check_same(step(compiled, given), step(module, given))
+        assert peak_of(compiled, given) <= compiled.memory_plans[-1].budget_bytes
+    assert len(compiled.memory_plans) == 2
+    compiled.eval()
+    with torch.no_grad():
+        assert torch.equal(compiled(tokens, labels), module.eval()(tokens, labels))
+    assert len(compiled.memory_plans) == 2
+
+
+def test_many_modules_in_one_process() -> None:
+    for _ in range(10):  # more than torch recompiles one function
+        compiled = po.torch.compile(nn.Linear(4, 4), memory="100%")
+        compiled(torch.randn(2, 4)).sum().backward()
+        assert len(compiled.memory_plans) == 1
+
+
+def test_checkpointed_regions_and_other_types() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module, (tokens, labels) = made("gpt")
+    plain = copy.deepcopy(module)
+    for layer in module.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    compiled = po.torch.compile(module, memory="60%", time_limit=3)
+    found, wanted = step(compiled, (tokens, labels)), step(plain, (tokens, labels))
+    check_same(found, wanted)
+    half = po.torch.compile(copy.deepcopy(plain), memory="60%", time_limit=3)
+    usual = po.torch.compile(plain, memory="100%")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_same(step(half, (tokens, labels)), step(usual, (tokens, labels)))
+    assert half.memory_plans[0].measured_bytes <= half.memory_plans[0].budget_bytes
+
+
+def test_outputs_and_their_gradients_count() -> None:
+    module = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh(), nn.Softplus())))
+    x = torch.randn(512, 32)
+    compiled = po.torch.compile(copy.deepcopy(module), memory="80%", time_limit=3)
+    check_same(step(compiled, (x,)), step(module, (x,)))
+    (plan,) = compiled.memory_plans
+    assert plan.least_bytes >= 2 * x.nbytes
+    assert plan.measured_bytes is not None
+    assert plan.measured_bytes <= plan.planned_bytes <= plan.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory": "much"}, "memory"),
+        ({"memory": 0.4}, "did you mean"),
+        ({"memory": "50%", "backend": "eager"}, "choose one of"),
+        ({"memory": "50%", "time_limit": "soon"}, "time_limit"),
+    ],
+)
+def test_options_that_cant_be_understood(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        po.torch.compile(nn.Linear(2, 2), **options)
+
+
+def test_what_has_no_plan() -> None:
+    with pytest.raises(ModelError, match="Module"):
+        po.torch.compile(lambda x: x, memory="50%")
+    with pytest.raises(ModelError, match="wants a gradient"):
+        po.torch.plan(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
