@@ -28,6 +28,7 @@ KERNELS = (
     "picking.c",
     "pooling.c",
     "product.c",
+    "quantization.c",
     "recurrent.c",
     "recurrent.c_gradient",
     "reduction.c",

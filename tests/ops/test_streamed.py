@@ -100,6 +100,7 @@ SWEPT = (
     "Split",
     "Slice",
     "Transpose",
+    "DequantizeLinear",
     "MatMul.grad_weight",
     "ReduceSum",
     "InstanceNormalization",
