@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
+from poetopt.graph import PACKED, Tensor
+
 
 class Sharing(NamedTuple):
     """Says which elements have a scale in common.
@@ -49,3 +51,8 @@ def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -
             f"{list(shape)}: {wanted}"
         )
     return Sharing(axis, block)
+
+
+def cut_in_bytes(tensor: Tensor, axis: int) -> bool:
+    """Says whether each step of an axis is whole bytes."""
+    return prod(tensor.shape[axis + 1 :]) % PACKED.get(tensor.dtype, 1) == 0

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from poetopt.graph import PACKED, Tensor
 from poetopt.ops.nodes import around
-from poetopt.ops.quantization import Sharing, sharing
+from poetopt.ops.quantization import Sharing, cut_in_bytes, sharing
 from poetopt.ops.runtimes.c.axes import along
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, loops, read, written
 from poetopt.ops.runtimes.c.tiling import Tiling
 
-_INTEGERS = ("int8", "uint8", "int32")
+_INTEGERS = ("int4", "int8", "int32", "uint4", "uint8")
 
 
 def _sharing(call: Call) -> Sharing:
@@ -29,17 +32,31 @@ def _code(call: Call, arguments: Arguments) -> str:
     scale = "0" if axis is None else "i1"
     if size:
         scale = f"(i0 * {-(-along_axis // size)} + i1 / {size}) * {behind} + i2"
-    zero = f" - z[{scale}]" if call.has(2) else ""
-    place = f"(i0 * {along_axis} + i1) * {behind} + i2"
-    # integers are subtracted as integers, as onnxruntime does; a difference of int32 could leave its type, zeros can't
-    body = f"const int32_t i = {place};\ny[i] = (float)(x[i]{zero}) * s[{scale}];"
+    given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
+    given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
+    x_i, s_j, *zero = (_element(name, tensor, at) for name, tensor, _, at in given)
+    # integers are subtracted as integers, as onnxruntime does
+    body = block(
+        f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
+        f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
+    )
     return block(
-        read("x", x, arguments.inputs[0]),
-        read("s", call.input(1), arguments.inputs[1]),
-        *([read("z", call.input(2), arguments.inputs[2])] if call.has(2) else []),
+        *(read(name, _as_bytes(tensor), at) for name, tensor, at, _ in given),
         written("y", call.output(), arguments.outputs[0]),
         loops((before, along_axis, behind), body),
     )
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return replace(tensor, dtype="uint8") if tensor.dtype in PACKED else tensor
+
+
+def _element(name: str, tensor: Tensor, at: str) -> str:
+    """An element as C reads it: one of four bits out of its byte."""
+    if tensor.dtype not in PACKED:
+        return f"{name}[{at}]"
+    bits = f"({name}[{at} / 2] >> ({at} % 2 * 4) & 15)"
+    return f"(({bits} ^ 8) - 8)" if tensor.dtype == "int4" else bits
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
@@ -49,7 +66,9 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
         if extent < 2 or (size and cut == axis):
             continue
         scale = cut if size else 0 if cut == axis else None
-        found += along(_code, call, (cut, *(scale for _ in call.inputs[1:])), (cut,))
+        axes = (cut, *(scale for _ in call.inputs[1:]))
+        if all(t is None or a is None or cut_in_bytes(t, a) for t, a in zip(call.inputs, axes, strict=True)):
+            found += along(_code, call, axes, (cut,))
     return tuple(found)
 
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Tensor
 from poetopt.ops.nodes import Call
+from poetopt.ops.quantization import cut_in_bytes, sharing
 from poetopt.ops.runtimes.sliced import Cut
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 
 
-EXACT = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "ReduceSum", *VIEW_OPS})
+EXACT = frozenset({"Add", "DequantizeLinear", "Div", "Mul", "Neg", "ReduceSum", "Sub", *VIEW_OPS})
 """Ops whose every element is the same in a vector and in the remainder."""
 VECTOR_BYTES = 64
 """The widest vector, and what buffers are aligned to."""
@@ -211,6 +212,27 @@ def _matmul(call: Call) -> Axes | None:
     return Axes(((*lead, "k"), ("k", "n")), ((*lead, "n"),), "k", multiples, least)
 
 
+def _dequantize(call: Call) -> Axes | None:
+    """Every element has a scale of its own place; blocks are not cut."""
+    shape, (axis, size) = (
+        call.shape(0),
+        sharing(call.shape(0), call.shape(1), call.integer("axis", 1), call.integer("block_size", 0)),
+    )
+    letters = tuple("" if size and k == axis else str(k) for k in range(len(shape)))
+    scale = letters if size else () if axis is None else (str(axis),)
+    operands = (letters, *(scale for _ in call.inputs[1:]))
+    uncut = {
+        one[k]
+        for tensor, one in zip(call.inputs, operands, strict=True)
+        for k in range(len(one))
+        if tensor is not None and not cut_in_bytes(tensor, k)
+    }
+    return Axes(
+        tuple(tuple("" if a in uncut else a for a in one) for one in operands),
+        (tuple("" if a in uncut else a for a in letters),),
+    )
+
+
 def _transpose(call: Call) -> Axes | None:
     rank = len(call.output().shape)
     given = call.node.attributes.get("perm")
@@ -316,6 +338,7 @@ _RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,
+    "DequantizeLinear": _dequantize,
     "Conv": _conv,
     "Softmax": _along("axis", -1),
     "LogSoftmax": _along("axis", -1),
