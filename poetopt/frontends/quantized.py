@@ -1,0 +1,158 @@
+"""Weights that a file stores quantized, in one form: DequantizeLinear right before who reads what it writes.
+
+`MatMulNBits` multiplies with a weight of N rows and K columns, of which `block_size` elements of a row have a scale and
+a zero point in common. Here the weight is [K, N], as MatMul takes it, of uint4 or uint8, with its blocks along the
+first axis; what is dequantized is the same numbers. Weights of four bits need opset 21, to which older files are
+converted. A Transpose of a dequantized weight goes to the weight: no step moves its floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from poetopt.frontends.convert import convert
+from poetopt.frontends.draft import Draft, readers
+from poetopt.frontends.places import FLOATS
+from poetopt.frontends.proto import attribute_int, copied, unique
+from poetopt.frontends.read import Document, array_of
+from poetopt.frontends.structure import describe
+from poetopt.ops.quantization import sharing
+from poetopt.util.errors import ModelError, UnsupportedOpError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from poetopt.graph import Array
+
+BLOCKED_SINCE = 21
+"""The opset since which DequantizeLinear has blocks and elements of four bits."""
+_PLAIN = "give the file from before that was quantized, or quantize it to DequantizeLinear (QDQ)"
+
+
+def spell_out_products(document: Document) -> list[str]:
+    """Write each MatMulNBits of `document` as DequantizeLinear and MatMul, in place. Returns notes.
+
+    Raises `UnsupportedOpError` for bits, zero points and orders that ONNX has no type for, for weights that are
+    computed, and where the file can't be converted; `ModelError` where sizes don't fit each other.
+    """
+    graph = document.proto.graph
+    if not any(_is_product(node) for node in graph.node):
+        return []
+    kept: list[NodeProto] = []
+    made: dict[tuple[str, ...], NodeProto] = {}
+    for node in graph.node:
+        if not _is_product(node):
+            kept.append(node)
+            continue
+        key = tuple(node.input[1:4])
+        if key not in made:
+            made[key] = _dequantized(document, node)
+        weight, bias = made[key].output[0], node.input[5] if len(node.input) > 5 else ""
+        product = f"{node.output[0]}.product" if bias else node.output[0]
+        kept.append(helper.make_node("MatMul", [node.input[0], weight], [product], name=node.name))
+        if bias:
+            kept.append(helper.make_node("Add", [product, bias], [node.output[0]], name=f"{node.name}.bias"))
+    document.put_nodes(kept)
+    note = convert(document, BLOCKED_SINCE)
+    if document.opset < BLOCKED_SINCE:
+        raise UnsupportedOpError(
+            f"{document.where}: MatMulNBits needs opset {BLOCKED_SINCE}, and the file can't be converted ({note}); "
+            f"{_PLAIN}"
+        )
+    for node in made.values():
+        del document.weights[node.output[0]]
+    document.put_nodes([*made.values(), *graph.node])
+    return [note] if note else []
+
+
+def _is_product(node: NodeProto) -> bool:
+    return node.op_type == "MatMulNBits" and node.domain == "com.microsoft"
+
+
+def _dequantized(document: Document, node: NodeProto) -> NodeProto:
+    """The node that writes the weight of `node`; `document` has its operands, and the weight as one without values."""
+    at = describe(document.where, node, document.opset)
+    depth, columns, size = (attribute_int(node, name, 0) for name in ("K", "N", "block_size"))
+    bits = attribute_int(node, "bits", 4)
+    if bits not in (4, 8) or (len(node.input) > 4 and node.input[4]) or attribute_int(node, "weight_prepacked", 0):
+        what = f"weights of {bits} bits" if bits not in (4, 8) else "another order of the weights (g_idx, prepacked)"
+        raise UnsupportedOpError(f"{at}: {what}, which is not supported; {_PLAIN}")
+    if min(depth, columns, size) < 1 or size % 2:
+        raise ModelError(f"{at}: its K, N and block_size are {depth}, {columns} and {size}; export the model again")
+    blocks = -(-depth // size)
+
+    def stored(k: int, wanted: int, fits: Callable[[TensorProto], bool], what: str) -> Array:
+        proto = document.weights.get(node.input[k])
+        if proto is None or not fits(proto):
+            said = "is computed" if proto is None else f"is {TensorProto.DataType.Name(proto.data_type).lower()}"
+            raise UnsupportedOpError(f"{at}: its {what} {node.input[k]!r} {said}, which is not supported; {_PLAIN}")
+        if prod(proto.dims) != wanted:
+            raise ModelError(
+                f"{at}: its {what} {node.input[k]!r} has shape {list(proto.dims)}, but must have {wanted} elements for "
+                f"K={depth}, N={columns}, block_size={size}, bits={bits}; export the model again"
+            )
+        return array_of(document, node.input[k])
+
+    def integers(k: int, row: int, what: str) -> NDArray[np.uint8]:
+        """Rows of so many bytes, unpacked: low bits first."""
+        found = stored(k, columns * row, lambda p: p.data_type == TensorProto.UINT8, what).astype(np.uint8)
+        found = found.reshape(columns, row)
+        return found if bits == 8 else np.stack([found & 15, found >> 4], axis=2).reshape(columns, 2 * row)
+
+    weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
+    scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
+    zeros = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
+    if len(node.input) > 3 and node.input[3]:
+        zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks]
+    taken = document.names
+    names = [unique(f"{node.input[1]}.{what}", taken) for what in ("quantized", "scales", "zero_points", "weight")]
+    kind = helper.tensor_dtype_to_np_dtype(TensorProto.UINT4 if bits == 4 else TensorProto.UINT8)
+    for name, array in zip(names, (weight.astype(kind), scales, zeros.astype(kind)), strict=False):
+        document.weights[name] = numpy_helper.from_array(np.ascontiguousarray(array.T), name)
+    kind = document.weights[names[1]].data_type
+    # the converter takes what is external for an input
+    document.weights[names[3]] = TensorProto(name=names[3], data_type=kind, dims=[depth, columns], data_location=1)
+    return helper.make_node("DequantizeLinear", names[:3], names[3:], name=names[3], axis=0, block_size=size)
+
+
+def settle(draft: Draft, outputs: Collection[str]) -> None:
+    """Let each weight be dequantized as its only reader takes it, right before its first reader, in place.
+
+    outputs
+        Of the graph: what is one of them stays.
+    """
+    count = readers(draft.nodes)
+    weights = {n.output[0]: n for n in draft.nodes if n.op_type == "DequantizeLinear" and n.input[0] in draft.constants}
+    waiting: dict[str, NodeProto] = {}
+    nodes: list[NodeProto] = []
+    for node in draft.nodes:
+        if node.output[0] in weights:
+            waiting[node.output[0]] = node
+            continue
+        held = waiting.get(node.input[0]) if node.op_type == "Transpose" else None
+        if held is not None and count[node.input[0]] == count[held.input[0]] == 1 and node.input[0] not in outputs:
+            waiting[node.output[0]] = _turned(draft, waiting.pop(node.input[0]), node)
+            continue
+        nodes += [waiting.pop(name) for name in dict.fromkeys(node.input) if name in waiting]
+        nodes.append(node)
+    draft.nodes[:] = [*nodes, *waiting.values()]
+
+
+def _turned(draft: Draft, weight: NodeProto, transpose: NodeProto) -> NodeProto:
+    """The node that writes what `transpose` writes of what `weight` does, from operands that are transposed."""
+    shape, scale = (draft.types[name][1] for name in weight.input[:2])
+    axis, block = sharing(shape, scale, attribute_int(weight, "axis", 1), attribute_int(weight, "block_size", 0))
+    perm = next((list(a.ints) for a in transpose.attribute if a.name == "perm"), list(range(len(shape)))[::-1])
+    node = copied(weight)
+    node.output[0] = transpose.output[0]
+    for k, name in enumerate(weight.input if block else weight.input[:1]):
+        node.input[k] = draft.put_beside(f"{name}.transposed", draft.constants[name].transpose(perm).copy())
+    kept = [a for a in node.attribute if a.name != "axis"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("axis", 1 if axis is None else perm.index(axis))])
+    return node
