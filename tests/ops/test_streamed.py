@@ -101,6 +101,8 @@ SWEPT = (
     "Slice",
     "Transpose",
     "DequantizeLinear",
+    "DequantizeLinear+Gemm",
+    "DequantizeLinear+MatMul",
     "MatMul.grad_weight",
     "ReduceSum",
     "InstanceNormalization",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from math import lcm
 
 from poetopt.graph import OWN_DOMAIN, PACKED, Tensor
 from poetopt.ops.nodes import around
@@ -19,7 +21,19 @@ from poetopt.ops.runtimes.c.kernel import (
     read,
     written,
 )
-from poetopt.ops.runtimes.c.tiling import Tiling
+from poetopt.ops.runtimes.c.tiling import (
+    ELEMENT_BYTES,
+    INNER,
+    OUTER,
+    PART,
+    Chunk,
+    ChunkSlice,
+    Loop,
+    Rows,
+    Tiling,
+    sliced,
+    whole,
+)
 
 _INTEGERS = ("int4", "int8", "int32", "uint4", "uint8")
 
@@ -78,59 +92,102 @@ def _product_refuses(call: Call) -> str | None:
     return None if all(t is None or t.dtype == "float32" for t in (a, *c)) else "a product of another type than float32"
 
 
-def _product(call: Call, arguments: Arguments) -> str:
-    """y = alpha a w + beta c: of w, `PANEL` columns at a time are dequantized, and multiplied by the plain kernel."""
-    (rows, columns, depth), turned = _sizes(call), call.integer("transB", 0)
-    x, (axis, size) = (
-        call.input(1),
-        sharing(call.shape(1), call.shape(2), call.integer("axis", 1), call.integer("block_size", 0)),
-    )
-    given = [(name, call.input(k), arguments.inputs[k]) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
+    """y = alpha a w + beta c: of w, `PANEL` columns at a time are dequantized, and multiplied by the plain kernel.
+
+    letter
+        What a chunk has some steps of: columns ("n"), what is summed up ("k"), or nothing.
+    """
+    rows, columns, depth = _sizes(call)
+    level = OUTER if letter == "n" else INNER
+    begin, count = chunk.begin[level], chunk.count[level]
+    wide, deep = count if letter == "n" else str(columns), count if letter == "k" else str(depth)
+    given = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+    places = {
+        n: _place(call, k, chunk.inputs[k].apart if letter == "n" else "") for k, n in enumerate("xsz"[: len(given)], 1)
+    }
+    elements = {name: _element(name, t, f"i{name}") for name, t, _ in given}
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     added = call.has(4) and bool(beta)
-    c_steps = broadcast_strides(call.shape(4), (rows, columns)) if added else (0, 0)
-
-    def panel(begin: str, count: int) -> str:
-        """Columns of w are rows of x where that is transposed."""
-        row, column = ("i1 + n", "i0") if turned else ("i0", "i1 + n")
-        places = {None: "0", 0: row, 1: column}
-        scale = places[axis]
-        if size:
-            width, place = x.shape[1], {0: (f"({row}) / {size}", column), 1: (row, f"({column}) / {size}")}[axis or 0]
-            scale = f"({place[0]}) * {width if axis == 0 else -(-width // size)} + {place[1]}"
-        elements = {name: _element(name, t, "i" if name == "x" else "j") for name, t, _ in given}
-        difference = " - ".join(elements[name] for name in ("x", "z") if name in elements)
-        dequantized = block(
-            f"const int32_t i = ({row}) * {x.shape[1]} + {column}, j = {scale};",
-            f"w[i0 * {count} + i1] = (float)({difference}) * {elements['s']};",
-        )
-        steps = columns, 1, depth, 1, count, 1
-        scaled = []
-        if added or alpha != 1.0:
-            at = f"c + n * {c_steps[1]}" if added else "NULL"
-            scaled = [
-                called(
-                    "po_scaled", "y + n", at, rows, count, columns, *c_steps, float(alpha), float(beta if added else 0)
-                )
-            ]
-        return block(
-            f"const int32_t n = {begin};",
-            loops((depth, count), dequantized),
-            called("po_product", "y + n", "a", "w", rows, count, depth, *steps, 0),
-            *scaled,
-        )
-
-    whole, rest = columns // PANEL, columns % PANEL
-    inner = "\n".join(f"    {line}" for line in panel(f"panel * {PANEL}", PANEL).splitlines())
+    y_row = chunk.outputs[0].apart if letter == "n" else str(columns)
+    scaled = ""
+    if added or alpha != 1.0:
+        row, column = broadcast_strides(call.shape(4), (rows, columns)) if added else (0, 0)
+        at = f"c + ({begin if letter == 'n' else '0'} + n) * {column}" if added else "NULL"
+        factors = float(alpha), float(beta if added else 0)
+        scaled = called("po_scaled", "y + n", at, rows, "wide", y_row, row, column, *factors)
+    adds = f"{begin} > 0" if letter == "k" else "0"
     return block(
-        read("a", call.input(0), arguments.inputs[0]),
+        f"const float *a = (const float *){chunk.inputs[0].at}{f' + {begin}' if letter == 'k' else ''};",
         *(read(name, _as_bytes(tensor), at) for name, tensor, at in given),
-        *([read("c", call.input(4), arguments.inputs[4])] if added else []),
-        written("y", call.output(), arguments.outputs[0]),
-        f"float *w = {arguments.scratch};",
-        *([f"for (int32_t panel = 0; panel < {whole}; ++panel) {{\n{inner}\n}}"] if whole else []),
-        *([panel(str(whole * PANEL), rest)] if rest else []),
+        *([read("c", call.input(4), chunk.inputs[4].at)] if added else []),
+        written("y", call.output(), chunk.outputs[0].at),
+        f"float *w = {chunk.scratch};",
+        f"for (int32_t n = 0; n < {wide}; n += {PANEL}) {{",
+        f"    const int32_t wide = po_smaller({PANEL}, {wide} - n);",
+        f"    for (int32_t k = 0; k < {deep}; ++k) {{",
+        "        for (int32_t o = n; o < n + wide; ++o) {",
+        f"            const int32_t {', '.join(f'i{name} = {place}' for name, place in places.items())};",
+        f"            w[k * wide + o - n] = (float)({' - '.join(elements[m] for m in 'xz' if m in elements)}) * "
+        f"{elements['s']};",
+        "        }",
+        "    }",
+        f"    {called('po_product', 'y + n', 'a', 'w', rows, 'wide', deep, y_row, 1, depth, 1, 'wide', 1, adds)}",
+        *([f"    {scaled}"] if scaled else []),
+        "}",
     )
+
+
+def _place(call: Call, index: int, apart: str) -> str:
+    """Says where the weight (1), scale (2) or zero point (3) of row k and column o of w is.
+
+    apart
+        Elements between rows, where a chunk has some columns.
+    """
+    turned, (axis, size) = call.integer("transB", 0), _sharing_of_weight(call)
+    steps = ["k", "o"][:: -1 if turned else 1]
+    if index > 1 and not size:
+        return "0" if axis is None else steps[axis]
+    if index > 1 and axis is not None:
+        steps[axis] = f"{steps[axis]} / {size}"
+    return f"{steps[0]} * {call.shape(index)[1] if turned or not apart else apart} + {steps[1]}"
+
+
+def _sharing_of_weight(call: Call) -> Sharing:
+    return sharing(call.shape(1), call.shape(2), call.integer("axis", 1), call.integer("block_size", 0))
+
+
+def _product_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of columns, or of what is summed up where that goes row by row of the weight."""
+    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), []
+    turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
+    own = 0 if turned else 1
+    operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
+
+    def cut(along: int, level: int, blocks: int) -> list[ChunkSlice | None] | None:
+        """What a chunk has of weight, scale and zero point; None where that isn't whole bytes."""
+        made: list[ChunkSlice | None] = []
+        for k, (t, one_axis) in enumerate(operands):
+            if t is None or (one_axis and axis != along):
+                made.append(None)
+                continue
+            place = 0 if one_axis else along
+            if not cut_in_bytes(t, place):
+                return None
+            taken = sliced(t, place, level)
+            whole_blocks = Rows(t.shape[place], 1, blocks, 0, blocks - 1)
+            made.append(replace(taken, rows=whole_blocks) if k and blocks > 1 else taken)
+        return made
+
+    rest = (None,) * (len(call.inputs) - 4)
+    if columns > 1 and not (size > 1 and axis == own) and (parts := cut(own, OUTER, 1)) is not None:
+        y = ChunkSlice(OUTER, ELEMENT_BYTES, rows)
+        found.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
+    blocks = size if size and axis == 1 - own else 1
+    loop = Loop(depth, lcm(PART, blocks))
+    if depth > loop.multiple and not turned and not added and (parts := cut(0, INNER, blocks)) is not None:
+        found.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
+    return tuple(found)
 
 
 def _panel_bytes(call: Call) -> int:
@@ -163,11 +220,13 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
     return tuple(found)
 
 
-HEADER = "po_math.h"
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("DequantizeLinear", _code, refuses=_refuses, tilings=_tilings, headers=(HEADER,)),
+    Kernel("DequantizeLinear", _code, refuses=_refuses, tilings=_tilings, headers=("po_math.h",)),
     *(
-        Kernel(f"DequantizeLinear+{op}", _product, OWN_DOMAIN, _product_refuses, _panel_bytes, headers=("po_gemm.h",))
+        Kernel(
+            f"DequantizeLinear+{op}", lambda call, arguments: _product(call, whole(arguments)), OWN_DOMAIN,
+            _product_refuses, _panel_bytes, headers=("po_gemm.h",), tilings=_product_tilings,
+        )
         for op in ("Gemm", "MatMul")
     ),
-)
+)  # fmt: skip
