@@ -1,17 +1,24 @@
-"""Operators that dequantize the weights that they read, where their kernels do it bit by bit.
+"""Operators that dequantize the weights that they read, where they do it part by part.
 
 A dequantized weight takes several times the bytes of the weight. Where each of its readers, with the DequantizeLinear
-among its nodes, needs less workspace than that, they dequantize it themselves, each time that they run: no schedule has
-to keep it, or to find room for it. Its numbers are the same, and so are all results.
+among its nodes, needs less workspace than that (in C any product, on onnxruntime what streams the weight from storage),
+they dequantize it themselves, each time that they run: no schedule has to keep it, or to find room for it. Its numbers
+are the same, and so are all results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from poetopt.autodiff.passes.in_place import kept_tensors
-from poetopt.graph import OWN_DOMAIN, TOGETHER, Node, Operator, Role, TrainingGraph, Whole
+from poetopt.graph import OWN_DOMAIN, TOGETHER, Node, Operator, Role, Tensor, TrainingGraph, Whole
+from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.contract import Runtime
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
 
@@ -22,37 +29,62 @@ def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     Such an operator's `kind` begins with `DequantizeLinear+`. A graph without any is returned as it is. Raises
     `ModelError` where a node names a tensor that the graph lacks.
     """
-    kept, tensors = kept_tensors(graph), graph.tensors
-    changed: dict[str, Operator] = {}
-    gone: set[str] = set()
+    kept, tensors, changed = kept_tensors(graph), dict(graph.tensors), dict[str, Operator]()
+    constants, gone = constants_of(graph), set[str]()
     for operator in graph.operators:
         if operator.kind != "DequantizeLinear" or any(tensors[n].role is not Role.CONSTANT for n in operator.inputs):
             continue
         (weight,) = operator.outputs
         readers = [changed.get(reader.name, reader) for reader in graph.readers.get(weight, ())]
-        made = [joined for reader in readers if (joined := _joined(operator, reader)) is not None]
+        own = {reader.name: _free(f"{reader.name}/{weight}", tensors) for reader in readers}
+        made = [one for reader in readers if (one := _joined(operator, reader, own[reader.name])) is not None]
         if weight in kept or not made or len(made) < len(readers):
             continue
-        apart, within = (
-            [runtime.workspace(one, tensors).temporaries_bytes for one in some] for some in (readers, made)
-        )
+        there = tensors | {name: replace(tensors[weight], name=name) for name in own.values()}
+        apart = [runtime.workspace(one, tensors).temporaries_bytes for one in readers]
+        within = [_least_bytes(one, operator.inputs, there, constants, runtime) for one in made]
         if all(b < a + tensors[weight].nbytes for a, b in zip(apart, within, strict=True)):
             gone.add(operator.name)
+            tensors = {name: tensor for name, tensor in there.items() if name != weight}
             changed.update((one.name, one) for one in made)
     if not gone:
         return graph
     note = f"{len(gone)} frozen weights are dequantized by the operators that read them, part by part"
     operators = tuple(changed.get(o.name, o) for o in graph.operators if o.name not in gone)
-    return replace(graph, operators=operators, notes=(*graph.notes, note))
+    return replace(graph, operators=operators, tensors=tensors, notes=(*graph.notes, note))
 
 
-def _joined(dequantize: Operator, reader: Operator) -> Operator | None:
-    """`reader` with the node of `dequantize` right before its first node that reads the weight; None for a view."""
-    (node,), (weight,) = dequantize.nodes, dequantize.outputs
+def _free(name: str, taken: Container[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _least_bytes(
+    operator: Operator,
+    stored: Sequence[str],
+    tensors: Mapping[str, Tensor],
+    constants: Mapping[str, Array],
+    runtime: Runtime,
+) -> int:
+    """The least workspace of `operator`, plain or with what is `stored` streamed."""
+    found = runtime.variants(operator, tensors, movable=stored, values=constants)
+    return min(variant.workspace.temporaries_bytes for variant in found)
+
+
+def _joined(dequantize: Operator, reader: Operator, name: str) -> Operator | None:
+    """`reader` with the node of `dequantize`, which writes `name` there, before the first that reads the weight.
+
+    None for a view.
+    """
+    (weight,) = dequantize.outputs
+    node = replace(dequantize.nodes[0], outputs=(name,), name=name)
     at = next(k for k, one in enumerate(reader.nodes) if weight in one.inputs)
     if reader.view or reader.over or any(one.first < at < one.first + one.count for one in reader.whole):
         return None
-    whole = [replace(one, first=one.first + (one.first >= at)) for one in reader.whole]
+    whole = [
+        replace(one, first=one.first + (one.first >= at), node=_reading(one.node, weight, name)) for one in reader.whole
+    ]
     product = reader.nodes[at]
     times = sum(one.inputs.count(weight) for one in reader.nodes)
     if product.op_type in _PRODUCTS and not product.domain and times == 1 and product.inputs[1] == weight:
@@ -69,7 +101,11 @@ def _joined(dequantize: Operator, reader: Operator) -> Operator | None:
     return replace(
         reader,
         kind=f"{dequantize.kind}{TOGETHER}{reader.kind}",
-        nodes=(*reader.nodes[:at], node, *reader.nodes[at:]),
+        nodes=(*reader.nodes[:at], node, *(_reading(one, weight, name) for one in reader.nodes[at:])),
         inputs=tuple(dict.fromkeys(n for n in (*reader.inputs, *dequantize.inputs) if n != weight)),
         whole=tuple(whole),
     )
+
+
+def _reading(node: Node, old: str, new: str) -> Node:
+    return replace(node, inputs=tuple(new if name == old else name for name in node.inputs))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from poetopt.graph import PACKED, Tensor
+from poetopt.graph import PACKED, Node, Tensor
 
 
 class Sharing(NamedTuple):
@@ -51,6 +51,12 @@ def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -
             f"{list(shape)}: {wanted}"
         )
     return Sharing(axis, block)
+
+
+def settings(node: Node) -> tuple[int, int]:
+    """The attributes `axis` and `block_size` of a DequantizeLinear."""
+    axis, block = (node.attributes.get(name, default) for name, default in (("axis", 1), ("block_size", 0)))
+    return int(axis), int(block)  # type: ignore[call-overload]
 
 
 def cut_in_bytes(tensor: Tensor, axis: int) -> bool:

@@ -8,7 +8,7 @@ from math import lcm
 
 from poetopt.graph import OWN_DOMAIN, PACKED, Tensor
 from poetopt.ops.nodes import around
-from poetopt.ops.quantization import Sharing, cut_in_bytes, sharing
+from poetopt.ops.quantization import Sharing, cut_in_bytes, settings, sharing
 from poetopt.ops.runtimes.c.axes import along
 from poetopt.ops.runtimes.c.kernel import (
     Arguments,
@@ -39,7 +39,7 @@ _INTEGERS = ("int4", "int8", "int32", "uint4", "uint8")
 
 
 def _sharing(call: Call) -> Sharing:
-    return sharing(call.shape(0), call.shape(1), call.integer("axis", 1), call.integer("block_size", 0))
+    return sharing(call.shape(0), call.shape(1), *settings(call.node))
 
 
 def _refuses(call: Call) -> str | None:
@@ -154,7 +154,7 @@ def _place(call: Call, index: int, apart: str) -> str:
 
 
 def _sharing_of_weight(call: Call) -> Sharing:
-    return sharing(call.shape(1), call.shape(2), call.integer("axis", 1), call.integer("block_size", 0))
+    return sharing(call.shape(1), call.shape(2), *settings(call.node))
 
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:

@@ -29,9 +29,9 @@ from dataclasses import dataclass, field
 from math import frexp, prod
 from typing import TYPE_CHECKING
 
-from poetopt.graph import VIEW_OPS, Node, Tensor
+from poetopt.graph import PACKED, VIEW_OPS, Node, Tensor
 from poetopt.ops.nodes import Call
-from poetopt.ops.quantization import cut_in_bytes, sharing
+from poetopt.ops.quantization import settings, sharing
 from poetopt.ops.runtimes.sliced import Cut
 
 if TYPE_CHECKING:
@@ -212,27 +212,6 @@ def _matmul(call: Call) -> Axes | None:
     return Axes(((*lead, "k"), ("k", "n")), ((*lead, "n"),), "k", multiples, least)
 
 
-def _dequantize(call: Call) -> Axes | None:
-    """Every element has a scale of its own place; blocks are not cut."""
-    shape, (axis, size) = (
-        call.shape(0),
-        sharing(call.shape(0), call.shape(1), call.integer("axis", 1), call.integer("block_size", 0)),
-    )
-    letters = tuple("" if size and k == axis else str(k) for k in range(len(shape)))
-    scale = letters if size else () if axis is None else (str(axis),)
-    operands = (letters, *(scale for _ in call.inputs[1:]))
-    uncut = {
-        one[k]
-        for tensor, one in zip(call.inputs, operands, strict=True)
-        for k in range(len(one))
-        if tensor is not None and not cut_in_bytes(tensor, k)
-    }
-    return Axes(
-        tuple(tuple("" if a in uncut else a for a in one) for one in operands),
-        (tuple("" if a in uncut else a for a in letters),),
-    )
-
-
 def _transpose(call: Call) -> Axes | None:
     rank = len(call.output().shape)
     given = call.node.attributes.get("perm")
@@ -338,7 +317,6 @@ _RULES: Mapping[str, Rule] = {
     "Gemm": _gemm,
     "MatMul": _matmul,
     "Transpose": _transpose,
-    "DequantizeLinear": _dequantize,
     "Conv": _conv,
     "Softmax": _along("axis", -1),
     "LogSoftmax": _along("axis", -1),
@@ -385,6 +363,26 @@ def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> 
     return {data: cut, made: cut}
 
 
+def _dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """Every element has the scale of its own place: of whole blocks, some of the scales."""
+    x, scale, *zero = node.inputs
+    axis, block = sharing(tensors[x].shape, tensors[scale].shape, *settings(node))
+    if name not in (x, node.outputs[0]):
+        own = axis if axis is not None and not block else cut.axis
+        cut = Cut(own, cut.per * block if block and own == axis else cut.per)
+    found = {x: cut, node.outputs[0]: cut}
+    if block and cut.axis == axis and cut.per % block:
+        return None
+    if block or cut.axis == axis:
+        per = cut.per // block if block and cut.axis == axis else cut.per
+        found.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
+    whole = all(
+        one.per * prod(tensors[n].shape[one.axis + 1 :]) % PACKED.get(tensors[n].dtype, 1) == 0
+        for n, one in found.items()
+    )
+    return found if whole and name in found else None
+
+
 def reads_rows(node: Node, name: str) -> bool:
     """Says whether a node reads rows of the table `name`, by their numbers."""
     gathers = node.op_type == "Gather" and not node.domain and not node.attributes.get("axis", 0)
@@ -394,5 +392,6 @@ def reads_rows(node: Node, name: str) -> bool:
 _SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
     **dict.fromkeys(VIEW_OPS, _view),
     "Col2Im": _col2im,
+    "DequantizeLinear": _dequantize,
     "ScatterND": _scatter,
 }
