@@ -3,7 +3,10 @@
 `MatMulNBits` multiplies with a weight of N rows and K columns, of which `block_size` elements of a row have a scale and
 a zero point in common. Here the weight is [K, N], as MatMul takes it, of uint4 or uint8, with its blocks along the
 first axis; what is dequantized is the same numbers. Weights of four bits need opset 21, to which older files are
-converted. A Transpose of a dequantized weight goes to the weight: no step moves its floats.
+converted. `GatherBlockQuantized` is a Gather of such a weight.
+
+A Transpose of a dequantized weight goes to the weight: no step moves its floats. And of a table rows are picked before
+they are dequantized, with their own scales: no step has all of it as floats.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.convert import convert
 from poetopt.frontends.draft import Draft, readers
+from poetopt.frontends.fold import infer
 from poetopt.frontends.places import FLOATS
-from poetopt.frontends.proto import attribute_int, copied, unique
+from poetopt.frontends.proto import attribute_int, copied, dtype_name, unique
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.structure import describe
+from poetopt.graph import PACKED
 from poetopt.ops.quantization import sharing
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
@@ -138,6 +143,14 @@ def settle(draft: Draft, outputs: Collection[str]) -> None:
         if held is not None and count[node.input[0]] == count[held.input[0]] == 1 and node.input[0] not in outputs:
             waiting[node.output[0]] = _turned(draft, waiting.pop(node.input[0]), node)
             continue
+        table = weights.get(node.input[0]) if node.op_type == "Gather" and not attribute_int(node, "axis", 0) else None
+        picked = _picked(draft, table, node) if table is not None else []
+        if table is not None and picked:
+            count[table.output[0]] -= 1
+            if not count[table.output[0]] and table.output[0] not in outputs:
+                waiting.pop(table.output[0], None)
+            nodes += picked
+            continue
         nodes += [waiting.pop(name) for name in dict.fromkeys(node.input) if name in waiting]
         nodes.append(node)
     draft.nodes[:] = [*nodes, *waiting.values()]
@@ -156,3 +169,53 @@ def _turned(draft: Draft, weight: NodeProto, transpose: NodeProto) -> NodeProto:
     del node.attribute[:]
     node.attribute.extend([*kept, helper.make_attribute("axis", 1 if axis is None else perm.index(axis))])
     return node
+
+
+def _picked(draft: Draft, weight: NodeProto, gather: NodeProto) -> list[NodeProto]:
+    """Nodes that write what `gather` picks of the table that `weight` writes; none where blocks are of several rows."""
+    (shape, scale), ids = (draft.types[name][1] for name in weight.input[:2]), gather.input[1]
+    axis, block = sharing(shape, scale, attribute_int(weight, "axis", 1), attribute_int(weight, "block_size", 0))
+    packed = dtype_name(draft.types[weight.input[0]][0]) in PACKED
+    if (axis == 0 and (block or len(shape) != 2)) or (packed and shape[-1] % 2):
+        return []
+    if draft.opset < BLOCKED_SINCE and (block or axis == 0):
+        return []
+    rank, nodes = len(draft.types[ids][1]) + len(shape) - 1, list[NodeProto]()
+
+    def add(op: str, *inputs: str, **attributes: int) -> str:
+        name = f"{gather.output[0]}.{len(nodes)}"
+        while name in draft.types:
+            name += "_"
+        node = helper.make_node(op, inputs, [name], name=name, **attributes)
+        draft.types.update(infer(draft, node, {}))
+        nodes.append(node)
+        return name
+
+    def constant(name: str, value: Array) -> str:
+        return draft.put_beside(f"{weight.output[0]}.{name}", value)
+
+    values = [draft.constants[name] for name in weight.input]
+    if packed:  # there is no Gather of four bits: bytes are picked, and taken apart
+        offset = 8 if values[0].dtype.name == "int4" else 0
+        values = [v if k == 1 else (v.astype(np.int8) + offset).astype(np.uint8) for k, v in enumerate(values)]
+        if offset and len(values) < 3:
+            values.append(np.full(scale, offset, np.uint8))
+        pairs = add("Gather", constant("bytes", values[0][..., ::2] | values[0][..., 1::2] << 4), ids, axis=0)
+        pairs, sixteen = add("Cast", pairs, to=TensorProto.INT32), constant("sixteen", np.array(16, np.int32))
+        last = constant("last", np.array([-1]))
+        halves = [add("Unsqueeze", add(op, pairs, sixteen), last) for op in ("Mod", "Div")]
+        whole = constant("rows", np.array([*draft.types[ids][1], *shape[1:]]))
+        data = add("Cast", add("Reshape", add("Concat", *halves, axis=-1), whole), to=TensorProto.UINT8)
+    else:
+        data = add("Gather", weight.input[0], ids, axis=0)
+    scales = [weight.input[1], *weight.input[2:]]
+    if packed:
+        scales[1:] = [constant("zero_points", value) for value in values[2:]]
+    if block or axis == 0:
+        scales = [add("Gather", name, ids, axis=0) for name in scales]
+    if axis == 0:
+        last, block, axis = constant("columns", np.array([-1])), shape[1], 1
+        scales = [add("Unsqueeze", name, last) for name in scales]
+    own = {} if axis is None else {"axis": axis + rank - len(shape)} | ({"block_size": block} if block else {})
+    nodes.append(helper.make_node("DequantizeLinear", [data, *scales], gather.output, name=gather.name, **own))
+    return nodes
