@@ -31,7 +31,7 @@ from poetopt.frontends.dropouts import draw_by_dropout
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
-from poetopt.frontends.quantized import settle, spell_out_products
+from poetopt.frontends.quantized import settle, spell_out_quantized
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.sequences import list_sequences, split_sequences
@@ -117,7 +117,7 @@ def load_onnx(
     inline_branches(document, options)
     list_sequences(document)  # of the branches
     split_sequences(document, options)
-    notes += spell_out_products(document)
+    notes += spell_out_quantized(document)
     apart, idle = take_apart(document)
     notes += apart
     normalized = merged_layers(document)

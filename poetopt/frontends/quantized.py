@@ -11,7 +11,7 @@ they are dequantized, with their own scales: no step has all of it as floats.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -30,34 +30,41 @@ from poetopt.ops.quantization import sharing
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from poetopt.graph import Array
 
 BLOCKED_SINCE = 21
 """The opset since which DequantizeLinear has blocks and elements of four bits."""
+_PRODUCT, _TABLE = "MatMulNBits", "GatherBlockQuantized"
 _PLAIN = "give the file from before that was quantized, or quantize it to DequantizeLinear (QDQ)"
 
 
-def spell_out_products(document: Document) -> list[str]:
-    """Write each MatMulNBits of `document` as DequantizeLinear and MatMul, in place. Returns notes.
+def spell_out_quantized(document: Document) -> list[str]:
+    """Write onnxruntime's quantized operators in `document` as DequantizeLinear and MatMul or Gather. Returns notes.
 
     Raises `UnsupportedOpError` for bits, zero points and orders that ONNX has no type for, for weights that are
     computed, and where the file can't be converted; `ModelError` where sizes don't fit each other.
     """
     graph = document.proto.graph
-    if not any(_is_product(node) for node in graph.node):
+    if not any(_is_own(node) for node in graph.node):
         return []
     kept: list[NodeProto] = []
     made: dict[tuple[str, ...], NodeProto] = {}
     for node in graph.node:
-        if not _is_product(node):
+        if not _is_own(node):
             kept.append(node)
             continue
-        key = tuple(node.input[1:4])
+        table = node.op_type == _TABLE
+        if len(node.input) < 3:
+            raise ModelError(f"{describe(document.where, node, document.opset)}: it lacks operands; export it again")
+        key = (node.op_type, *(node.input if table else node.input[1:4]))
         if key not in made:
-            made[key] = _dequantized(document, node)
-        weight, bias = made[key].output[0], node.input[5] if len(node.input) > 5 else ""
+            made[key] = (_of_table if table else _of_product)(document, node)
+        weight = made[key].output[0]
+        if table:
+            axis = attribute_int(node, "gather_axis", 0)
+            kept.append(helper.make_node("Gather", [weight, node.input[1]], node.output, name=node.name, axis=axis))
+            continue
+        bias = node.input[5] if len(node.input) > 5 else ""
         product = f"{node.output[0]}.product" if bias else node.output[0]
         kept.append(helper.make_node("MatMul", [node.input[0], weight], [product], name=node.name))
         if bias:
@@ -66,8 +73,8 @@ def spell_out_products(document: Document) -> list[str]:
     note = convert(document, BLOCKED_SINCE)
     if document.opset < BLOCKED_SINCE:
         raise UnsupportedOpError(
-            f"{document.where}: MatMulNBits needs opset {BLOCKED_SINCE}, and the file can't be converted ({note}); "
-            f"{_PLAIN}"
+            f"{document.where}: {_PRODUCT} and {_TABLE} need opset {BLOCKED_SINCE}, and the file can't be converted "
+            f"({note}); {_PLAIN}"
         )
     for node in made.values():
         del document.weights[node.output[0]]
@@ -75,11 +82,48 @@ def spell_out_products(document: Document) -> list[str]:
     return [note] if note else []
 
 
-def _is_product(node: NodeProto) -> bool:
-    return node.op_type == "MatMulNBits" and node.domain == "com.microsoft"
+def _is_own(node: NodeProto) -> bool:
+    return node.op_type in (_PRODUCT, _TABLE) and node.domain == "com.microsoft"
 
 
-def _dequantized(document: Document, node: NodeProto) -> NodeProto:
+def _halves(packed: Array) -> Array:
+    """Elements of four bits along the last axis, two to a byte: low bits first."""
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _of_table(document: Document, node: NodeProto) -> NodeProto:
+    """The same of a GatherBlockQuantized."""
+    bits, size, axis = (attribute_int(node, n, d) for n, d in (("bits", 4), ("block_size", 128), ("quantize_axis", 1)))
+    names = [name for k, name in enumerate(node.input) if name and k != 1]
+    protos = [document.weights.get(name) for name in names]
+    stored = [array_of(document, name) for name, proto in zip(names, protos, strict=True) if proto is not None]
+    kind = protos[0].data_type if protos[0] is not None else 0
+    if (
+        len(stored) < len(names)
+        or kind not in (TensorProto.INT4, TensorProto.UINT4, TensorProto.UINT8)
+        or bits not in (4, 8)
+    ):
+        at = describe(document.where, node, document.opset)
+        raise UnsupportedOpError(
+            f"{at}: a table of {bits} bits that is computed, or of another type than int4, uint4 "
+            f"or uint8, which is not supported; {_PLAIN}"
+        )
+    data, scale, *zero = stored
+    if kind == TensorProto.UINT8:
+        zero = zero or [np.full(scale.shape, 1 << (bits - 1), np.uint8)]
+        if bits == 4:
+            data, zero = _halves(data), [_halves(z)[..., : scale.shape[-1]] if len(stored) > 2 else z for z in zero]
+    return _put(
+        document,
+        names[0],
+        [data, scale, *zero],
+        TensorProto.UINT4 if bits == 4 and kind == TensorProto.UINT8 else kind,
+        axis,
+        size,
+    )
+
+
+def _of_product(document: Document, node: NodeProto) -> NodeProto:
     """The node that writes the weight of `node`; `document` has its operands, and the weight as one without values."""
     at = describe(document.where, node, document.opset)
     depth, columns, size = (attribute_int(node, name, 0) for name in ("K", "N", "block_size"))
@@ -103,26 +147,33 @@ def _dequantized(document: Document, node: NodeProto) -> NodeProto:
             )
         return array_of(document, node.input[k])
 
-    def integers(k: int, row: int, what: str) -> NDArray[np.uint8]:
+    def integers(k: int, row: int, what: str) -> Array:
         """Rows of so many bytes, unpacked: low bits first."""
         found = stored(k, columns * row, lambda p: p.data_type == TensorProto.UINT8, what).astype(np.uint8)
-        found = found.reshape(columns, row)
-        return found if bits == 8 else np.stack([found & 15, found >> 4], axis=2).reshape(columns, 2 * row)
+        return found.reshape(columns, row) if bits == 8 else _halves(found.reshape(columns, row))
 
     weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
     zeros = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     if len(node.input) > 3 and node.input[3]:
         zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks]
-    taken = document.names
-    names = [unique(f"{node.input[1]}.{what}", taken) for what in ("quantized", "scales", "zero_points", "weight")]
-    kind = helper.tensor_dtype_to_np_dtype(TensorProto.UINT4 if bits == 4 else TensorProto.UINT8)
-    for name, array in zip(names, (weight.astype(kind), scales, zeros.astype(kind)), strict=False):
-        document.weights[name] = numpy_helper.from_array(np.ascontiguousarray(array.T), name)
-    kind = document.weights[names[1]].data_type
+    kind = TensorProto.UINT4 if bits == 4 else TensorProto.UINT8
+    return _put(document, node.input[1], [weight.T, scales.T, zeros.T], kind, 0, size)
+
+
+def _put(document: Document, stem: str, operands: Sequence[Array], kind: int, axis: int, size: int) -> NodeProto:
+    """The node that dequantizes these operands, which `document` has then: weight, scale, and a zero point perhaps."""
+    taken, kinds = document.names, helper.tensor_dtype_to_np_dtype(kind)
+    names = [unique(f"{stem}.{what}", taken) for what in ("weight", "quantized", "scales", "zero_points")]
+    for name, array in zip(names[1:], operands, strict=False):
+        own = array if name == names[2] else array.astype(kinds)
+        document.weights[name] = numpy_helper.from_array(np.ascontiguousarray(own), name)
     # the converter takes what is external for an input
-    document.weights[names[3]] = TensorProto(name=names[3], data_type=kind, dims=[depth, columns], data_location=1)
-    return helper.make_node("DequantizeLinear", names[:3], names[3:], name=names[3], axis=0, block_size=size)
+    document.weights[names[0]] = TensorProto(
+        name=names[0], data_type=document.weights[names[2]].data_type, dims=operands[0].shape, data_location=1
+    )
+    own = names[1 : 1 + len(operands)]
+    return helper.make_node("DequantizeLinear", own, names[:1], name=names[0], axis=axis, block_size=size)
 
 
 def settle(draft: Draft, outputs: Collection[str]) -> None:
