@@ -88,7 +88,8 @@ def _is_own(node: NodeProto) -> bool:
 
 def _halves(packed: Array) -> Array:
     """Elements of four bits along the last axis, two to a byte: low bits first."""
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+    bits = packed.astype(np.uint8)
+    return np.stack([bits & 15, bits >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 def _of_table(document: Document, node: NodeProto) -> NodeProto:
@@ -149,14 +150,14 @@ def _of_product(document: Document, node: NodeProto) -> NodeProto:
 
     def integers(k: int, row: int, what: str) -> Array:
         """Rows of so many bytes, unpacked: low bits first."""
-        found = stored(k, columns * row, lambda p: p.data_type == TensorProto.UINT8, what).astype(np.uint8)
-        return found.reshape(columns, row) if bits == 8 else _halves(found.reshape(columns, row))
+        found = stored(k, columns * row, lambda p: p.data_type == TensorProto.UINT8, what).reshape(columns, row)
+        return found if bits == 8 else _halves(found)
 
     weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
-    zeros = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
-    if len(node.input) > 3 and node.input[3]:
-        zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks]
+    given = len(node.input) > 3 and bool(node.input[3])
+    middle: Array = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
+    zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks] if given else middle
     kind = TensorProto.UINT4 if bits == 4 else TensorProto.UINT8
     return _put(document, node.input[1], [weight.T, scales.T, zeros.T], kind, 0, size)
 
@@ -166,11 +167,14 @@ def _put(document: Document, stem: str, operands: Sequence[Array], kind: int, ax
     taken, kinds = document.names, helper.tensor_dtype_to_np_dtype(kind)
     names = [unique(f"{stem}.{what}", taken) for what in ("weight", "quantized", "scales", "zero_points")]
     for name, array in zip(names[1:], operands, strict=False):
-        own = array if name == names[2] else array.astype(kinds)
-        document.weights[name] = numpy_helper.from_array(np.ascontiguousarray(own), name)
+        stored = array if name == names[2] else array.astype(kinds)
+        document.weights[name] = numpy_helper.from_array(np.ascontiguousarray(stored), name)
     # the converter takes what is external for an input
     document.weights[names[0]] = TensorProto(
-        name=names[0], data_type=document.weights[names[2]].data_type, dims=operands[0].shape, data_location=1
+        name=names[0],
+        data_type=document.weights[names[2]].data_type,
+        dims=operands[0].shape,
+        data_location=TensorProto.EXTERNAL,
     )
     own = names[1 : 1 + len(operands)]
     return helper.make_node("DequantizeLinear", own, names[:1], name=names[0], axis=axis, block_size=size)
@@ -214,7 +218,7 @@ def _turned(draft: Draft, weight: NodeProto, transpose: NodeProto) -> NodeProto:
     perm = next((list(a.ints) for a in transpose.attribute if a.name == "perm"), list(range(len(shape)))[::-1])
     node = copied(weight)
     node.output[0] = transpose.output[0]
-    for k, name in enumerate(weight.input if block else weight.input[:1]):
+    for k, name in enumerate(filter(None, weight.input) if block else weight.input[:1]):
         node.input[k] = draft.put_beside(f"{name}.transposed", draft.constants[name].transpose(perm).copy())
     kept = [a for a in node.attribute if a.name != "axis"]
     del node.attribute[:]
@@ -237,7 +241,7 @@ def _picked(draft: Draft, weight: NodeProto, gather: NodeProto) -> list[NodeProt
         name = f"{gather.output[0]}.{len(nodes)}"
         while name in draft.types:
             name += "_"
-        node = helper.make_node(op, inputs, [name], name=name, **attributes)
+        node = helper.make_node(op, inputs, [name], name=name, **attributes)  # type: ignore[arg-type]
         draft.types.update(infer(draft, node, {}))
         nodes.append(node)
         return name
@@ -245,28 +249,30 @@ def _picked(draft: Draft, weight: NodeProto, gather: NodeProto) -> list[NodeProt
     def constant(name: str, value: Array) -> str:
         return draft.put_beside(f"{weight.output[0]}.{name}", value)
 
-    values = [draft.constants[name] for name in weight.input]
+    table, factors, *zeros = filter(None, weight.input)
     if packed:  # there is no Gather of four bits: bytes are picked, and taken apart
-        offset = 8 if values[0].dtype.name == "int4" else 0
-        values = [v if k == 1 else (v.astype(np.int8) + offset).astype(np.uint8) for k, v in enumerate(values)]
-        if offset and len(values) < 3:
-            values.append(np.full(scale, offset, np.uint8))
-        pairs = add("Gather", constant("bytes", values[0][..., ::2] | values[0][..., 1::2] << 4), ids, axis=0)
+        signed = draft.constants[table].dtype.name == "int4"
+        values, *middle = (draft.constants[name].astype(np.int8) + 8 * signed for name in (table, *zeros))
+        middle = middle or [np.full(scale, 8, np.int8)] * signed
+        zeros = [constant("zero_points", value.astype(np.uint8)) for value in middle]
+        pairs = add(
+            "Gather", constant("bytes", (values[..., ::2] | values[..., 1::2] << 4).astype(np.uint8)), ids, axis=0
+        )
         pairs, sixteen = add("Cast", pairs, to=TensorProto.INT32), constant("sixteen", np.array(16, np.int32))
         last = constant("last", np.array([-1]))
         halves = [add("Unsqueeze", add(op, pairs, sixteen), last) for op in ("Mod", "Div")]
         whole = constant("rows", np.array([*draft.types[ids][1], *shape[1:]]))
         data = add("Cast", add("Reshape", add("Concat", *halves, axis=-1), whole), to=TensorProto.UINT8)
     else:
-        data = add("Gather", weight.input[0], ids, axis=0)
-    scales = [weight.input[1], *weight.input[2:]]
-    if packed:
-        scales[1:] = [constant("zero_points", value) for value in values[2:]]
+        data = add("Gather", table, ids, axis=0)
+    scales = [factors, *zeros]
     if block or axis == 0:
         scales = [add("Gather", name, ids, axis=0) for name in scales]
     if axis == 0:
         last, block, axis = constant("columns", np.array([-1])), shape[1], 1
         scales = [add("Unsqueeze", name, last) for name in scales]
-    own = {} if axis is None else {"axis": axis + rank - len(shape)} | ({"block_size": block} if block else {})
-    nodes.append(helper.make_node("DequantizeLinear", [data, *scales], gather.output, name=gather.name, **own))
-    return nodes
+    along = 1 if axis is None else axis + rank - len(shape)
+    own = {"axis": along} | ({"block_size": block} if block else {})
+    made = helper.make_node("DequantizeLinear", [data, *scales], gather.output, **own)  # type: ignore[arg-type]
+    made.name = gather.name
+    return [*nodes, made]

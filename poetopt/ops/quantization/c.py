@@ -159,7 +159,7 @@ def _sharing_of_weight(call: Call) -> Sharing:
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:
     """Chunks of columns, or of what is summed up where that goes row by row of the weight."""
-    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), []
+    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), list[Tiling]()
     turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
     own = 0 if turned else 1
     operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
@@ -209,7 +209,7 @@ def _element(name: str, tensor: Tensor, at: str) -> str:
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """Chunks along each axis, but the one that blocks lie along."""
-    (axis, size), found = _sharing(call), []
+    (axis, size), found = _sharing(call), list[Tiling]()
     for cut, extent in enumerate(call.shape(0)):
         if extent < 2 or (size and cut == axis):
             continue
