@@ -188,6 +188,37 @@ def test_in_c_no_step_has_the_floats_of_a_weight(dtype: str, kind: str, axis: in
     assert ran.bit_identical
 
 
+def convolutions(*, twin: bool) -> onnx.ModelProto:
+    """Two convolutions with frozen weights of 8 bits, or of the same floats, and what is trained between them."""
+    rng, nodes, stored, x, ins = np.random.default_rng(2), [], dict[str, Any](), "x", 3
+    for k, outs in enumerate((24, 32)):
+        held, attributes = weight(rng, (outs, ins * 9), "int8", "channel")
+        if twin:
+            stored[f"w{k}"] = dequantized(held, attributes).reshape(outs, ins, 3, 3)
+        else:
+            stored |= {f"{name}{k}": v.reshape(outs, ins, 3, 3) if name == "q" else v for name, v in held.items()}
+            nodes.append(make_node("DequantizeLinear", [f"{n}{k}" for n in held], [f"w{k}"], axis=0))
+        stored |= {f"A{k}": np.ones(outs, np.float32), f"B{k}": np.zeros(outs, np.float32)}
+        nodes += [make_node("Conv", [x, f"w{k}"], [f"c{k}"], pads=[1] * 4, strides=[2, 2]),
+                  make_node("InstanceNormalization", [f"c{k}", f"A{k}", f"B{k}"], [f"i{k}"]),
+                  make_node("Relu", [f"i{k}"], [f"r{k}"])]  # fmt: skip
+        x, ins = f"r{k}", outs
+    nodes += [make_node("GlobalAveragePool", [x], ["p"]), make_node("Flatten", ["p"], ["y"])]
+    return model_of(nodes, {"x": [1, 3, 16, 16]}, ["y"], stored)
+
+
+@needs_host
+def test_in_c_convolutions_take_no_more_ram_than_with_floats_in_flash() -> None:
+    options: dict[str, Any] = {"device": "m4", "runtime": "c", "train": TRAINED, "optimizer": "sgd", "time_limit": 20}
+    mine, floating = (po.solve(convolutions(twin=twin), ram="100%", **options) for twin in (False, True))
+    kinds = [o.kind for o in mine.plan.problem.operators if "DequantizeLinear" in o.kind]
+    assert kinds == ["DequantizeLinear+Conv"] * 2 + ["DequantizeLinear+Conv.grad_input"]
+    assert mine.to_dict()["peak_bytes"] <= floating.to_dict()["peak_bytes"] + 1024
+    assert mine.plan.problem.flash_bytes < 0.3 * floating.plan.problem.flash_bytes
+    ran = po.execute_on(mine, "host")
+    assert ran.bit_identical
+
+
 def test_a_weight_that_others_read_too_stays_an_operator_in_c() -> None:
     model = lora("int8", "channel", layers=1)
     model.graph.node.append(make_node("ReduceSum", ["w0"], ["total"], keepdims=0))

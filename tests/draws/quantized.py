@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor
 from poetopt.testing.kernel import OPSET, Case, node_case, session_of
-from tests.draws.pieces import Draw, Random, normal, random_shape
+from tests.draws.pieces import Draw, Random, network, normal, onnx_node, random_shape
+from tests.draws.steps import step_cases
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -63,6 +64,29 @@ def product(op_type: str) -> Draw:
     return draw
 
 
+def convolution(op_type: str) -> Draw:
+    """What a training step has of a convolution with a quantized weight, as one with dequantizing it."""
+
+    def draw(random: Random) -> list[Case]:
+        axes, groups = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 12]))
+        ins, outs = (12 * int(n) // groups for n in random.integers(1, 3, 2))
+        window: dict[str, Any] = {"kernel_shape": [int(n) for n in random.integers(1, 4, axes)], "group": groups}
+        window["strides"] = [int(n) for n in random.integers(1, 3, axes)]
+        window["pads"] = [int(random.integers(0, k)) for k in (*window["kernel_shape"], *window["kernel_shape"])]
+        x, scale, zero, attributes = weight(random, (outs * groups, ins, *window["kernel_shape"]))
+        held = {"q": x, "s": scale, **({"z": zero} if zero is not None else {}), "b": normal(random, (outs * groups,))}
+        names = [name for name in held if name != "b"]
+        operands = ["h", "w", *(["b"] if random.random() < 0.5 else [])]
+        nodes = [
+            onnx_node("DequantizeLinear", names, ["w"], attributes),
+            onnx_node("Conv", operands, attributes=window),
+        ]
+        shape = (int(random.integers(1, 3)), ins * groups, *(int(n) for n in random.integers(3, 8, axes)))
+        return step_cases(network(random, shape, nodes, held), op_type, random)
+
+    return draw
+
+
 def computed(nodes: Sequence[Node], given: Mapping[str, Array], name: str) -> Array:
     """A tensor that these nodes write, by onnxruntime."""
     from onnx import helper
@@ -78,4 +102,5 @@ def computed(nodes: Sequence[Node], given: Mapping[str, Array], name: str) -> Ar
 DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "DequantizeLinear"): _dequantize,
     **{(OWN_DOMAIN, f"DequantizeLinear+{op}"): product(op) for op in ("Gemm", "MatMul")},
+    **{(OWN_DOMAIN, op): convolution(op) for op in ("DequantizeLinear+Conv", "DequantizeLinear+Conv.grad_input")},
 }

@@ -20,7 +20,8 @@ from poetopt.ops.runtimes.contract import Runtime
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-_PRODUCTS = frozenset({"Gemm", "MatMul"})
+_WITHIN = frozenset({("", "Conv"), ("", "Gemm"), ("", "MatMul"), (OWN_DOMAIN, "Conv.grad_input")})
+"""Ops, by domain, that a runtime may have a kernel for with the DequantizeLinear before them, under both names."""
 
 
 def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
@@ -80,30 +81,26 @@ def _joined(dequantize: Operator, reader: Operator, name: str) -> Operator | Non
     (weight,) = dequantize.outputs
     node = replace(dequantize.nodes[0], outputs=(name,), name=name)
     at = next(k for k, one in enumerate(reader.nodes) if weight in one.inputs)
-    if reader.view or reader.over or any(one.first < at < one.first + one.count for one in reader.whole):
+    run = next((one for one in reader.whole if one.first <= at < one.first + one.count), Whole(at, 1, reader.nodes[at]))
+    if reader.view or reader.over:
         return None
-    whole = [
-        replace(one, first=one.first + (one.first >= at), node=_reading(one.node, weight, name)) for one in reader.whole
-    ]
-    product = reader.nodes[at]
-    times = sum(one.inputs.count(weight) for one in reader.nodes)
-    if product.op_type in _PRODUCTS and not product.domain and times == 1 and product.inputs[1] == weight:
+    others = [replace(one, first=one.first + (one.first > at)) for one in reader.whole if one != run]
+    at, last = run.first, run.first + run.count
+    product = run.node
+    alone = not any(weight in one.inputs for one in reader.nodes[last:]) and product.inputs.count(weight) == 1
+    if (product.domain, product.op_type) in _WITHIN and alone and product.inputs[1] == weight:
         factor, *rest = (*product.inputs[:1], *product.inputs[2:])
-        together = Node(
-            f"{node.op_type}{TOGETHER}{product.op_type}",
-            (factor, *(*node.inputs, "")[:3], *rest),
-            product.outputs,
-            {**node.attributes, **product.attributes},
-            OWN_DOMAIN,
-            product.name,
-        )
-        whole = sorted([*whole, Whole(at, 2, together)], key=lambda one: one.first)
+        op, own = f"{node.op_type}{TOGETHER}{product.op_type}", (factor, *(*node.inputs, "")[:3], *rest)
+        attributes = {**node.attributes, **product.attributes}
+        others.append(Whole(at, run.count + 1, Node(op, own, product.outputs, attributes, OWN_DOMAIN, product.name)))
+    elif run in reader.whole:
+        others.append(replace(run, first=at + 1, node=_reading(product, weight, name)))
     return replace(
         reader,
         kind=f"{dequantize.kind}{TOGETHER}{reader.kind}",
         nodes=(*reader.nodes[:at], node, *(_reading(one, weight, name) for one in reader.nodes[at:])),
         inputs=tuple(dict.fromkeys(n for n in (*reader.inputs, *dequantize.inputs) if n != weight)),
-        whole=tuple(whole),
+        whole=tuple(sorted(others, key=lambda one: one.first)),
     )
 
 

@@ -42,7 +42,7 @@ def _sharing(call: Call) -> Sharing:
     return sharing(call.shape(0), call.shape(1), *settings(call.node))
 
 
-def _refuses(call: Call) -> str | None:
+def refuses(call: Call) -> str | None:
     if call.input(0).dtype not in _INTEGERS:
         return f"DequantizeLinear of {call.input(0).dtype}: it has {', '.join(_INTEGERS)}"
     if {call.input(1).dtype, call.output().dtype} != {"float32"}:
@@ -58,14 +58,14 @@ def _code(call: Call, arguments: Arguments) -> str:
         scale = f"(i0 * {-(-along_axis // size)} + i1 / {size}) * {behind} + i2"
     given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
     given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
-    x_i, s_j, *zero = (_element(name, tensor, at) for name, tensor, _, at in given)
+    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in given)
     # integers are subtracted as integers, as onnxruntime does
     body = block(
         f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
         f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
     )
     return block(
-        *(read(name, _as_bytes(tensor), at) for name, tensor, at, _ in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in given),
         written("y", call.output(), arguments.outputs[0]),
         loops((before, along_axis, behind), body),
     )
@@ -87,7 +87,7 @@ def _product_refuses(call: Call) -> str | None:
         return "a product without operands"
     if len(x.shape) != 2 or call.integer("transA", 0) or not y.size or not x.size:
         return f"a product with a weight of shape {list(x.shape)}, or that is transposed first"
-    if why := _refuses(replace(call, inputs=(x, s, z))):
+    if why := refuses(replace(call, inputs=(x, s, z))):
         return why
     return None if all(t is None or t.dtype == "float32" for t in (a, *c)) else "a product of another type than float32"
 
@@ -106,7 +106,7 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     places = {
         n: _place(call, k, chunk.inputs[k].apart if letter == "n" else "") for k, n in enumerate("xsz"[: len(given)], 1)
     }
-    elements = {name: _element(name, t, f"i{name}") for name, t, _ in given}
+    elements = {name: element(name, t, f"i{name}") for name, t, _ in given}
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     added = call.has(4) and bool(beta)
     y_row = chunk.outputs[0].apart if letter == "n" else str(columns)
@@ -119,7 +119,7 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     adds = f"{begin} > 0" if letter == "k" else "0"
     return block(
         f"const float *a = (const float *){chunk.inputs[0].at}{f' + {begin}' if letter == 'k' else ''};",
-        *(read(name, _as_bytes(tensor), at) for name, tensor, at in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at in given),
         *([read("c", call.input(4), chunk.inputs[4].at)] if added else []),
         written("y", call.output(), chunk.outputs[0].at),
         f"float *w = {chunk.scratch};",
@@ -195,11 +195,11 @@ def _panel_bytes(call: Call) -> int:
     return 4 * depth * min(PANEL, columns)
 
 
-def _as_bytes(tensor: Tensor) -> Tensor:
+def as_bytes(tensor: Tensor) -> Tensor:
     return replace(tensor, dtype="uint8") if tensor.dtype in PACKED else tensor
 
 
-def _element(name: str, tensor: Tensor, at: str) -> str:
+def element(name: str, tensor: Tensor, at: str) -> str:
     """An element as C reads it: one of four bits out of its byte."""
     if tensor.dtype not in PACKED:
         return f"{name}[{at}]"
@@ -221,7 +221,7 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel("DequantizeLinear", _code, refuses=_refuses, tilings=_tilings, headers=("po_math.h",)),
+    Kernel("DequantizeLinear", _code, refuses=refuses, tilings=_tilings, headers=("po_math.h",)),
     *(
         Kernel(
             f"DequantizeLinear+{op}", lambda call, arguments: _product(call, whole(arguments)), OWN_DOMAIN,
