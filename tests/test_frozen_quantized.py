@@ -209,7 +209,14 @@ def convolutions(*, twin: bool) -> onnx.ModelProto:
 
 @needs_host
 def test_in_c_convolutions_take_no_more_ram_than_with_floats_in_flash() -> None:
-    options: dict[str, Any] = {"device": "m4", "runtime": "c", "train": TRAINED, "optimizer": "sgd", "time_limit": 20}
+    options: dict[str, Any] = {
+        "time_limit": 20,
+        "device": "m4",
+        "runtime": "c",
+        "train": TRAINED,
+        "optimizer": "sgd",
+        "loss": "mse",
+    }
     mine, floating = (po.solve(convolutions(twin=twin), ram="100%", **options) for twin in (False, True))
     kinds = [o.kind for o in mine.plan.problem.operators if "DequantizeLinear" in o.kind]
     assert kinds == ["DequantizeLinear+Conv"] * 2 + ["DequantizeLinear+Conv.grad_input"]
