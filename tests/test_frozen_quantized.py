@@ -17,6 +17,7 @@ from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Role, Tensor, TrainingGraph
+from poetopt.graph.problem import Problem
 from poetopt.util.errors import ModelError, PoetError, UnsupportedOpError
 from tests.autodiff.oracle import run
 from tests.backends.c.support import needs_host
@@ -34,6 +35,15 @@ FEEDS: dict[str, Array] = {"x": floats(4, 64, seed=3), "labels": np.array([1, 0,
 
 def stepped(model: onnx.ModelProto) -> TrainingGraph:
     return differentiate(load_onnx(model, train=TRAINED), loss="cross-entropy")
+
+
+def figures(report: po.Report) -> dict[str, Any]:
+    return report.to_dict()
+
+
+def problem_of(report: po.Report) -> Problem:
+    assert report.plan is not None
+    return report.plan.problem
 
 
 def bytes_of(graph: Graph, dtypes: tuple[str, ...]) -> int:
@@ -82,9 +92,9 @@ def test_a_megabyte_of_integers_stays_one_and_moves_as_one(tmp_path: Path) -> No
     found = po.solve(
         str(CASE), device="a72", train="*lora*", optimizer="adamw", parameters="paged", total_ram="1.4MB", time_limit=20
     )
-    told = found.to_dict()
+    told = figures(found)
     assert told["total_ram_bytes"] <= 1_400_000
-    stored = {t.name: t.nbytes for t in found.plan.problem.tensors if t.name.endswith("weight_q")}
+    stored = {t.name: t.nbytes for t in problem_of(found).tensors if t.name.endswith("weight_q")}
     assert stored == {f"l{k}.weight_q": 512 * 512 for k in range(4)}
     ran = po.execute(found)
     assert ran.bit_identical
@@ -126,8 +136,8 @@ def test_gradients_are_finite_differences_of_the_loss() -> None:
     frozen = [dequantized(held[k], {"axis": 0, "block_size": 16}).astype(np.float64) for k in range(2)]
     pairs = {name: stored[name].astype(np.float64) for name in step.gradients}
 
-    def loss(parameters: dict[str, Array]) -> float:
-        x: Array = FEEDS["x"].astype(np.float64)
+    def loss(parameters: dict[str, Any]) -> float:
+        x: Any = FEEDS["x"].astype(np.float64)
         for k, w in enumerate(frozen):
             x = np.tanh(x @ w + (x @ parameters[f"A{k}"]) @ parameters[f"B{k}"])
         scores = x @ stored["head"].astype(np.float64)
@@ -159,7 +169,7 @@ def test_neither_integers_nor_scales_are_trained() -> None:
 )
 def test_a_step_in_less_than_both_weights_take_as_floats(dtype: str, kind: str) -> None:
     found = po.solve(lora(dtype, kind, layers=3), device="a72", train=TRAINED, ram=40_000, time_limit=20)
-    told = found.to_dict()
+    told = figures(found)
     assert told["recomputes"] > 0
     assert told["store_all_peak_bytes"] > 40_000 >= told["peak_bytes"]
     ran = po.execute(found)
@@ -180,10 +190,10 @@ def test_in_c_no_step_has_the_floats_of_a_weight(dtype: str, kind: str, axis: in
     assert not any(o.kind == "DequantizeLinear" for o in graph.operators)
     assert sum(o.kind.startswith("DequantizeLinear+") for o in graph.operators) == 3  # the first layer has no dX
     found = po.solve(model, device="m4", runtime="c", train=TRAINED, optimizer="sgd", ram=8_000, time_limit=20)
-    assert found.to_dict()["peak_bytes"] < 8_000 < 64 * 64 * 4
+    assert figures(found)["peak_bytes"] < 8_000 < 64 * 64 * 4
     weights = 2 * 64 * 64 // (2 if "4" in dtype else 1)
     scales = 2 * {"tensor": 1, "channel": 64, "block": 256}[kind] * (4 + (0.5 if "4" in dtype else 1))
-    assert found.plan.problem.flash_bytes <= weights + scales + 64 * 10 * 4 + 64  # the head, and the loss's
+    assert problem_of(found).flash_bytes <= weights + scales + 64 * 10 * 4 + 64  # the head, and the loss's
     ran = po.execute_on(found, "host")
     assert ran.bit_identical
 
@@ -218,10 +228,10 @@ def test_in_c_convolutions_take_no_more_ram_than_with_floats_in_flash() -> None:
         "loss": "mse",
     }
     mine, floating = (po.solve(convolutions(twin=twin), ram="100%", **options) for twin in (False, True))
-    kinds = [o.kind for o in mine.plan.problem.operators if "DequantizeLinear" in o.kind]
+    kinds = [o.kind for o in problem_of(mine).operators if "DequantizeLinear" in o.kind]
     assert kinds == ["DequantizeLinear+Conv"] * 2 + ["DequantizeLinear+Conv.grad_input"]
-    assert mine.to_dict()["peak_bytes"] <= floating.to_dict()["peak_bytes"] + 1024
-    assert mine.plan.problem.flash_bytes < 0.3 * floating.plan.problem.flash_bytes
+    assert figures(mine)["peak_bytes"] <= figures(floating)["peak_bytes"] + 1024
+    assert problem_of(mine).flash_bytes < 0.3 * problem_of(floating).flash_bytes
     ran = po.execute_on(mine, "host")
     assert ran.bit_identical
 
