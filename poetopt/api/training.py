@@ -310,12 +310,13 @@ def stream_of(recipe: Mapping[str, object]) -> str:
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
     """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
     from poetopt.autodiff.passes.blocks import blocks
+    from poetopt.autodiff.passes.dequantized import dequantized_within
     from poetopt.autodiff.passes.in_place import in_place
     from poetopt.ops.runtimes import runtime
 
     takes = runtime(name)
     with building():
-        graph = in_place(derived, takes)
+        graph = in_place(dequantized_within(derived, takes), takes)
     return blocks(graph, takes) if granularity == "block" else graph
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from onnx import NodeProto, helper
+import numpy as np
+from onnx import NodeProto, helper, numpy_helper
 
 from poetopt.frontends.draft import Draft
 from poetopt.frontends.fold import RANDOM
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto, unique
 from poetopt.frontends.read import Document
-from poetopt.graph import VIEW_OPS, Graph, Operator, Role, Tensor
+from poetopt.graph import PACKED, VIEW_OPS, Graph, Operator, Role, Tensor
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def assemble(
     unused = [name for name in inputs if name not in read]
     if unused:
         notes.append(f"inputs that no operator reads were left out: {', '.join(unused)}")
-    values = {name: array for name, array in (*trained.items(), *draft.constants.items()) if name in read}
+    values = {name: _packed(array) for name, array in (*trained.items(), *draft.constants.items()) if name in read}
     tensors: dict[str, Tensor] = {}
 
     def add(name: str, role: Role) -> None:
@@ -81,6 +82,15 @@ def assemble(
         notes=tuple(notes),
         unread=dict(unread),
     )
+
+
+def _packed(array: Array) -> Array:
+    """`array`, or the bytes that hold its elements (`poetopt.graph.PACKED`)."""
+    if array.dtype.name not in PACKED:
+        return array
+    packed = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
+    packed.setflags(write=False)
+    return packed
 
 
 def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from onnx import AttributeProto, NodeProto
 
 from poetopt.frontends.proto import attribute_int
+from poetopt.ops.quantization import sharing
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
@@ -404,11 +406,28 @@ def _within(node: NodeProto, constants: Mapping[str, Array], size: int) -> Itera
         yield f"it reads or writes index {wrong} of an axis of {size} elements"
 
 
+def _dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Scales fit the axis or the blocks and are finite; zero points are like the scales, and of the data's type."""
+    scale, zero = shapes[1] or (), shapes[2] if len(shapes) > 2 else None
+    try:
+        sharing(x, scale, attribute_int(node, "axis", 1), attribute_int(node, "block_size", 0))
+    except ValueError as error:
+        yield str(error)
+    if zero is not None and zero != scale:
+        yield f"its zero point has shape {list(zero)}, but its scale {list(scale)}"
+    data, factors, zeros = (constants.get(name) for name in (*node.input, "")[:3])
+    if data is not None and zeros is not None and data.dtype != zeros.dtype:
+        yield f"its zero point is {zeros.dtype.name}, but its input {data.dtype.name}"
+    if factors is not None and not np.isfinite(factors.astype(np.float64)).all():
+        yield "its scale has NaN or infinite values"
+
+
 def _list(shape: Shape | None) -> str:
     return "nothing" if shape is None else str(list(shape))
 
 
 _OF_OPERANDS: Mapping[str, Callable[[NodeProto, Shape, Shapes, Mapping[str, Array]], Iterator[str]]] = {
+    "DequantizeLinear": _dequantize,
     "Einsum": _einsum,
     "Gather": _gather,
     "GatherElements": _elements,

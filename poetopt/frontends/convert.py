@@ -62,16 +62,16 @@ def lift_constants(document: Document) -> set[str]:
     return lifted
 
 
-def convert(document: Document) -> str:
-    """Convert `document` to a suitable opset in place; the result is a note for people, or "".
+def convert(document: Document, least: int = WORKING_OPSET) -> str:
+    """Convert `document` to a suitable opset in place, `least` or newer; the result is a note for people, or "".
 
     Weights don't take part, except the small ones that the converter may have to read. Nothing is
     rejected for its age: where the converter fails, the nearest opset that it reaches is used.
     """
     opset = document.opset
-    if WORKING_OPSET <= opset <= NEWEST_OPSET:
+    if least <= opset <= NEWEST_OPSET:
         return ""
-    targets = range(NEWEST_OPSET, opset) if opset > NEWEST_OPSET else range(WORKING_OPSET, opset, -1)
+    targets = range(NEWEST_OPSET, opset) if opset > NEWEST_OPSET else range(least, opset, -1)
     training = _training_statistics(document) if opset < _TRAINING_MODE_SINCE else {}
     skeleton = _skeleton(document)
     failure = ""

@@ -3,8 +3,8 @@
 Small nodes that move, compare or count are evaluated by ONNX's reference implementation, others by onnxruntime. Its
 sines and products differ from numpy's in the last bit, and folding must not change what the model computes; and the
 reference implementation takes minutes for a pooling that onnxruntime does in milliseconds. Nothing random is folded,
-nothing over the budget (`poetopt.frontends.draft`), and nothing that a trained parameter leads to (its reader is simply
-never given as constant).
+nothing over the budget (`poetopt.frontends.draft`), no quantized weight, and nothing that a trained parameter leads to
+(its reader is simply never given as constant).
 """
 
 from __future__ import annotations
@@ -235,6 +235,8 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
     if node.op_type in RANDOM or any(name and name not in draft.constants for name in node.input):
         draft.unfolded.update(_inherited(draft, node))
         return False
+    if stays(draft, node):
+        return False
     types = infer(draft, node, {}, must=False)
     if node.op_type == "Range":
         types = _range(draft, node)
@@ -257,6 +259,17 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
     for name, array in results.items():
         draft.put(name, array)
     return True
+
+
+def stays(draft: Draft, node: NodeProto) -> bool:
+    """Says whether `node` dequantizes a weight: then it is an operator of the step, and the weight what the file holds.
+
+    What has one axis or none (biases, numbers) is folded, and so is what takes no more room as a float.
+    """
+    if node.op_type != "DequantizeLinear":
+        return False
+    (data, shape), (scale, _) = (draft.types[name] for name in node.input[:2])
+    return len(shape) > 1 and DTYPE_BYTES[dtype_name(data)] < DTYPE_BYTES[dtype_name(scale)]
 
 
 def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:

@@ -31,6 +31,7 @@ from poetopt.frontends.dropouts import draw_by_dropout
 from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
+from poetopt.frontends.quantized import settle, spell_out_quantized
 from poetopt.frontends.read import Document, array_of, read_model
 from poetopt.frontends.reading import ReadOptions, read_options, size_options
 from poetopt.frontends.sequences import list_sequences, split_sequences
@@ -116,6 +117,7 @@ def load_onnx(
     inline_branches(document, options)
     list_sequences(document)  # of the branches
     split_sequences(document, options)
+    notes += spell_out_quantized(document)
     apart, idle = take_apart(document)
     notes += apart
     normalized = merged_layers(document)
@@ -157,6 +159,7 @@ def load_onnx(
     notes += finite_note(stored_values)
     if fixed.changed:
         notes.append(f"batch {fixed.changed[0]} of the file replaced by {fixed.changed[1]}")
+    settle(draft, {info.name for info in document.proto.graph.output})
     drawn = draw_by_dropout(draft, [info.name for info in document.proto.graph.output])
     notes += _simplified(draft)
     if drawn:

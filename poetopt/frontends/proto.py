@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.graph import DTYPE_BYTES, Graph, Node, Operator, Tensor, TrainingGraph
+from poetopt.graph import DTYPE_BYTES, PACKED, Graph, Node, Operator, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError
 from poetopt.util.files import replacing, write_atomically
 
@@ -65,6 +65,7 @@ _ELEM_TYPES: Mapping[str, int] = {
     "int32": TensorProto.INT32, "uint32": TensorProto.UINT32, "float32": TensorProto.FLOAT,
     "int64": TensorProto.INT64, "uint64": TensorProto.UINT64, "float64": TensorProto.DOUBLE,
     "complex64": TensorProto.COMPLEX64, "complex128": TensorProto.COMPLEX128,
+    "int4": TensorProto.INT4, "uint4": TensorProto.UINT4,
 }  # fmt: skip
 _DTYPES: Mapping[int, str] = {elem: name for name, elem in _ELEM_TYPES.items()}
 
@@ -80,7 +81,7 @@ def elem_type(dtype: str) -> int:
 def dtype_name(elem: int) -> str:
     """Numpy's name of ONNX's element type number `elem`.
 
-    Raises `ModelError` for types without fixed-size numeric elements (strings, float8, int4, ...).
+    Raises `ModelError` for types without fixed-size numeric elements (strings, float8, ...).
     """
     try:
         return _DTYPES[elem]
@@ -256,7 +257,7 @@ def save_model(graph: Graph, path: str | os.PathLike[str], outputs: Sequence[str
         return
     data = Path(os.path.realpath(path) + ".data")
     with replacing(path) as model_place, replacing(data) as data_place:
-        external = _write_external(graph.values, data_place, data.name)
+        external = _write_external(graph, data_place, data.name)
         model_place.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
 
 
@@ -292,8 +293,14 @@ def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, T
     body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in shown)
     for name, array in graph.values.items():
         if name in read and name not in absent:
-            body.initializer.append(external[name] if name in external else numpy_helper.from_array(array, name))
+            body.initializer.append(external[name] if name in external else _initializer(graph.tensors[name], array))
     return model
+
+
+def _initializer(tensor: Tensor, array: Array) -> TensorProto:
+    if tensor.dtype not in PACKED:
+        return numpy_helper.from_array(array, tensor.name)
+    return TensorProto(name=tensor.name, data_type=elem_type(tensor.dtype), dims=tensor.shape, raw_data=array.tobytes())
 
 
 def _ir_version(opset: int) -> int:
@@ -313,15 +320,16 @@ def _needed(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
     return reversed(kept)
 
 
-def _write_external(values: Mapping[str, Array], path: Path, location: str) -> dict[str, TensorProto]:
+def _write_external(graph: Graph, path: Path, location: str) -> dict[str, TensorProto]:
     """Write the large arrays to `path`; the result refers to them as `location`, relative to the model."""
     protos: dict[str, TensorProto] = {}
     with path.open("wb") as file:
-        for name, array in values.items():
+        for name, array in graph.values.items():
+            tensor = graph.tensors[name]
             if array.nbytes < _EXTERNAL_THRESHOLD_BYTES:
                 continue
             file.write(b"\0" * (-file.tell() % _EXTERNAL_ALIGNMENT))
-            proto = TensorProto(name=name, data_type=elem_type(array.dtype.name), dims=array.shape)
+            proto = TensorProto(name=name, data_type=elem_type(tensor.dtype), dims=tensor.shape)
             proto.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):
                 proto.external_data.add(key=key, value=str(value))

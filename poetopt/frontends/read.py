@@ -21,7 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.frontends.external import opened, real_folder
 from poetopt.frontends.proto import copied, dtype_name, subgraphs
-from poetopt.graph import DTYPE_BYTES
+from poetopt.graph import DTYPE_BYTES, PACKED, bytes_of_elements
 from poetopt.util.errors import ModelError
 from poetopt.util.files import MODEL_BYTES, read_bytes
 
@@ -356,7 +356,7 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
-    size = math.prod(proto.dims) * dtype.itemsize
+    size = bytes_of_elements(math.prod(proto.dims), dtype_name(proto.data_type))
     try:
         offset = int(entries.get("offset", "0") or 0)
         length = int(entries.get("length", str(size)) or size)
@@ -373,4 +373,6 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
             raw = np.fromfile(file, dtype=np.uint8, count=size)
     except OSError as error:
         raise ModelError(f"{what}: external data file {shown!r} can't be read ({error.strerror})") from error
+    if dtype.name in PACKED:
+        return numpy_helper.to_array(TensorProto(data_type=proto.data_type, dims=proto.dims, raw_data=raw.tobytes()))
     return raw.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(tuple(proto.dims))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from poetopt.graph.graph import (
     DTYPE_BYTES,
     OWN_DOMAIN,
+    PACKED,
     TOGETHER,
     VIEW_OPS,
     Graph,
@@ -19,6 +20,7 @@ from poetopt.graph.graph import (
     Tensor,
     TrainingGraph,
     Whole,
+    bytes_of_elements,
     inner_storage,
     residence,
 )
@@ -26,6 +28,7 @@ from poetopt.graph.graph import (
 __all__ = [
     "DTYPE_BYTES",
     "OWN_DOMAIN",
+    "PACKED",
     "TOGETHER",
     "VIEW_OPS",
     "Graph",
@@ -38,6 +41,7 @@ __all__ = [
     "Tensor",
     "TrainingGraph",
     "Whole",
+    "bytes_of_elements",
     "inner_storage",
     "residence",
 ]

@@ -31,9 +31,18 @@ VIEW_OPS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 DTYPE_BYTES: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
     "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8,
-    "complex64": 8, "complex128": 16,
+    "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1,
 }  # fmt: skip
-"""Bytes of one element, by numpy's name of the type."""
+"""Bytes of one element on its own, by numpy's name of the type."""
+
+PACKED: Mapping[str, int] = {"int4": 2, "uint4": 2}
+"""Types of which a byte holds so many elements, the first in its lowest bits. The array of such a tensor is a run of
+bytes (uint8), without the tensor's shape."""
+
+
+def bytes_of_elements(count: int, dtype: str) -> int:
+    """Bytes that `count` elements take, side by side."""
+    return -(-count // PACKED[dtype]) if dtype in PACKED else count * DTYPE_BYTES[dtype]
 
 
 class Role(StrEnum):
@@ -117,7 +126,12 @@ class Tensor:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return self.size * DTYPE_BYTES[self.dtype]
+        return bytes_of_elements(self.size, self.dtype)
+
+    @property
+    def array_shape(self) -> tuple[int, ...]:
+        """Shape of the array that holds it: its own, but of `PACKED` types, bytes in one run."""
+        return (self.nbytes,) if self.dtype in PACKED else self.shape
 
     @property
     def resident(self) -> bool:

@@ -28,6 +28,8 @@ KERNELS = (
     "picking.c",
     "pooling.c",
     "product.c",
+    "quantization.c",
+    "quantization.c_convolution",
     "recurrent.c",
     "recurrent.c_gradient",
     "reduction.c",

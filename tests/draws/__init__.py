@@ -9,7 +9,7 @@ import numpy as np
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import call_of
 from poetopt.testing.kernel import Case
-from tests.draws import elementwise, movement, norms, recurrent, sums, windows
+from tests.draws import elementwise, movement, norms, quantized, recurrent, sums, windows
 from tests.draws.pieces import Draw
 
 DRAWS: Mapping[tuple[str, str], Draw] = {
@@ -18,6 +18,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     **sums.DRAWS,
     **windows.DRAWS,
     **norms.DRAWS,
+    **quantized.DRAWS,
     **recurrent.DRAWS,
 }
 """How to draw cases of each op, by its domain and type."""

@@ -9,9 +9,11 @@ import numpy as np
 
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.optimizers import with_updates
+from poetopt.autodiff.passes.dequantized import dequantized_within
 from poetopt.frontends import load
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import OWN_DOMAIN, TOGETHER, Graph, Role, Tensor, TrainingGraph
+from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c.steps import as_run
 from poetopt.testing.kernel import Case, session_of
 
@@ -38,6 +40,8 @@ def step_cases(
     graph = load(model, train="*")
     assert isinstance(graph, Graph)
     step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type, clip=clip)
+    if op_type.startswith("DequantizeLinear"):
+        step = dequantized_within(step, runtime("c"))
     step = replace(step, values={**step.values, **_settings(step, random)})
     batch = {name: _drawn(step.tensors[name], random) for name in step.inputs}
     found = [

@@ -166,7 +166,7 @@ def _shaped(graph: TrainingGraph, names: Iterable[str], whole: Mapping[str, tupl
     """
     there = (name for name in names if name in graph.tensors)
     values = {
-        n: graph.values.get(n, _shape(graph.tensors[n].shape, numpy_dtype(graph.tensors[n].dtype))) for n in there
+        n: graph.values.get(n, _shape(graph.tensors[n].array_shape, numpy_dtype(graph.tensors[n].dtype))) for n in there
     }
     rows = {
         name: replace(table, values=_shape(whole[name], numpy_dtype(graph.tensors[name].dtype)))

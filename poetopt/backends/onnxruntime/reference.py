@@ -32,6 +32,7 @@ from poetopt.backends.onnxruntime.sessions import (
     first_line,
     is_random,
     onnxruntime,
+    ran,
     runtime_errors,
     session_options,
 )
@@ -115,15 +116,18 @@ class NodeByNode:
                 values[name] = values[step.inputs[0][1]].reshape(tensors[name].shape)
             else:
                 try:
-                    made = step.session.run(
-                        [key for key, _ in step.outputs], {key: values[name] for key, name in step.inputs}
+                    made = ran(
+                        step.session,
+                        [key for key, _ in step.outputs],
+                        {key: values[name] for key, name in step.inputs},
+                        {key: tensors[name] for key, name in step.inputs},
                     )
                 except runtime_errors() as error:
                     raise ExecutionError(
                         f"node {step.node.name!r} ({step.node.op_type}) failed: {first_line(error)}"
                     ) from error
                 for (_, name), value in zip(step.outputs, made, strict=True):
-                    values[name] = np.asarray(value)
+                    values[name] = value
             for name in step.dropped:
                 del values[name]
         return {name: values[name] for name in self.kept}
@@ -171,8 +175,10 @@ class Fused:
     def run(self, batch: Batch) -> Results:
         """One step; the outputs by name. Raises `ExecutionError` where a kernel fails."""
         feeds = {**self.given, **batch}
-        made = explained("the step as one session failed", lambda: self._session.run(self.outputs, feeds))
-        return {name: np.asarray(value) for name, value in zip(self.outputs, made, strict=True)}
+        made = explained(
+            "the step as one session failed", lambda: ran(self._session, self.outputs, feeds, self.graph.tensors)
+        )
+        return dict(zip(self.outputs, made, strict=True))
 
 
 Reference = NodeByNode | Fused

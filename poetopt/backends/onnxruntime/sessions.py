@@ -15,7 +15,7 @@ import ctypes
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
@@ -27,7 +27,7 @@ import numpy as np
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.program import Act
-from poetopt.graph import Graph, Node, Role, Tensor
+from poetopt.graph import PACKED, Graph, Node, Role, Tensor
 from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
@@ -272,11 +272,33 @@ def _run(session: Any, binding: Any) -> Act:
 def _type(tensor: Tensor) -> tuple[object, list[int]]:
     """Element type and shape as a binding takes them: onnx's number where numpy has no such type of its own."""
     dtype = numpy_dtype(tensor.dtype)
-    if dtype.kind != "V":
+    if dtype.kind != "V" and tensor.dtype not in PACKED:
         return dtype.type, list(tensor.shape)
     from poetopt.frontends.proto import elem_type
 
     return elem_type(tensor.dtype), list(tensor.shape)
+
+
+def ran(session: Any, written: Sequence[str], feeds: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[Array]:
+    """The outputs of a session; raises what onnxruntime raises.
+
+    feeds, tensors
+        Its inputs by name. Numpy knows no elements of less than a byte, so those are bound by their address.
+    """
+    packed = {key for key in feeds if key in tensors and tensors[key].dtype in PACKED}
+    if not packed:
+        return [np.asarray(value) for value in session.run(written, feeds)]
+    binding = session.io_binding()
+    feeds = {key: array if array.flags.c_contiguous else array.copy() for key, array in feeds.items()}
+    for key, array in feeds.items():
+        if key in packed:
+            binding.bind_input(key, "cpu", 0, *_type(tensors[key]), array.ctypes.data)
+        else:
+            binding.bind_cpu_input(key, array)
+    for key in written:
+        binding.bind_output(key)
+    session.run_with_iobinding(binding)
+    return [np.asarray(value) for value in binding.copy_outputs_to_cpu()]
 
 
 def is_random(node: Node) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.graph import Tensor
+from poetopt.graph import PACKED, Tensor
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -27,7 +27,9 @@ POISON = 0xFF
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """Numpy's type for a tensor's `dtype`; those that numpy itself lacks (bfloat16) included."""
+    """Numpy's type for a tensor's `dtype`; those that numpy itself lacks (bfloat16) included, bytes for packed ones."""
+    if dtype in PACKED:
+        return np.dtype(np.uint8)
     try:
         return np.dtype(dtype)
     except TypeError:
@@ -60,7 +62,7 @@ class MappedBlock:
 
     def view(self, offset: int, tensor: Tensor) -> Array:
         """`tensor` at `offset`, without a copy."""
-        return self.span(offset, tensor.nbytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+        return self.span(offset, tensor.nbytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.array_shape)
 
 
 def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], MappedBlock]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Node, Tensor
+from poetopt.graph import OWN_DOMAIN, Node, Tensor, bytes_of_elements
 from poetopt.ops.runtimes.contract import InnerLayout
 
 FETCH, STORE, FETCH_ROWS, PUT_ROWS = "Fetch", "Store", "FetchRows", "PutRows"
@@ -31,7 +31,7 @@ class Cut:
 
     def unit_bytes(self, tensor: Tensor) -> int:
         """Bytes of one step in one piece."""
-        return self.per * prod(tensor.shape[self.axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
+        return bytes_of_elements(self.per * prod(tensor.shape[self.axis + 1 :]), tensor.dtype)
 
     def slice(self, tensor: Tensor, count: int) -> Tensor:
         """A slice of so many steps."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
-from poetopt.graph import DTYPE_BYTES, Tensor
+from poetopt.graph import Tensor, bytes_of_elements
 from poetopt.ops.runtimes.c.kernel import Arguments, Call
 
 OUTER, INNER = 0, 1
@@ -213,7 +213,7 @@ class Tiling:
 
 def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> ChunkSlice:
     """Chunks of an axis."""
-    inner = prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
+    inner = bytes_of_elements(prod(tensor.shape[axis + 1 :]), tensor.dtype)
     return ChunkSlice(level, inner, prod(tensor.shape[:axis]))
 
 

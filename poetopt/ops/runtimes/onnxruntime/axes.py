@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from math import frexp, prod
 from typing import TYPE_CHECKING
 
-from poetopt.graph import VIEW_OPS, Node, Tensor
+from poetopt.graph import PACKED, VIEW_OPS, Node, Tensor
 from poetopt.ops.nodes import Call
+from poetopt.ops.quantization import settings, sharing
 from poetopt.ops.runtimes.sliced import Cut
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 
 
-EXACT = frozenset({"Add", "Sub", "Mul", "Div", "Neg", "ReduceSum", *VIEW_OPS})
+EXACT = frozenset({"Add", "DequantizeLinear", "Div", "Mul", "Neg", "ReduceSum", "Sub", *VIEW_OPS})
 """Ops whose every element is the same in a vector and in the remainder."""
 VECTOR_BYTES = 64
 """The widest vector, and what buffers are aligned to."""
@@ -362,6 +363,26 @@ def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> 
     return {data: cut, made: cut}
 
 
+def _dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+    """Every element has the scale of its own place: of whole blocks, some of the scales."""
+    x, scale, *zero = node.inputs
+    axis, block = sharing(tensors[x].shape, tensors[scale].shape, *settings(node))
+    if name not in (x, node.outputs[0]):
+        own = axis if axis is not None and not block else cut.axis
+        cut = Cut(own, cut.per * block if block and own == axis else cut.per)
+    found = {x: cut, node.outputs[0]: cut}
+    if block and cut.axis == axis and cut.per % block:
+        return None
+    if block or cut.axis == axis:
+        per = cut.per // block if block and cut.axis == axis else cut.per
+        found.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
+    whole = all(
+        one.per * prod(tensors[n].shape[one.axis + 1 :]) % PACKED.get(tensors[n].dtype, 1) == 0
+        for n, one in found.items()
+    )
+    return found if whole and name in found else None
+
+
 def reads_rows(node: Node, name: str) -> bool:
     """Says whether a node reads rows of the table `name`, by their numbers."""
     gathers = node.op_type == "Gather" and not node.domain and not node.attributes.get("axis", 0)
@@ -371,5 +392,6 @@ def reads_rows(node: Node, name: str) -> bool:
 _SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
     **dict.fromkeys(VIEW_OPS, _view),
     "Col2Im": _col2im,
+    "DequantizeLinear": _dequantize,
     "ScatterND": _scatter,
 }

@@ -189,8 +189,11 @@ def ways(
         return []
     whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
     asked = _StreamAsked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    scales = [n for node in operator.nodes if node.op_type == "DequantizeLinear" for n in node.inputs[1:2]]
     found = [
-        way for loop in loops(operator, tensors, large, values) for way in _of_loop(asked, loop, large, chunk_bytes)
+        way
+        for loop in loops(operator, tensors, [*large, *scales], values)
+        for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
     found = [way for way in (*found, *_of_rows(asked, large)) if way.ram_bytes <= SAVED * whole]
     return [way.variant for way in _chosen(found, whole)]

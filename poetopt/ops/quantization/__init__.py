@@ -1,0 +1,64 @@
+"""Integers that stand for floats: how the elements of a tensor share scales and zero points.
+
+`DequantizeLinear` writes y = (x - z) s, element by element, in the type of s. There is one s (and z, of the type of x;
+0 where it is left out) for all, or one for each step of an axis, or one for each block along an axis: then s has the
+shape of x, but for that axis, of which it has ceil(K / block) steps. No gradient passes to x, s or z.
+
+Source: ONNX, DequantizeLinear-21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+from poetopt.graph import PACKED, Node, Tensor
+
+
+class Sharing(NamedTuple):
+    """Says which elements have a scale in common.
+
+    axis
+        The axis along which scales differ; None where there is one for all.
+    block
+        How many steps of it have one in common, if scales differ along the other axes too; 0 if along `axis` alone.
+    """
+
+    axis: int | None
+    block: int = 0
+
+
+def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -> Sharing:
+    """Tells `Sharing` from the shapes of tensor and scale, and from the attributes `axis` and `block_size`.
+
+    Raises `ValueError`, with what is wrong in words, where they don't fit each other.
+    """
+    if block < 0:
+        raise ValueError(f"its block_size is {block}, but must be 0 or more")
+    if prod(scale) == 1 and len(scale) < 2:
+        if block:
+            raise ValueError(f"its block_size is {block}, but it has one scale for all (scale of shape {list(scale)})")
+        return Sharing(None)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"its axis is {axis}, but its input has {len(shape)} axes (shape {list(shape)})")
+    axis %= len(shape)
+    wanted = [-(-n // block) if k == axis else n for k, n in enumerate(shape)] if block else [shape[axis]]
+    if list(scale) != wanted:
+        each = f"block of {block} along axis {axis}" if block else f"step of axis {axis}"
+        raise ValueError(
+            f"its scale has shape {list(scale)}, but must have one element for each {each} of its input of shape "
+            f"{list(shape)}: {wanted}"
+        )
+    return Sharing(axis, block)
+
+
+def settings(node: Node) -> tuple[int, int]:
+    """The attributes `axis` and `block_size` of a DequantizeLinear."""
+    axis, block = (node.attributes.get(name, default) for name, default in (("axis", 1), ("block_size", 0)))
+    return int(axis), int(block)  # type: ignore[call-overload]
+
+
+def cut_in_bytes(tensor: Tensor, axis: int) -> bool:
+    """Says whether each step of an axis is whole bytes."""
+    return prod(tensor.shape[axis + 1 :]) % PACKED.get(tensor.dtype, 1) == 0

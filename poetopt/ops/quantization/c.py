@@ -1,0 +1,232 @@
+"""DequantizeLinear in C: one loop nest, which finds the scale of each element by its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import lcm
+
+from poetopt.graph import OWN_DOMAIN, PACKED, Tensor
+from poetopt.ops.nodes import around
+from poetopt.ops.quantization import Sharing, cut_in_bytes, settings, sharing
+from poetopt.ops.runtimes.c.axes import along
+from poetopt.ops.runtimes.c.kernel import (
+    Arguments,
+    Call,
+    Kernel,
+    block,
+    broadcast_strides,
+    called,
+    loops,
+    read,
+    written,
+)
+from poetopt.ops.runtimes.c.tiling import (
+    ELEMENT_BYTES,
+    INNER,
+    OUTER,
+    PART,
+    Chunk,
+    ChunkSlice,
+    Loop,
+    Rows,
+    Tiling,
+    sliced,
+    whole,
+)
+
+_INTEGERS = ("int4", "int8", "int32", "uint4", "uint8")
+
+
+def _sharing(call: Call) -> Sharing:
+    return sharing(call.shape(0), call.shape(1), *settings(call.node))
+
+
+def refuses(call: Call) -> str | None:
+    if call.input(0).dtype not in _INTEGERS:
+        return f"DequantizeLinear of {call.input(0).dtype}: it has {', '.join(_INTEGERS)}"
+    if {call.input(1).dtype, call.output().dtype} != {"float32"}:
+        return f"DequantizeLinear to {call.output().dtype}: it has float32"
+    return None
+
+
+def _code(call: Call, arguments: Arguments) -> str:
+    x, (axis, size) = call.input(0), _sharing(call)
+    before, along_axis, behind = around(x.shape, axis) if axis is not None else (1, 1, x.size)
+    scale = "0" if axis is None else "i1"
+    if size:
+        scale = f"(i0 * {-(-along_axis // size)} + i1 / {size}) * {behind} + i2"
+    given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
+    given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
+    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in given)
+    # integers are subtracted as integers, as onnxruntime does
+    body = block(
+        f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
+        f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
+    )
+    return block(
+        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in given),
+        written("y", call.output(), arguments.outputs[0]),
+        loops((before, along_axis, behind), body),
+    )
+
+
+PANEL = 8
+"""Columns that a product has dequantized at once."""
+
+
+def _sizes(call: Call) -> tuple[int, int, int]:
+    """Rows, columns and depth of a product."""
+    inner, columns = call.shape(1)[:: -1 if call.integer("transB", 0) else 1]
+    return call.output().size // columns, columns, inner
+
+
+def _product_refuses(call: Call) -> str | None:
+    (a, x, s, z, *c), y = call.inputs, call.output()
+    if a is None or x is None or s is None:
+        return "a product without operands"
+    if len(x.shape) != 2 or call.integer("transA", 0) or not y.size or not x.size:
+        return f"a product with a weight of shape {list(x.shape)}, or that is transposed first"
+    if why := refuses(replace(call, inputs=(x, s, z))):
+        return why
+    return None if all(t is None or t.dtype == "float32" for t in (a, *c)) else "a product of another type than float32"
+
+
+def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
+    """y = alpha a w + beta c: of w, `PANEL` columns at a time are dequantized, and multiplied by the plain kernel.
+
+    letter
+        What a chunk has some steps of: columns ("n"), what is summed up ("k"), or nothing.
+    """
+    rows, columns, depth = _sizes(call)
+    level = OUTER if letter == "n" else INNER
+    begin, count = chunk.begin[level], chunk.count[level]
+    wide, deep = count if letter == "n" else str(columns), count if letter == "k" else str(depth)
+    given = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+    places = {
+        n: _place(call, k, chunk.inputs[k].apart if letter == "n" else "") for k, n in enumerate("xsz"[: len(given)], 1)
+    }
+    elements = {name: element(name, t, f"i{name}") for name, t, _ in given}
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    added = call.has(4) and bool(beta)
+    y_row = chunk.outputs[0].apart if letter == "n" else str(columns)
+    scaled = ""
+    if added or alpha != 1.0:
+        row, column = broadcast_strides(call.shape(4), (rows, columns)) if added else (0, 0)
+        at = f"c + ({begin if letter == 'n' else '0'} + n) * {column}" if added else "NULL"
+        factors = float(alpha), float(beta if added else 0)
+        scaled = called("po_scaled", "y + n", at, rows, "wide", y_row, row, column, *factors)
+    adds = f"{begin} > 0" if letter == "k" else "0"
+    return block(
+        f"const float *a = (const float *){chunk.inputs[0].at}{f' + {begin}' if letter == 'k' else ''};",
+        *(read(name, as_bytes(tensor), at) for name, tensor, at in given),
+        *([read("c", call.input(4), chunk.inputs[4].at)] if added else []),
+        written("y", call.output(), chunk.outputs[0].at),
+        f"float *w = {chunk.scratch};",
+        f"for (int32_t n = 0; n < {wide}; n += {PANEL}) {{",
+        f"    const int32_t wide = po_smaller({PANEL}, {wide} - n);",
+        f"    for (int32_t k = 0; k < {deep}; ++k) {{",
+        "        for (int32_t o = n; o < n + wide; ++o) {",
+        f"            const int32_t {', '.join(f'i{name} = {place}' for name, place in places.items())};",
+        f"            w[k * wide + o - n] = (float)({' - '.join(elements[m] for m in 'xz' if m in elements)}) * "
+        f"{elements['s']};",
+        "        }",
+        "    }",
+        f"    {called('po_product', 'y + n', 'a', 'w', rows, 'wide', deep, y_row, 1, depth, 1, 'wide', 1, adds)}",
+        *([f"    {scaled}"] if scaled else []),
+        "}",
+    )
+
+
+def _place(call: Call, index: int, apart: str) -> str:
+    """Says where the weight (1), scale (2) or zero point (3) of row k and column o of w is.
+
+    apart
+        Elements between rows, where a chunk has some columns.
+    """
+    turned, (axis, size) = call.integer("transB", 0), _sharing_of_weight(call)
+    steps = ["k", "o"][:: -1 if turned else 1]
+    if index > 1 and not size:
+        return "0" if axis is None else steps[axis]
+    if index > 1 and axis is not None:
+        steps[axis] = f"{steps[axis]} / {size}"
+    return f"{steps[0]} * {call.shape(index)[1] if turned or not apart else apart} + {steps[1]}"
+
+
+def _sharing_of_weight(call: Call) -> Sharing:
+    return sharing(call.shape(1), call.shape(2), *settings(call.node))
+
+
+def _product_tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks of columns, or of what is summed up where that goes row by row of the weight."""
+    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), list[Tiling]()
+    turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
+    own = 0 if turned else 1
+    operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
+
+    def cut(along: int, level: int, blocks: int) -> list[ChunkSlice | None] | None:
+        """What a chunk has of weight, scale and zero point; None where that isn't whole bytes."""
+        made: list[ChunkSlice | None] = []
+        for k, (t, one_axis) in enumerate(operands):
+            if t is None or (one_axis and axis != along):
+                made.append(None)
+                continue
+            place = 0 if one_axis else along
+            if not cut_in_bytes(t, place):
+                return None
+            taken = sliced(t, place, level)
+            whole_blocks = Rows(t.shape[place], 1, blocks, 0, blocks - 1)
+            made.append(replace(taken, rows=whole_blocks) if k and blocks > 1 else taken)
+        return made
+
+    rest = (None,) * (len(call.inputs) - 4)
+    if columns > 1 and not (size > 1 and axis == own) and (parts := cut(own, OUTER, 1)) is not None:
+        y = ChunkSlice(OUTER, ELEMENT_BYTES, rows)
+        found.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
+    blocks = size if size and axis == 1 - own else 1
+    loop = Loop(depth, lcm(PART, blocks))
+    if depth > loop.multiple and not turned and not added and (parts := cut(0, INNER, blocks)) is not None:
+        found.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
+    return tuple(found)
+
+
+def _panel_bytes(call: Call) -> int:
+    _, columns, depth = _sizes(call)
+    return 4 * depth * min(PANEL, columns)
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    return replace(tensor, dtype="uint8") if tensor.dtype in PACKED else tensor
+
+
+def element(name: str, tensor: Tensor, at: str) -> str:
+    """An element as C reads it: one of four bits out of its byte."""
+    if tensor.dtype not in PACKED:
+        return f"{name}[{at}]"
+    bits = f"({name}[{at} / 2] >> ({at} % 2 * 4) & 15)"
+    return f"(({bits} ^ 8) - 8)" if tensor.dtype == "int4" else bits
+
+
+def _tilings(call: Call) -> tuple[Tiling, ...]:
+    """Chunks along each axis, but the one that blocks lie along."""
+    (axis, size), found = _sharing(call), list[Tiling]()
+    for cut, extent in enumerate(call.shape(0)):
+        if extent < 2 or (size and cut == axis):
+            continue
+        scale = cut if size else 0 if cut == axis else None
+        axes = (cut, *(scale for _ in call.inputs[1:]))
+        if all(t is None or a is None or cut_in_bytes(t, a) for t, a in zip(call.inputs, axes, strict=True)):
+            found += along(_code, call, axes, (cut,))
+    return tuple(found)
+
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel("DequantizeLinear", _code, refuses=refuses, tilings=_tilings, headers=("po_math.h",)),
+    *(
+        Kernel(
+            f"DequantizeLinear+{op}", lambda call, arguments: _product(call, whole(arguments)), OWN_DOMAIN,
+            _product_refuses, _panel_bytes, headers=("po_gemm.h",), tilings=_product_tilings,
+        )
+        for op in ("Gemm", "MatMul")
+    ),
+)  # fmt: skip
