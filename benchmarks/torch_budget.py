@@ -114,8 +114,8 @@ def made(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     return NETS[name]()
 
 
-def rows_of(name: str, told: Callable[[str], None]) -> tuple[list[str], str]:
-    """Rows of the table, and the line of what the network takes without a budget."""
+def rows_of(name: str, told: Callable[[str], None]) -> tuple[list[str], str, float]:
+    """Rows of the table, the line of what the network takes without a budget, and how far times are apart."""
     module, given = made(name)
     eager = measured(module, module, given)
     swept: list[tuple[float, int, float]] = []
@@ -153,7 +153,16 @@ def rows_of(name: str, told: Callable[[str], None]) -> tuple[list[str], str]:
         f"- {name}: {all_bytes / 1e6:.1f} MB where nothing is recomputed; eager {eager[0] / 1e6:.1f} MB, "
         f"{1e3 * eager[1]:.0f} ms"
     )
-    return rows, without
+    return rows, without, spread(swept)
+
+
+def spread(swept: list[tuple[float, int, float]]) -> float:
+    """How much longer than the least the same graphs took, at most: settings of the same peak are the same."""
+    times: dict[int, list[float]] = {}
+    for setting, peak, seconds in swept:
+        if 0 < setting < 1:  # at 0 all is recomputed
+            times.setdefault(peak, []).append(seconds)
+    return max(max(found) / min(found) - 1 for found in times.values())
 
 
 def shown(peak: int, may: float) -> str:
@@ -166,19 +175,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="networks whose name begins so")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows, without = [], []
+    rows, without, apart = [], [], 0.0
     for name in NETS:
         if name.startswith(options.only):
-            found, line = rows_of(name, lambda text: print(text, flush=True))
+            found, line, far = rows_of(name, lambda text: print(text, flush=True))
             rows += found
             without.append(line)
+            apart = max(apart, far)
     lines = [
         "# Budgets for torch modules, requested and measured",
         "",
         f"`python -m benchmarks.torch_budget`: torch {torch.__version__}, CPU, one thread, batch {BATCH}, `aot_eager`.",
         "Peaks are of live tensors that a step makes (gradients too, parameters and inputs not); times are processor",
         "time of a step. torch's `activation_memory_budget` is swept from 0 to 1 by 0.1: the fastest setting within",
-        "the budget, else the one of least peak.",
+        f"the budget, else the one of least peak. The same graph differs in time by up to {apart:.0%}.",
         "",
         "| network | budget | MB | po: MB | recomputing, modelled | po: ms | torch's setting | torch: MB | torch: ms |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",

@@ -210,5 +210,5 @@ def made(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     if name == "mobilenet":
         return MobileNet(((1, 8, 1, 1), (4, 12, 2, 2)), 8, 32), (images, torch.arange(4))
     if name == "unet":
-        return UNet((4, 8, 16)), (images, torch.randint(0, 4, (4, 48, 48)))
-    return Transformer(50, 32, 32, 2, 3, causal=name == "gpt"), (tokens, tokens)
+        return UNet((4, 8)), (images, torch.randint(0, 4, (4, 48, 48)))
+    return Transformer(50, 32, 32, 2, 2, causal=name == "gpt"), (tokens, tokens)
