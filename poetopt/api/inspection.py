@@ -95,7 +95,7 @@ def inspect(
     parts = resident_breakdown(step, homes(step, found).ram)
     if kept := problem.resident_bytes - sum(parts.values()):
         parts = {**parts, "kernels' states": kept}
-    said = [*runtime_of(found.runtime).notes(training.graph), *training.graph.notes]  # what it can't run comes first
+    said = [*runtime_of(found.runtime).notes(training.graph), *training.graph.notes]
     return Inspection(
         contents={**contents, "notes": said, "important": document(said)},
         unsupported=missing,
