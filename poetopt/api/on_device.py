@@ -68,6 +68,7 @@ def emit(
     schedule: str = "code",
     weights: str = "flash",
     prefix: str = "po",
+    form: str = "plain",
 ) -> Emitted:
     """Write a plan as C99 without malloc: `po_step()`, `po_predict()`, kernels and tables, an example, and a README.
 
@@ -84,6 +85,9 @@ def emit(
         Where the first values of parameters and constants are: `flash`, or `storage`.
     prefix
         What names of files, functions and macros begin with: another one for each step in an image.
+    form
+        `plain`: sources with an example; or a package of `cmake`, `zephyr`, `arduino`, `platformio` or `esp-idf`, with
+        constants as arrays.
 
     Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
@@ -91,6 +95,7 @@ def emit(
     """
     from poetopt.backends.c.build import check_folder_free, emitted, named, write_folder
     from poetopt.backends.c.generations import check_room
+    from poetopt.backends.c.packages import packaged
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
@@ -109,7 +114,7 @@ def emit(
     prediction = prediction_of(found, graph)
     program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
-    made = named(emitted(program, chosen, schedule), prefix)
+    made = packaged(named(emitted(program, chosen, schedule), prefix), form, prefix)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),

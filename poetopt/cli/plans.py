@@ -266,6 +266,15 @@ def emit(
     prefix: Annotated[
         str, typer.Option(metavar="NAME", help="What names begin with: another one for each network in an image.")
     ] = "po",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            metavar="plain|cmake|zephyr|arduino|platformio|esp-idf",
+            help="Sources with an example, or a package of that build.",
+            autocompletion=choices("plain", "cmake", "zephyr", "arduino", "platformio", "esp-idf"),
+        ),
+    ] = "plain",
     model: PlanModelOption = None,
     json: JsonOption = None,
     **options: Any,
@@ -278,7 +287,7 @@ def emit(
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, **options)
-    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights, prefix=prefix)
+    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights, prefix=prefix, form=form)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0

@@ -211,7 +211,7 @@ def check_folder_free(folder: str | os.PathLike[str]) -> None:
         return
     if not target.is_dir():
         raise OutputError(f"can't write the folder {target}: it is a file; give another path")
-    if any(target.iterdir()) and not any(target.glob(MARK)):
+    if any(target.iterdir()) and not any(target.rglob(MARK)):
         raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")
 
 

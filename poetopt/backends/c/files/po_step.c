@@ -8,6 +8,13 @@
 #include PO_CONFIG
 #endif
 ${includes}
+#if defined(__FAST_MATH__)
+#error "-ffast-math gives other sums than those that were checked"
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "constants are written for little-endian machines"
+#endif
+
 /* One function an operator. It is never inlined or cloned, so that it gives the same bits at each call. */
 #if defined(__clang__)
 #define PO_ALONE static __attribute__((noinline))

@@ -1,0 +1,127 @@
+"""Emitted sources as a package of somebody else's build: CMake, Zephyr, Arduino, PlatformIO, ESP-IDF.
+
+A package has the step without an example, a start-up or a linker script, and constants as arrays of C, so that it is
+built from wherever it lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from string import Template
+
+from poetopt.util.errors import OptionError
+from poetopt.util.version import __version__
+
+PLAIN = "plain"
+FLAGS = "-ffp-contract=off -fno-math-errno"
+FILES: Mapping[str, Mapping[str, str]] = {
+    "cmake": {
+        "CMakeLists.txt": """\
+cmake_minimum_required(VERSION 3.13)
+project($name LANGUAGES C)
+add_library($name STATIC
+$sources)
+target_include_directories($name PUBLIC $${CMAKE_CURRENT_SOURCE_DIR})
+set_target_properties($name PROPERTIES C_STANDARD 99)
+target_compile_options($name PRIVATE $flags)
+target_link_libraries($name PUBLIC m)
+""",
+    },
+    "zephyr": {
+        "zephyr/module.yml": "name: $name\nbuild:\n  cmake: .\n",
+        "CMakeLists.txt": """\
+zephyr_library_named($name)
+zephyr_library_sources(
+$sources)
+zephyr_library_compile_options($flags)
+zephyr_include_directories($${CMAKE_CURRENT_SOURCE_DIR})
+""",
+    },
+    "esp-idf": {
+        "CMakeLists.txt": """\
+idf_component_register(SRCS
+$sources  INCLUDE_DIRS ".")
+target_compile_options($${COMPONENT_LIB} PRIVATE $flags)
+""",
+    },
+    "platformio": {
+        "library.json": """\
+{
+  "name": "$name",
+  "version": "1.0.0",
+  "description": "A training step of a neural network, written by poetopt $version",
+  "build": {"flags": "$flags", "includeDir": ".", "srcDir": "."}
+}
+""",
+    },
+    "arduino": {
+        "library.properties": """\
+name=$name
+version=1.0.0
+author=poetopt $version
+maintainer=poetopt
+sentence=A training step of a neural network.
+paragraph=The sketch writes ${name}_read and ${name}_write, and calls ${name}_step.
+category=Data Processing
+url=
+architectures=*
+includes=$name.h
+""",
+    },
+}
+"""What each build wants beside the sources."""
+HOW: Mapping[str, str] = {
+    "cmake": "`add_subdirectory` of this folder, and `target_link_libraries(app PRIVATE $name)`.",
+    "zephyr": "Name this folder in `ZEPHYR_EXTRA_MODULES`, or in the manifest.",
+    "esp-idf": "Put this folder into `components/$name`, and name `$name` in `REQUIRES`.",
+    "platformio": "Put this folder into `lib/$name`.",
+    "arduino": "Put this folder into `libraries/$name`, and include `$name.h`.",
+}
+FORMS = (PLAIN, *FILES)
+_OWN = re.compile(r"main(?:_sd)?\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
+"""What a board without a system has of its own here, and has of somebody else in a package."""
+_LISTED = re.compile(r"\| `(main|freestanding|\w+_(startup|libm)\.c)")
+_EMBEDDED = re.compile(r"#if defined\(__APPLE__\)\n.*?#endif\n", re.DOTALL)
+
+
+def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, bytes]:
+    """The emitted files, whose names begin with `prefix`, as a package of that form; themselves where it is plain.
+
+    Raises `OptionError` for another form.
+    """
+    if form not in FORMS:
+        raise OptionError(f"--as {form}: must be {', '.join(FORMS)}")
+    if form == PLAIN:
+        return made
+    kept = {name: content for name, content in made.items() if not _OWN.fullmatch(name)}
+    for what in ("weights", "flash"):
+        source = f"{prefix}_{what}.c"
+        text = kept[source].decode()
+        embedded = _EMBEDDED.search(text)
+        if embedded is not None:  # else it is on storage
+            kind = f"const {prefix.upper()}_ALIGNED unsigned char"
+            array = f"{kind} {prefix}_{what}[] = {{\n{_numbers(kept.pop(f'{prefix}_{what}.bin'))}}};\n"
+            kept[source] = (text[: embedded.start()] + array + text[embedded.end() :]).encode()
+    sources = sorted(name for name in kept if name.endswith(".c"))
+    values = {
+        "name": prefix,
+        "flags": FLAGS,
+        "version": __version__,
+        "sources": "".join(f"  {name}\n" for name in sources),
+    }
+    readme = kept["README.md"].decode()
+    how = Template(HOW[form]).substitute(values)
+    build = f"## Build\n\n{how} Its sources want `{FLAGS}`; never use `-ffast-math`.\n\n## Call"
+    readme = re.sub(r"## Build\n.*?## Call", lambda _: build, readme, flags=re.DOTALL)
+    kept["README.md"] = "\n".join(line for line in readme.split("\n") if not _LISTED.match(line)).encode()
+    inside = "src/" if form == "arduino" else ""
+    found = {f"{inside}{name}" if name.endswith((".c", ".h")) else name: content for name, content in kept.items()}
+    return found | {name: Template(text).substitute(values).encode() for name, text in FILES[form].items()}
+
+
+def _numbers(data: bytes) -> str:
+    """The bytes as C has them; an array has one at least."""
+    data = data or b"\0"
+    rows = (data[at : at + 32] for at in range(0, len(data), 32))
+    return "".join(f"    {', '.join(map(str, row))},\n" for row in rows)
