@@ -259,7 +259,9 @@ def evaluate(
 
 
 def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation | None:
-    """The same of a network's file alone, by onnxruntime with its defaults; None where its outputs don't tell.
+    """The same of a network's file alone, in onnxruntime; None where its outputs don't tell.
+
+    Without optimizations: by these, onnxruntime multiplies with quantized weights in eight bits.
 
     graph
         The step that it was trained by, which says how rows are judged; `data` is opened for it.
