@@ -29,6 +29,7 @@ from poetopt.frontends.convert import (
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type
 from poetopt.frontends.dropouts import draw_by_dropout
 from poetopt.frontends.functions import inline_functions
+from poetopt.frontends.fused import spell_out_fused
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.quantized import settle, spell_out_quantized
@@ -117,6 +118,7 @@ def load_onnx(
     inline_branches(document, options)
     list_sequences(document)  # of the branches
     split_sequences(document, options)
+    notes += spell_out_fused(document)
     notes += spell_out_quantized(document)
     apart, idle = take_apart(document)
     notes += apart
