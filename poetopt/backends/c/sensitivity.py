@@ -133,13 +133,15 @@ def predicted(network: TrainingGraph, held: Arrays, batches: Sequence[Arrays]) -
     """The outputs of a network on onnxruntime, node by node, all batches in one, and how far one ulp moves them.
 
     held
-        Its parameters, statistics and constants.
+        Its parameters, statistics and constants; of these, what has several axes is moved, as in `Steps`.
     """
-    sessions = Sessions(network, 1)
+    sessions, tensors = Sessions(network, 1), network.tensors
+    weights = [n for n in held if tensors[n].role is not Role.CONSTANT or len(tensors[n].shape) > 1]
 
     def outputs(seed: int | None) -> Arrays:
         random = None if seed is None else np.random.default_rng(seed)
-        values = held if random is None else {name: _an_ulp_off(array, random) for name, array in held.items()}
+        moved = {} if random is None else {name: _an_ulp_off(held[name], random) for name in weights}
+        values = {**held, **moved}
         run = NodeByNode(network, sessions, values, network.outputs)
         found = []
         for batch in batches:
