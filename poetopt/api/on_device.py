@@ -48,6 +48,8 @@ class Emitted(Figures):
         How many the plan has.
     prediction_bytes
         What po_predict takes of the arena; None where the program hasn't it.
+    not_predicted
+        Outputs of the network's file that po_predict doesn't give: nothing computes them, or the loss is one of them.
     """
 
     folder: str
@@ -58,6 +60,7 @@ class Emitted(Figures):
     operators: int
     instructions: int
     prediction_bytes: int | None
+    not_predicted: tuple[str, ...] = ()
 
 
 def emit(
@@ -125,6 +128,7 @@ def emit(
         len(program.codes),
         program.instructions,
         None if prediction is None else arena_bytes(prediction),
+        tuple(name for name in graph.outputs if name not in {row.name for row in program.outputs}),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
@@ -75,18 +75,26 @@ def needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]
 def predicting(graph: TrainingGraph) -> TrainingGraph | None:
     """The network of a step as it is used: from its inputs to the outputs of its file; None where the loss is all.
 
+    An output that is an input or a stored tensor, or has the bytes of one, is none of its own: nothing computes it.
+
     Its tensors and values are the step's. An operator that inference changes, or that writes what only the backward
     pass reads, is one for each of its nodes; the others are the step's own.
     """
-    before = forward_nodes(graph)
-    after = inference(graph)
-    made = {name for node in before for name in node.outputs}
-    outputs = tuple(name for name in graph.outputs if name in made and graph.root(name) != graph.root(graph.loss))
-    if not outputs:
+    made = {name for node in forward_nodes(graph) for name in node.outputs}
+    outputs = [name for name in graph.outputs if name in made and graph.root(name) != graph.root(graph.loss)]
+    whole = _toward(graph, outputs)
+    computed = {name for operator in whole.operators if not operator.view for name in operator.outputs}
+    own = [name for name in outputs if whole.root(name) in computed]
+    if not own:
         return None
+    return whole if own == outputs else _toward(graph, own)
+
+
+def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
+    """All that these outputs are computed by in inference."""
     wanted = set(outputs)
     kept: list[Operator] = []
-    nodes = list(after)
+    nodes = list(inference(graph))
     for operator in reversed([operator for operator in graph.operators if not operator.backward]):
         own = tuple(nodes[len(nodes) - len(operator.nodes) :])
         del nodes[len(nodes) - len(operator.nodes) :]
@@ -99,7 +107,7 @@ def predicting(graph: TrainingGraph) -> TrainingGraph | None:
         graph,
         operators=tuple(reversed(kept)),
         inputs=tuple(name for name in graph.inputs if name in wanted),
-        outputs=outputs,
+        outputs=tuple(outputs),
         trained=(),
         loss="",
         gradients={},

@@ -86,6 +86,8 @@ def label_rule(
         ignored = None if ignore_index is None else int(str(ignore_index))
     except (ValueError, TypeError) as error:
         raise OptionError(f"--with ignore-index={ignore_index}: must be a whole number, as in -100") from error
+    if ignored is not None and not -(2**31) <= ignored < 2**31:
+        raise OptionError(f"--with ignore-index={ignore_index}: must be a label, within 32 bits, as in -100")
     try:
         weights = () if given is None else tuple(float(weight) for weight in given)
     except (ValueError, TypeError) as error:

@@ -205,6 +205,16 @@ def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
     return [("outputs", text)]
 
 
+def _outputs(emitted: Emitted) -> str:
+    if emitted.prediction_bytes is None:
+        return (
+            "no po_predict: the network has no output beside its loss, moves rows of tables one by one, or has no room"
+        )
+    without = ", ".join(emitted.not_predicted)
+    more = f", without {without}, which nothing computes" if without else ""
+    return f"po_predict takes {emitted.prediction_bytes:,} B of the arena{more}"
+
+
 def emitted_text(plan: Plan, emitted: Emitted) -> str:
     """The summary of `poetopt emit`."""
     total = emitted.arena_bytes + emitted.resident_bytes
@@ -214,12 +224,7 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
             "memory",
             f"{total:,} B beside the stack: arena {emitted.arena_bytes:,} B, resident {emitted.resident_bytes:,} B",
         ),
-        (
-            "outputs",
-            "no po_predict: the network has no output beside its loss, moves rows of tables one by one, or has no room"
-            if emitted.prediction_bytes is None
-            else f"po_predict takes {emitted.prediction_bytes:,} B of the arena",
-        ),
+        ("outputs", _outputs(emitted)),
         ("files", ", ".join(emitted.files)),
     ]
     name = plan.problem.model_ref or plan.problem.name

@@ -542,11 +542,13 @@ class Fit:
     def _diverged(self, loss: float, rate: float | None) -> str:
         kept = f"; the newest checkpoint is {self.path}" if self.path else ""
         what = "validation's loss" if rate is None else "loss"
+        left_out = self.learner.graph.label_rule.ignore_index
+        ignored = "" if left_out is None else f", or give each batch a label that counts (not all of them {left_out})"
         at = "" if rate is None else f" at a rate of {rate:g}"
         step = self.position.step + (rate is not None)
         return (
             f"the {what} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): the training has diverged{at}, "
-            f"or the model's own values are no numbers; take a smaller --lr{kept}"
+            f"or the model's own values are no numbers; take a smaller --lr{ignored}{kept}"
         )
 
     def _seconds(self) -> float:

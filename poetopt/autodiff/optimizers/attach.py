@@ -239,8 +239,8 @@ def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict
             found[pattern] = math.nan
         if not pattern or not 0 <= found[pattern] < math.inf:
             raise OptionError(
-                f"--with rates={pattern}={factor}: say a pattern of parameters and what their learning rate is "
-                "multiplied with, as in --with rates=features.*=0.1"
+                f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: say a pattern of parameters and what their "
+                "learning rate is multiplied with, as in --with rates=features.*=0.1"
             )
     return found
 

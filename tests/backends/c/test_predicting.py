@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -168,3 +169,26 @@ def test_accuracy_is_the_programs_own_and_the_files(tmp_path: Path) -> None:
     assert ended.validation.accuracy == np.mean(scores[:7].argmax(1) == rows["labels"])
     shifted = scores[:7] - np.log(np.exp(scores[:7]).sum(1, keepdims=True))
     assert ended.validation.loss == pytest.approx(-shifted[np.arange(7), rows["labels"]].mean(), rel=1e-5)
+
+
+@needs_host
+@pytest.mark.parametrize("how", ["Identity", "Flatten"])
+@pytest.mark.parametrize("of", ["input", "fc.weight"])
+def test_an_output_that_nothing_computes_is_left_out(how: str, of: str, tmp_path: Path) -> None:
+    """What is an input or a parameter under another name: the others are predicted, and the one is named."""
+    net = Network("aliased", 2)
+    x = net.input("input", (4, 6))
+    model = net.model(net.linear(x, "fc", 6, 3), (4, 3))
+    model.graph.node.append(onnx.helper.make_node(how, [of], ["same"]))
+    shape = [4, 6] if of == "input" else [3, 6]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, shape))
+    first = model.graph.output[0].name
+    loaded = po.load(model)
+    assert isinstance(loaded, po.Model)
+    problem = loaded.differentiate(loss="cross-entropy", output=first, optimizer="sgd").cost("m4", runtime="c")
+    plan = lay_out(store_all(problem))
+    found = execute_on(plan, "host", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert {*found.predicted.outputs} == {first}
+    assert po.emit(plan, tmp_path / "c").not_predicted == ("same",)
