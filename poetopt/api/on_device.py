@@ -49,7 +49,7 @@ class Emitted(Figures):
     prediction_bytes
         What po_predict takes of the arena; None where the program hasn't it.
     not_predicted
-        Outputs of the network's file that po_predict doesn't give: nothing computes them, or the loss is one of them.
+        Outputs of the network's file that po_predict doesn't give, as nothing computes them.
     """
 
     folder: str
@@ -117,6 +117,7 @@ def emit(
     prediction = prediction_of(found, graph)
     program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
+    known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
     made = packaged(named(emitted(program, chosen, schedule), prefix), form, prefix)
     write_folder(made, folder)
     return Emitted(
@@ -128,7 +129,7 @@ def emit(
         len(program.codes),
         program.instructions,
         None if prediction is None else arena_bytes(prediction),
-        tuple(name for name in graph.outputs if name not in {row.name for row in program.outputs}),
+        tuple(name for name in graph.outputs if graph.root(name) not in known),
     )
 
 
