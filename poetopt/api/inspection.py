@@ -87,7 +87,7 @@ def inspect(
             ignore_index=ignore_index,
             class_weights=class_weights,
             label_smoothing=label_smoothing,
-        )  # fmt: skip.on(found.runtime)
+        ).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     problem = training.cost(found)

@@ -122,9 +122,10 @@ def prediction_problem(
 def _schedules(problem: Problem, room: int) -> Iterator[Schedule]:
     """Schedules that may have room, the plainest first."""
     yield everything(problem)
+    every = Ways(problem)
     for share in SHARES:
         aim = int(share * room) + problem.reserve_bytes
-        for ways in Ways(problem).within(aim):
+        for ways in every.within(aim):
             try:
                 found = greedy(problem, aim, paging=problem.paging, remat=False, work=Work(WORK), ways=ways)
             except OutOfWorkError:

@@ -30,7 +30,7 @@ from poetopt.backends.step.parted import cut
 from poetopt.graph import LabelRule, Operator, TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
-from poetopt.training.metrics import Asked, Metric, metrics_of
+from poetopt.training.metrics import Asked, Metric, log_probabilities, metrics_of
 from poetopt.training.source import Data, Source, batch_size, source_of
 from poetopt.util.errors import ExecutionError, ModelError
 from poetopt.util.figures import Figures
@@ -176,8 +176,7 @@ def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
     """Of scores [rows, classes, ...] at labels [rows, ...]: of each label the loss times its weight, and the weight."""
     scores, classes = scores.astype(np.float64), scores.shape[1]
     weights = np.array(rule.class_weights or np.ones(classes))
-    shifted = scores - scores.max(axis=1, keepdims=True)
-    log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    log_prob = log_probabilities(scores)
     kept = _kept(labels, rule)
     safe = np.where(kept, labels, 0).astype(np.int64)
     weight = weights[safe] * kept

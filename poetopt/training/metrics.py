@@ -96,10 +96,14 @@ def _among_five(scores: Any, labels: Any) -> Any:
     return (scores > at).sum(axis=1) < 5
 
 
-def _likelihood(scores: Any, labels: Any) -> Any:
+def log_probabilities(scores: Any) -> Any:
+    """Logarithms of the softmax over classes, of scores [rows, classes, ...]."""
     shifted = scores - scores.max(axis=1, keepdims=True)
-    log_prob = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return -np.take_along_axis(log_prob, np.expand_dims(labels, 1), 1)
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+
+def _likelihood(scores: Any, labels: Any) -> Any:
+    return -np.take_along_axis(log_probabilities(scores), np.expand_dims(labels, 1), 1)
 
 
 def _classes(scores: Any, labels: Any) -> tuple[Any, Any]:
