@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.graph import TrainingGraph
+from poetopt.training.data.files import MODES, image_input
 from poetopt.training.source import Source, checked_batch
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.progress import Told
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Own = Callable[[Mapping[str, Any], np.random.RandomState], Mapping[str, Any]]
 """Of a batch, arrays by input name, and random numbers of its own: the batch that is trained on."""
 Asked = str | Own | Iterable[str | Own]
-CHANNELS = (1, 3, 4)
 PART = 8
 """Images move by up to this part of their size."""
 
@@ -66,16 +66,14 @@ def _named(name: str, graph: TrainingGraph) -> Own:
             f"--with augment={name}: unknown{closest(name, _CHANGES)}; there are {', '.join(_CHANGES)}, and in Python "
             "functions of your own"
         )
-    given = [image for image in graph.inputs if image not in graph.added_inputs]
-    shape = graph.tensors[given[0]].shape if len(given) == 1 else ()
-    fits = len(shape) == 4 and (shape[1] in CHANNELS or shape[3] in CHANNELS)
-    if not fits or graph.loss_kind != "cross-entropy" or len(graph.tensors[graph.added_inputs[0]].shape) != 1:
+    images = image_input(graph)
+    if images is None:
         raise ModelError(
             f"--with augment={name}: it is for one input of images [batch, channels, height, width] with a class each; "
             "change other batches by a function of your own in Python, fit(..., augment=function)"
         )
-    first, change = 2 if shape[1] in CHANNELS else 1, _CHANGES[name]
-    return lambda batch, random: {**batch, given[0]: change(batch[given[0]], first, random)}
+    first, change = 2 if graph.tensors[images].shape[1] in MODES else 1, _CHANGES[name]
+    return lambda batch, random: {**batch, images: change(batch[images], first, random)}
 
 
 def _flip(images: Any, first: int, random: np.random.RandomState) -> Any:

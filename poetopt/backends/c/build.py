@@ -96,9 +96,9 @@ INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 MARK = "*_tables.c"
 """The file by which a folder is known to have been emitted."""
 PREFIX = "po"
-"""What names of files and of all that the linker sees begin with."""
+"""The beginning of names of files and of all that the linker sees."""
 OURS = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\n))(?:(po)(?=_|\.(?:h|ld|elf)\b)|(PO)(?=_))")
-"""Where they do, also behind a line's end within a string."""
+"""Its places, also behind a line's end within a string."""
 STRING = re.compile(r'("(?:[^"\\\n]|\\.)*")')
 
 

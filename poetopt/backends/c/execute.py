@@ -94,7 +94,7 @@ class _Both:
         }
 
     def predicted(self, asked: Sequence[Batch], mine: Ran | RanSteps, theirs: Ran | RanSteps) -> Predicted | None:
-        """What both made of the inputs that they were asked of, beside onnxruntime with the values that were left."""
+        """The outputs of both for what they were asked, beside onnxruntime's with the values that were left."""
         plan = self.program.predicts
         if plan is None or not asked:
             return None

@@ -10,7 +10,7 @@ import hashlib
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,7 @@ import numpy as np
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.step.memory import numpy_dtype
-from poetopt.backends.step.places import input_offsets
-from poetopt.graph.problem import ProblemTensor
-from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import lasting_at
 from poetopt.util.errors import ModelError, PlanError
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 MAGIC = 0x706F7031
 """The first word of a copy: `po` and the version of its form."""
 HEAD = struct.Struct("<II16sII")
-"""What a copy begins with: that word, the generation, the network, and checksums of the content and of all that."""
+"""The head of a copy: that word, the generation, the network, and checksums of the content and of all that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +47,10 @@ class Kept:
     block: int
 
 
-def lying(plan: Plan) -> Iterator[tuple[ProblemTensor, int]]:
-    """Gives what is in RAM from step to step, and where."""
-    offsets = input_offsets(plan)
-    for index in plan.problem.lasting:
-        yield plan.problem.tensors[index], offsets[index]
-
-
 def kept(program: DeviceProgram) -> list[Kept]:
     """All of it: the resident region, what lasts in the arena, and what is on the storage between steps."""
     nbytes, sums = program.resident.nbytes, {*program.graph.sums.values()}
-    lasting = {tensor.name: offset for tensor, offset in lying(program.plan) if tensor.name not in sums}
+    lasting = {name: at for name, (at, _) in lasting_at(program.plan).items() if name not in sums}
     found = [Kept("", "po_resident", nbytes, 0)] if nbytes else []
     for name, block in program.storage.blocks.items():
         value = _value(program, name) if name in program.storage.first else None
@@ -156,10 +147,11 @@ def _copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, byte
     magic, generation, network, data, check = HEAD.unpack(head)
     if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
         return None
-    content, at = b"", at + BLOCK_BYTES
+    pieces, at = list[bytes](), at + BLOCK_BYTES
     for one in kept(program):
-        content += storage[at : at + one.nbytes]
+        pieces.append(storage[at : at + one.nbytes])
         at += -(-one.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    content = b"".join(pieces)
     return (generation, content) if zlib.crc32(content) == data else None
 
 

@@ -70,7 +70,7 @@ includes=$name.h
 """,
     },
 }
-"""What each build wants beside the sources."""
+"""Files that each build wants beside the sources."""
 HOW: Mapping[str, str] = {
     "cmake": "`add_subdirectory` of this folder, and `target_link_libraries(app PRIVATE $name)`.",
     "zephyr": "Name this folder in `ZEPHYR_EXTRA_MODULES`, or in the manifest.",

@@ -306,7 +306,7 @@ def device_program(
 
 
 def _begun(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
-    """What a prediction is fed with."""
+    """The inputs of a prediction."""
     network, offsets = graph_of(prediction), input_offsets(prediction)
     for i, held in enumerate(prediction.problem.tensors):
         if held.name in network.inputs:
@@ -316,7 +316,7 @@ def _begun(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
 
 
 def _ended(prediction: Plan) -> Iterator[TableRow]:
-    """What it ends with."""
+    """Its outputs."""
     network, index = graph_of(prediction), {t.name: i for i, t in enumerate(prediction.problem.tensors)}
     last = len(prediction.instructions) - 1
     ends = {b.index: b.offset for b in buffers(prediction) if b.last == last and not b.workspace}

@@ -11,7 +11,6 @@ from poetopt.backends.c.generations import (
     copy_blocks,
     first_copy,
     kept,
-    lying,
     network_of,
     partly_stored,
 )
@@ -24,6 +23,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.ops.runtimes.c.kernel import C_TYPES
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
+from poetopt.plan.layout import lasting_at
 
 
 def calls(routine: Routine) -> Iterator[str]:
@@ -242,7 +242,7 @@ def schedules(program: DeviceProgram, schedule: str) -> str:
 def _parts(program: DeviceProgram) -> str:
     """Gives what a batch in parts is run by."""
     graph, resident, plan = program.graph, program.resident, program.plan
-    at = {t.name: f"PO_ARENA({offset}u)" for t, offset in lying(plan)}
+    at = {name: f"PO_ARENA({offset}u)" for name, (offset, _) in lasting_at(plan).items()}
     at |= {name: f"PO_RESIDENT({offset}u)" for name, offset in resident.offsets.items()}
     sums = [graph.tensors[name] for name in graph.sums.values() if name in at]
     empty = "".join(f"        (void)memset({at[t.name]}, 0, {t.nbytes}u); /* {comment(t.name)} */\n" for t in sums)
@@ -436,10 +436,9 @@ def weights(program: DeviceProgram) -> str:
         else:
             copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
             at += span.nbytes
-    for tensor, offset in lying(program.plan):
-        if tensor.name not in program.graph.sums.values():
-            block = program.storage.blocks[tensor.name]
-            reads += _read(block, f"po_arena + {offset}u", tensor.nbytes, tensor.name)
+    for name, (offset, nbytes) in lasting_at(program.plan).items():
+        if name not in program.graph.sums.values():
+            reads += _read(program.storage.blocks[name], f"po_arena + {offset}u", nbytes, name)
     words = [word for code in program.codes for word in code.state]
     if words:
         values_of = ", ".join(f"{word}u" for word in words)

@@ -199,15 +199,22 @@ def of_images(graph: TrainingGraph, folder: Path, classes: Sequence[Path]) -> Im
         labels += [number] * len(names)
     if not paths:
         raise ModelError(f"{folder}: it holds neither .npz files nor folders of images, one for each class")
-    given = [name for name in graph.inputs if name not in graph.added_inputs]
-    shape = graph.tensors[given[0]].shape if len(given) == 1 else ()
-    fits = len(shape) == 4 and (shape[1] in MODES or shape[3] in MODES)
-    if not fits or graph.loss_kind != "cross-entropy" or len(graph.tensors[graph.added_inputs[0]].shape) != 1:
+    if image_input(graph) is None:
         raise ModelError(
             f"{folder}: images in folders are for a model with one input [batch, channels, height, width] and "
             "cross-entropy on its classes; give the arrays of this one as .npz"
         )
     return Images(graph, str(folder), paths, labels)
+
+
+def image_input(graph: TrainingGraph) -> str | None:
+    """The one input, where it is of images with a class each: [batch, channels, height, width], or channels last."""
+    given = [name for name in graph.inputs if name not in graph.added_inputs]
+    shape = graph.tensors[given[0]].shape if len(given) == 1 else ()
+    fits = len(shape) == 4 and (shape[1] in MODES or shape[3] in MODES)
+    if not fits or graph.loss_kind != "cross-entropy" or len(graph.tensors[graph.added_inputs[0]].shape) != 1:
+        return None
+    return given[0]
 
 
 class Shards:
