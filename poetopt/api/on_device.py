@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,7 @@ def emit(
     weights: str = "flash",
     prefix: str = "po",
     form: str = "plain",
+    selftest: bool = False,
 ) -> Emitted:
     """Write a plan as C99 without malloc: `po_step()`, `po_predict()`, kernels and tables, an example, and a README.
 
@@ -91,6 +92,8 @@ def emit(
     form
         `plain`: sources with an example; or a package of `cmake`, `zephyr`, `arduino`, `platformio` or `esp-idf`, with
         constants as arrays.
+    selftest
+        Whether there is a `po_selftest()`, for which onnxruntime takes a step here.
 
     Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
@@ -117,6 +120,10 @@ def emit(
     prediction = prediction_of(found, graph)
     program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
+    if selftest:
+        from poetopt.backends.c.golden import golden_of
+
+        program = replace(program, golden=golden_of(program))
     known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
     made = packaged(named(emitted(program, chosen, schedule), prefix), form, prefix)
     write_folder(made, folder)

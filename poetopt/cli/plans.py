@@ -275,6 +275,9 @@ def emit(
             autocompletion=choices("plain", "cmake", "zephyr", "arduino", "platformio", "esp-idf"),
         ),
     ] = "plain",
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="With po_selftest(): a batch, and what onnxruntime makes of it.")
+    ] = False,
     model: PlanModelOption = None,
     json: JsonOption = None,
     **options: Any,
@@ -287,7 +290,8 @@ def emit(
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, **options)
-    emitted = write(loaded, out, target=target, schedule=schedule, weights=weights, prefix=prefix, form=form)
+    how = {"schedule": schedule, "weights": weights, "prefix": prefix, "form": form}
+    emitted = write(loaded, out, target=target, selftest=selftest, **how)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0

@@ -111,6 +111,12 @@ def first_copy(program: DeviceProgram) -> bytes:
     return head + bytes(BLOCK_BYTES - len(head)) + bytes(data)
 
 
+def first_checksum(program: DeviceProgram) -> int:
+    """The checksum of all that lasts before the first step."""
+    found: int = HEAD.unpack(first_copy(program)[: HEAD.size])[3]
+    return found
+
+
 def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Array]]:
     """The number of the newest whole generation on a device's storage, and all values of it, by name.
 

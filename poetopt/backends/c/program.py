@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poetopt.backends.c.operators import (
     PREFIX,
@@ -28,6 +29,9 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
+
+if TYPE_CHECKING:
+    from poetopt.backends.c.golden import Golden
 
 PREFIXES = PREFIX, "po_last", "po_seen"
 """What functions of operators are called: of the plan, of what follows a batch's last part, and of po_predict."""
@@ -155,6 +159,8 @@ class DeviceProgram:
         What po_predict runs; None where there is none.
     asked, outputs
         The tables of what it reads and gives.
+    golden
+        What po_selftest checks; None where there is none.
     """
 
     routines: tuple[Routine, ...]
@@ -172,6 +178,7 @@ class DeviceProgram:
     predicts: Routine | None = None
     asked: tuple[TableRow, ...] = ()
     outputs: tuple[TableRow, ...] = ()
+    golden: Golden | None = None
 
     @property
     def plan(self) -> Plan:

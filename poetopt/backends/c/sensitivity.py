@@ -133,9 +133,11 @@ def predicted(network: TrainingGraph, held: Arrays, batches: Sequence[Arrays]) -
     """The outputs of a network on onnxruntime, node by node, all batches in one, and how far one ulp moves them.
 
     held
-        Its parameters, statistics and constants; of these, what has several axes is moved, as in `Steps`.
+        Its parameters, statistics and constants; of these, what has several axes is moved, as in `Steps`. What it
+        doesn't know, such as an optimizer's numbers, doesn't count.
     """
     sessions, tensors = Sessions(network, 1), network.tensors
+    held = {name: array for name, array in held.items() if name in tensors}
     weights = [n for n in held if tensors[n].role is not Role.CONSTANT or len(tensors[n].shape) > 1]
 
     def outputs(seed: int | None) -> Arrays:

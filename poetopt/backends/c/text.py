@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from string import Template
+from typing import TYPE_CHECKING
 
 from poetopt.backends.c.generations import (
     blocks,
     copy_blocks,
+    first_checksum,
     first_copy,
     kept,
     network_of,
@@ -24,6 +27,9 @@ from poetopt.ops.runtimes.c.kernel import C_TYPES
 from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lasting_at
+
+if TYPE_CHECKING:
+    from poetopt.backends.c.golden import Drawn, Golden, SignedSum
 
 
 def calls(routine: Routine) -> Iterator[str]:
@@ -153,6 +159,13 @@ int po_part(uint32_t part);
    PO_DONE there are no results. */
 """
 """What po.h says of the functions of a step, of a batch at once and in parts."""
+SELFTEST = """\
+/* Begins with po_load(), draws a batch, holds what a prediction and a step make of it against what onnxruntime made of
+   it, within rounding, and ends with po_load(): what wasn't saved is lost, as after a reset. PO_DAMAGED: parameters or
+   constants aren't the first ones (nor are those that were trained on storage and saved), or other numbers come out. */
+int po_selftest(void);
+
+"""
 PREDICT = """\
 /* The network as it is used, in the same RAM: by running statistics, without Dropout, labels or loss. Write
    po_predict_inputs, call it between two steps, and read po_outputs. What lasts stays as it is; inputs and results of a
@@ -201,6 +214,7 @@ def header(program: DeviceProgram) -> str:
             "outputs": len(program.outputs),
             "steps": _functions(program.graph),
             "predicts": PREDICT if program.predicts is not None else "",
+            "selftest": SELFTEST if program.golden is not None else "",
             "does": does(program),
         },
     )
@@ -460,7 +474,7 @@ def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str
 
 def saving(program: DeviceProgram) -> str:
     """po_save.c: whole generations of what lasts, in two copies behind all else on the storage."""
-    found, network = kept(program), network_of(program)
+    found, network, golden = kept(program), network_of(program), program.golden
     lines = (f"    {{{one.address or 0}, {one.nbytes}u, {one.block}u}},\n" for one in found)
     return filled(
         "po_save.c",
@@ -471,8 +485,26 @@ def saving(program: DeviceProgram) -> str:
             "count": len(found),
             "kept": "".join(lines),
             "network": ", ".join(f"0x{int.from_bytes(network[k : k + 4], 'little'):08x}u" for k in range(0, 16, 4)),
+            "selftest": "" if golden is None else _selftest(program, golden),
         },
     )
+
+
+def _selftest(program: DeviceProgram, golden: Golden) -> str:
+    values = {name: _drawn(getattr(golden, name)) for name in ("inputs", "asked")}
+    values |= {name: _sums(getattr(golden, name)) for name in ("results", "parameters", "outputs")}
+    first, flash = first_checksum(program), zlib.crc32(flash_bytes(program))
+    return filled("po_selftest.c", {**values, "first": first, "flash": flash})
+
+
+def _drawn(found: Sequence[Drawn]) -> str:
+    rows = (f"    {{{d.least}, {d.span}u, {d.unit!r}f, {d.later}u}},\n" for d in found)
+    return "".join(rows) or "    {0, 1u, 0.0f, 0u},\n"
+
+
+def _sums(found: Sequence[SignedSum | None]) -> str:
+    rows = (f"    {{{one.total!r}, {one.most!r}}},\n" if one else "    {0.0, -1.0},\n" for one in found)
+    return "".join(rows) or "    {0.0, -1.0},\n"
 
 
 def flash(program: DeviceProgram) -> str:

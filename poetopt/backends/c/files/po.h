@@ -85,7 +85,7 @@ int po_restore(void);
 
 ${steps}int po_step(void);
 
-${predicts}
+${predicts}${selftest}
 /* Call it between one step and the next: running statistics take the place of those before the step. */
 void po_carry(void);
 

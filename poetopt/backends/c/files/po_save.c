@@ -60,7 +60,8 @@ static int about(uint32_t which, head *found)
     return memcmp(found->network, network, sizeof network) == 0 ? PO_DONE : PO_OTHER;
 }
 
-/* Goes through a copy: `into` 1 writes to it what lasts, 0 takes it from there, -1 only looks; the checksum of its data. */
+/* Goes through a copy: `into` 1 writes to it what lasts, 0 takes it from there, -1 only looks, 2 looks at what lasts
+   instead; the checksum of that. */
 static int through(uint32_t which, int into, uint32_t *crc)
 {
     uint32_t there = COPY(which) + 1u;
@@ -78,7 +79,7 @@ static int through(uint32_t which, int into, uint32_t *crc)
             *crc = sum(*crc, piece, bytes);
             if (into == 0 && all[k].address != 0) {
                 (void)memcpy(all[k].address + at, piece, bytes);
-            } else if (into >= 0 && po_write(into > 0 ? there : block, piece, bytes) != 0) {
+            } else if ((into == 0 || into == 1) && po_write(into > 0 ? there : block, piece, bytes) != 0) {
                 return PO_STORAGE;
             }
         }
@@ -143,3 +144,4 @@ int po_restore(void)
     }
     return codes[0] == PO_OTHER || codes[1] == PO_OTHER ? PO_OTHER : PO_DAMAGED;
 }
+${selftest}
