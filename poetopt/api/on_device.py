@@ -46,6 +46,10 @@ class Emitted(Figures):
         How many there are.
     instructions
         How many the plan has.
+    storage_bytes, save_bytes
+        What the storage holds in all, and what `po_save` writes of it each time: nothing else makes a step last.
+    sectors
+        Erase blocks that it writes, each once; 0 where the device file says nothing of them.
     prediction_bytes
         What po_predict takes of the arena; None where the program hasn't it.
     not_predicted
@@ -59,6 +63,9 @@ class Emitted(Figures):
     resident_bytes: int
     operators: int
     instructions: int
+    storage_bytes: int
+    save_bytes: int
+    sectors: int
     prediction_bytes: int | None
     not_predicted: tuple[str, ...] = ()
 
@@ -100,9 +107,10 @@ def emit(
     `OutputError` where the folder can't be written. Then nothing is written.
     """
     from poetopt.backends.c.build import check_folder_free, emitted, named, write_folder
-    from poetopt.backends.c.generations import check_room
+    from poetopt.backends.c.generations import blocks, check_room, saved_blocks
     from poetopt.backends.c.packages import packaged
     from poetopt.backends.c.program import device_program
+    from poetopt.backends.c.storage import BLOCK_BYTES, erased_blocks
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.step.places import graph_of
@@ -124,6 +132,7 @@ def emit(
         from poetopt.backends.c.golden import golden_of
 
         program = replace(program, golden=golden_of(program))
+    unit = erased_blocks(found.problem)
     known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
     made = packaged(named(emitted(program, chosen, schedule), prefix), form, prefix)
     write_folder(made, folder)
@@ -135,6 +144,9 @@ def emit(
         program.resident.nbytes,
         len(program.codes),
         program.instructions,
+        blocks(program) * BLOCK_BYTES,
+        saved_blocks(program) * BLOCK_BYTES,
+        -(-saved_blocks(program) // unit) if unit > 1 else 0,
         None if prediction is None else arena_bytes(prediction),
         tuple(name for name in graph.outputs if graph.root(name) not in known),
     )

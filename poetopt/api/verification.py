@@ -43,6 +43,7 @@ OF_NOTES = "notes"
 FIELDS = {
     **dict.fromkeys(("time_s", "energy_j", *(entry.name for entry in fields(Transfers))), OF_DEVICE),
     **dict.fromkeys(("device", "paging", "dma", "wake_j", "storage_bytes", "storage_block_bytes"), OF_DEVICE),
+    "storage_erase_bytes": OF_DEVICE,
     **dict.fromkeys(("device_ram_bytes", "flash_bytes", "stack_bytes", "resident_bytes"), OF_DEVICE),
     "reserve_bytes": OF_KERNELS,
 }

@@ -241,6 +241,7 @@ def cost(
         wake_j=device.storage.wake_j if device.storage is not None else 0.0,
         storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
         storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
+        storage_erase_bytes=device.storage.erase_bytes if device.storage is not None else 1,
         resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram) + kept,
         stack_bytes=device.stack_bytes,
         flash_bytes=sum(graph.tensors[root].nbytes for root in where.flash),

@@ -57,6 +57,8 @@ class Storage:
         Size, or None where it is not known.
     block_bytes
         What it reads and writes at once: a transfer moves whole blocks.
+    erase_bytes
+        What flash erases at once before it is written anew: a number of blocks; 1 where nothing has to be.
     bus_bytes_per_s
         What the bus to it can carry at most, or None where it is not known; the rates are not above it.
     wake_j
@@ -72,6 +74,7 @@ class Storage:
     cpu_power_w: float
     capacity_bytes: int | None = None
     block_bytes: int = 1
+    erase_bytes: int = 1
     bus_bytes_per_s: float | None = None
     wake_j: float = 0.0
 

@@ -43,6 +43,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "transfer_cpu_power_w": (0, 1e5),
     "storage_bytes": (1, 2**60),
     "storage_block_bytes": (0, 2**40),
+    "storage_erase_bytes": (0, 2**40),
     "storage_bus_bytes_per_s": (0.1, 1e13),
 }
 """What no machine goes below or beyond, with room to spare: a figure outside has the wrong unit."""
@@ -53,7 +54,10 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "bytes": (0, 2**50),
 }
 """The same for what is measured of one operator or one transfer: under a fortnight, for one."""
-WHOLE = ("ram_bytes", "flash_bytes", "flash_reserve_bytes", "stack_bytes", "storage_bytes", "storage_block_bytes")
+WHOLE = (
+    "ram_bytes", "flash_bytes", "flash_reserve_bytes", "stack_bytes", "storage_bytes", "storage_block_bytes",
+    "storage_erase_bytes",
+)  # fmt: skip
 """Figures that count bytes."""
 
 
@@ -180,6 +184,12 @@ def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str
         yield (
             ("storage_block_bytes", "storage_bytes"),
             f"storage_block_bytes: a block of {_bytes(block)} is larger than the storage, {_bytes(capacity)}",
+        )
+    erased = value.get("storage_erase_bytes")
+    if erased is not None and erased % (block or 1):
+        yield (
+            ("storage_erase_bytes", "storage_block_bytes"),
+            f"storage_erase_bytes: {_bytes(erased)} are no whole blocks of {_bytes(block or 1)}",
         )
 
 

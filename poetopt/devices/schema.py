@@ -44,6 +44,7 @@ UNITS = {
     "transfer_cpu_power_w": "W",
     "storage_bytes": "B",
     "storage_block_bytes": "B",
+    "storage_erase_bytes": "B",
     "storage_bus_bytes_per_s": "B/s",
     "storage_wake_j": "J",
     "flash_bytes": "B",
@@ -72,7 +73,9 @@ STORAGE = (
     "transfer_cpu_power_w",
 )
 """Figures of a storage: all of them, or none."""
-ABOUT_STORAGE = ("storage_bytes", "storage_block_bytes", "storage_bus_bytes_per_s", "storage_wake_j")
+ABOUT_STORAGE = (
+    "storage_bytes", "storage_block_bytes", "storage_erase_bytes", "storage_bus_bytes_per_s", "storage_wake_j",
+)  # fmt: skip
 """What else may be said of a storage."""
 
 
@@ -128,6 +131,7 @@ class FiguresTable(_Form):
     transfer_cpu_power_w: FigureTable | None = None
     storage_bytes: FigureTable | None = None
     storage_block_bytes: FigureTable | None = None
+    storage_erase_bytes: FigureTable | None = None
     storage_bus_bytes_per_s: FigureTable | None = None
     storage_wake_j: FigureTable | None = None
     flash_bytes: FigureTable | None = None
@@ -209,6 +213,7 @@ class DeviceTable(_Form):
                 cpu_power_w=value["transfer_cpu_power_w"],
                 capacity_bytes=None if capacity is None else round(capacity),
                 block_bytes=1 if block is None else round(block),
+                erase_bytes=round(value.get("storage_erase_bytes", 1)),
                 bus_bytes_per_s=value.get("storage_bus_bytes_per_s"),
                 wake_j=value.get("storage_wake_j", 0.0),
             )

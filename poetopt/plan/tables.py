@@ -247,6 +247,7 @@ _DEVICE = {
     "wake_j": "wake_j",
     "storage_bytes": "storage_bytes",
     "storage_block_bytes": "storage_block_bytes",
+    "storage_erase_bytes": "storage_erase_bytes",
     "resident_bytes": "resident_bytes",
     "device_ram_bytes": "ram_bytes",
     "flash_bytes": "flash_bytes",
@@ -256,9 +257,10 @@ _DEVICE = {
     "parts": "parts",
     "closing_ram_bytes": "closing_ram_bytes",
 }
+_ADDED = frozenset({"storage_erase_bytes", "parts", "closing_ram_bytes"})
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
-    "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name not in ("parts", "closing_ram_bytes")]),
+    "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name not in _ADDED]),
 }
 """The problem's own fields: an object of the file for each kind of them."""
 

@@ -215,6 +215,14 @@ def _outputs(emitted: Emitted) -> str:
     return f"po_predict takes {emitted.prediction_bytes:,} B of the arena{more}"
 
 
+def _storage(emitted: Emitted) -> str:
+    erased = f", erasing {emitted.sectors:,} sectors once each" if emitted.sectors else ""
+    return (
+        f"{emitted.storage_bytes:,} B with both copies of po_save, which writes {emitted.save_bytes:,} B{erased}: a "
+        "step that no po_save follows never happened"
+    )
+
+
 def emitted_text(plan: Plan, emitted: Emitted) -> str:
     """The summary of `poetopt emit`."""
     total = emitted.arena_bytes + emitted.resident_bytes
@@ -224,6 +232,7 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
             "memory",
             f"{total:,} B beside the stack: arena {emitted.arena_bytes:,} B, resident {emitted.resident_bytes:,} B",
         ),
+        ("storage", _storage(emitted)),
         ("outputs", _outputs(emitted)),
         ("files", ", ".join(emitted.files)),
     ]

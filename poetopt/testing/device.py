@@ -96,6 +96,10 @@ def _storage(found: Device, where: str) -> None:
     )
     _within(f"{where}: storage_wake_j", storage.wake_j, 0.0, MOST_WAKE_J, "J")
     require(storage.block_bytes >= 1, f"{where}: storage_block_bytes of {storage.block_bytes} must be at least 1")
+    require(
+        storage.erase_bytes % storage.block_bytes == 0 or storage.erase_bytes == 1,
+        f"{where}: storage_erase_bytes of {storage.erase_bytes} are no blocks of {storage.block_bytes}",
+    )
     if storage.capacity_bytes is not None:
         require(
             storage.capacity_bytes >= storage.block_bytes,

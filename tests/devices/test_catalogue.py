@@ -245,6 +245,10 @@ def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
             DISK + figure("storage_block_bytes", 4, "KiB") + figure("storage_bytes", 1, "kB"),
             "a block of 4.1 kB is larger than the storage, 1 kB",
         ),
+        (
+            DISK + figure("storage_block_bytes", 512, "B") + figure("storage_erase_bytes", 1000, "B"),
+            "storage_erase_bytes: 1 kB are no whole blocks of 512 B",
+        ),
         (figure("storage_block_bytes", 512, "B"), "a storage needs all its figures, or none"),
     ],
 )
@@ -277,9 +281,11 @@ def test_the_authors_contradiction_is_a_note() -> None:
 
 def test_blocks_and_waking(tmp_path: Path) -> None:
     more = figure("storage_block_bytes", 512, "B") + figure("storage_wake_j", 2, "mJ")
+    more += figure("storage_erase_bytes", 4, "KiB")
     found = device(write(tmp_path, BOARD + DISK + more))
     storage = found.storage
     assert storage is not None
+    assert storage.erase_bytes == 4096
     assert storage.wake_j == 0.002
     assert [storage.moved_bytes(count) for count in (0, 1, 512, 513)] == [0, 512, 512, 1024]
     assert found.page_out_s(1) == found.page_out_s(512) == 513

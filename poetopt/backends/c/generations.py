@@ -1,7 +1,7 @@
 """Generations of what a step learns, as po_save.c keeps them: what lasts, where it lies, and the first one.
 
-The two copies come behind all else on the storage. Each is a block that says what it is, and behind it all that lasts,
-each from a block of its own on.
+The two copies come behind all else on the storage, each in erase blocks of its own, if the device has such. A copy is
+all that lasts, each piece from a block of its own on, and behind it a block that says what the copy is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.storage import BLOCK_BYTES
+from poetopt.backends.c.storage import BLOCK_BYTES, erased_blocks
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.plan.layout import lasting_at
 from poetopt.util.errors import ModelError, PlanError
@@ -65,23 +65,39 @@ def partly_stored(program: DeviceProgram) -> bool:
     return any(not one.address for one in kept(program))
 
 
-def copy_blocks(program: DeviceProgram) -> int:
-    """Blocks of one copy."""
+def saved_blocks(program: DeviceProgram) -> int:
+    """Blocks that one copy takes, and `po_save` writes."""
     return 1 + sum(-(-one.nbytes // BLOCK_BYTES) for one in kept(program))
+
+
+def copy_at(program: DeviceProgram, which: int) -> int:
+    """The first block of copy 0 or 1; of 2, which there isn't, where the storage ends."""
+    unit = erased_blocks(program.plan.problem)
+    return -(-program.storage.count // unit) * unit + which * -(-saved_blocks(program) // unit) * unit
+
+
+def head_at(program: DeviceProgram, which: int) -> int:
+    """The block that says what a copy is: its last one."""
+    return copy_at(program, which) + saved_blocks(program) - 1
 
 
 def blocks(program: DeviceProgram) -> int:
     """Blocks of the storage, both copies included."""
-    return program.storage.count + 2 * copy_blocks(program)
+    return copy_at(program, 2)
 
 
 def check_room(program: DeviceProgram) -> None:
     """Raise `PlanError` where the device's storage has other blocks, or no room for the step and both copies."""
-    unit = program.plan.problem.storage_block_bytes
+    unit, erased = program.plan.problem.storage_block_bytes, program.plan.problem.storage_erase_bytes
     if program.storage.count and BLOCK_BYTES % unit:
         raise PlanError(
             f"{program.shown}: the device writes its storage in blocks of {unit:,} B, and a program in C moves blocks "
             f"of {BLOCK_BYTES}; give a device with blocks of {BLOCK_BYTES} B or a part of that, or solve without paging"
+        )
+    if erased > BLOCK_BYTES and erased % BLOCK_BYTES:
+        raise PlanError(
+            f"{program.shown}: the device erases its storage in {erased:,} B at once, which are no whole blocks of the "
+            f"{BLOCK_BYTES} B that a program in C moves; give a device whose erase blocks are"
         )
     room, taken = program.plan.problem.storage_bytes, blocks(program) * BLOCK_BYTES
     if room is not None and program.storage.count and taken > room:
@@ -108,12 +124,12 @@ def first_copy(program: DeviceProgram) -> bytes:
         data += content + bytes(-one.nbytes % BLOCK_BYTES)
     head = HEAD.pack(MAGIC, 1, network_of(program), crc, 0)[:-4]
     head += zlib.crc32(head).to_bytes(4, "little")
-    return head + bytes(BLOCK_BYTES - len(head)) + bytes(data)
+    return bytes(data) + head + bytes(BLOCK_BYTES - len(head))
 
 
 def first_checksum(program: DeviceProgram) -> int:
     """The checksum of all that lasts before the first step."""
-    found: int = HEAD.unpack(first_copy(program)[: HEAD.size])[3]
+    found: int = HEAD.unpack(first_copy(program)[-BLOCK_BYTES:][: HEAD.size])[3]
     return found
 
 
@@ -146,14 +162,14 @@ def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Ar
 
 def _copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, bytes] | None:
     """The generation and the content of a copy; None where it isn't whole, or another program's."""
-    at = (program.storage.count + which * copy_blocks(program)) * BLOCK_BYTES
+    at = head_at(program, which) * BLOCK_BYTES
     head = storage[at : at + HEAD.size]
     if len(head) < HEAD.size:
         return None
     magic, generation, network, data, check = HEAD.unpack(head)
     if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
         return None
-    pieces, at = list[bytes](), at + BLOCK_BYTES
+    pieces, at = list[bytes](), copy_at(program, which) * BLOCK_BYTES
     for one in kept(program):
         pieces.append(storage[at : at + one.nbytes])
         at += -(-one.nbytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -16,7 +16,15 @@ from poetopt.backends.c.operators import (
     operator_code,
     shared,
 )
-from poetopt.backends.c.storage import BLOCK_BYTES, BlockStorage, ListedTable, lay_out_storage, moved, tables_of
+from poetopt.backends.c.storage import (
+    BLOCK_BYTES,
+    BlockStorage,
+    ListedTable,
+    erased_blocks,
+    lay_out_storage,
+    moved,
+    tables_of,
+)
 from poetopt.backends.c.streamed import streamed_code
 from poetopt.backends.step.parted import scheduled_names
 from poetopt.backends.step.places import Place, Places, check_belongs, graph_of, input_offsets
@@ -148,7 +156,8 @@ class DeviceProgram:
     resident, flash
         What no schedule moves: in RAM, and in mapped flash.
     weights
-        Blocks at the start of the storage that hold the resident region's first values; 0 where they are in flash.
+        Blocks at the start of the storage, in whole erase blocks, that hold the resident region's first values; 0
+        where they are in flash.
     losses_at
         Where in the resident region the sum of the losses of a batch's parts is.
     inputs, results, parameters, hyperparameters
@@ -258,7 +267,8 @@ def device_program(
     check_links(arena_bytes(plan) + resident.nbytes + flash.nbytes, shown)
     tables = tables_of(graph, places, resident.kept + words)
     spans = resident.given if weights_on_storage else ()
-    weights = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans)
+    weights, unit = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans), erased_blocks(problem)
+    weights = -(-weights // unit) * unit  # what is never written shares nothing with what is
     by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
     plans, whole = [run.plan for run in every.values()], {n: table.nbytes for n, table in by_name.items()}
     storage = lay_out_storage(plans, weights, whole, graph.sums.values())

@@ -46,6 +46,11 @@ class BlockStorage:
         return {i: self.blocks[held.name] for i, held in enumerate(problem.tensors) if held.name in self.blocks}
 
 
+def erased_blocks(problem: Problem) -> int:
+    """Blocks that the device erases at once; 1 where it hasn't to."""
+    return max(1, problem.storage_erase_bytes // BLOCK_BYTES)
+
+
 def lay_out_storage(
     plans: Sequence[Plan], first: int = 0, whole: Mapping[str, int] | None = None, empty: Collection[str] = ()
 ) -> BlockStorage:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.c.generations import (
     blocks,
-    copy_blocks,
+    copy_at,
     first_checksum,
     first_copy,
     kept,
     network_of,
     partly_stored,
+    saved_blocks,
 )
 from poetopt.backends.c.operators import OperatorCode, comment, literal
 from poetopt.backends.c.program import DeviceProgram, Routine, TableRow
@@ -204,6 +205,7 @@ def header(program: DeviceProgram) -> str:
             "flash_bytes": program.flash.nbytes,
             "block_bytes": BLOCK_BYTES,
             "blocks": blocks(program),
+            "copies": copy_at(program, 0),
             "inputs": len(program.inputs),
             "results": len(program.results),
             "parameters": len(program.parameters),
@@ -480,8 +482,9 @@ def saving(program: DeviceProgram) -> str:
         "po_save.c",
         {
             "model": comment(program.shown),
-            "first": program.storage.count,
-            "blocks": copy_blocks(program),
+            "first": copy_at(program, 0),
+            "blocks": copy_at(program, 1) - copy_at(program, 0),
+            "data": saved_blocks(program) - 1,
             "count": len(found),
             "kept": "".join(lines),
             "network": ", ".join(f"0x{int.from_bytes(network[k : k + 4], 'little'):08x}u" for k in range(0, 16, 4)),
@@ -527,14 +530,15 @@ def storage_bytes(program: DeviceProgram) -> bytes:
     data = bytearray(weight_bytes(program) if program.weights else b"")
     values = program.graph.joint.values
     for name, nbytes in program.storage.first.items():
+        data += bytes(program.storage.blocks[name] * BLOCK_BYTES - len(data))
         rows = program.graph.rows.get(name)
         if name in values or rows is not None:
             data += (values[name] if rows is None else rows.values).tobytes()
         else:  # an input
             data += bytes(nbytes)
-        data += bytes(-len(data) % BLOCK_BYTES)
+    data += bytes(-len(data) % BLOCK_BYTES)
     if partly_stored(program):
-        data += bytes(program.storage.count * BLOCK_BYTES - len(data)) + first_copy(program)
+        data += bytes(copy_at(program, 0) * BLOCK_BYTES - len(data)) + first_copy(program)
     return bytes(data)
 
 

@@ -71,7 +71,7 @@ def check_supported(problem: Problem, who: str, supports: Set[Feature] = frozens
 def check(problem: Problem) -> None:
     """Raise ProblemError, naming the tensor or operator, where they contradict each other."""
     operators, tensors = problem.operators, problem.tensors
-    for key in ("alignment", "storage_block_bytes"):
+    for key in ("alignment", "storage_block_bytes", "storage_erase_bytes"):
         if getattr(problem, key) < 1:
             raise ProblemError(f'"{key}" must be a number of at least 1')
     writer = [-1] * len(tensors)

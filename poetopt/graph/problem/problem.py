@@ -38,10 +38,10 @@ class Problem:
         step because the arena is one block of fixed size. Counts in every peak.
     wake_j
         Joules of powering the storage on and off again, for each run of transfers without a pause.
-    storage_bytes, storage_block_bytes
-        What the storage holds, or None where that is not known (then it holds anything), and the blocks that it is
-        written in. A tensor takes whole blocks from its first page-out to the end of the step; one written again
-        takes the same place.
+    storage_bytes, storage_block_bytes, storage_erase_bytes
+        What the storage holds, or None where that is not known (then it holds anything); the blocks that it is written
+        in; and what it erases at once before (1: nothing). A tensor takes whole blocks from its first page-out to the
+        end of the step; one written again takes the same place.
     resident_bytes
         Parameters, their gradients, optimizer state and constants: never scheduled, always reported.
     stack_bytes
@@ -82,6 +82,7 @@ class Problem:
     wake_j: float = 0.0
     storage_bytes: int | None = None
     storage_block_bytes: int = 1
+    storage_erase_bytes: int = 1
     resident_bytes: int = 0
     stack_bytes: int = 0
     flash_bytes: int = 0

@@ -14,6 +14,51 @@ int po_read(uint32_t block, void *address, uint32_t bytes)
     return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fread(address, 1, bytes, pages) != bytes;
 }
 
+#ifdef SECTOR
+/* As of NOR flash: what is written has to be erased before, in sectors. The power may end within each. */
+static void change(uint32_t at, const void *data, uint32_t bytes)
+{
+    bytes = left == 0 ? bytes / 2u : bytes;
+    if (fseek(pages, (long)at, SEEK_SET) != 0 || fwrite(data, 1, bytes, pages) != bytes || fflush(pages) != 0) {
+        exit(10);
+    }
+    if (left-- == 0) {
+        exit(9);
+    }
+}
+
+int po_write(uint32_t block, const void *address, uint32_t bytes)
+{
+    for (uint32_t done = 0; done < bytes; done += PO_BLOCK_BYTES, block++) {
+        const uint32_t count = bytes - done < PO_BLOCK_BYTES ? bytes - done : PO_BLOCK_BYTES;
+        const uint32_t place = block * PO_BLOCK_BYTES, first = place / SECTOR * SECTOR;
+        unsigned char sector[SECTOR], there[PO_BLOCK_BYTES];
+        const int copied = block >= PO_COPIES;
+        if (po_read(first / PO_BLOCK_BYTES, sector, SECTOR) != 0) {
+            return 1;
+        }
+        memcpy(there, sector + place % SECTOR, PO_BLOCK_BYTES);
+        if (!copied || place == first) {
+            unsigned char erased[SECTOR];
+            memset(erased, 0xff, SECTOR);
+            memcpy(sector + place % SECTOR, (const unsigned char *)address + done, count);
+            change(first, erased, SECTOR);
+        } else {
+            for (uint32_t k = 0; k < PO_BLOCK_BYTES; k++) {
+                if (there[k] != 0xff) {
+                    exit(11); /* a copy's block in no order, or twice */
+                }
+            }
+        }
+        if (copied) {
+            change(place, (const unsigned char *)address + done, count);
+        } else {
+            change(first, sector, SECTOR);
+        }
+    }
+    return 0;
+}
+#else
 /* Block by block: the power may end between any two, and within one. */
 int po_write(uint32_t block, const void *address, uint32_t bytes)
 {
@@ -30,6 +75,7 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     }
     return 0;
 }
+#endif
 
 static uint32_t hash;
 

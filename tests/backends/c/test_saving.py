@@ -15,7 +15,7 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, write
-from poetopt.backends.c.generations import blocks, copy_blocks, newest
+from poetopt.backends.c.generations import blocks, copy_at, head_at, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
@@ -28,6 +28,7 @@ from poetopt.util.errors import ModelError, PlanError
 from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network, normalized_file
 from tests.seeds import everything
 
+SECTOR = 2048
 MANY = 10**9
 """More writes than any program has."""
 
@@ -37,6 +38,8 @@ def plan_of(kind: str) -> Plan:
     if kind == "resident":
         return lay_out(store_all(dropping_model().differentiate(optimizer="adam").cost("m4", runtime="c")))
     problem = network().differentiate(optimizer="adam").cost("m4", runtime="c", parameters="paged")
+    if kind == "erased":
+        problem = replace(problem, storage_erase_bytes=SECTOR)
     report = po.solve(problem, ram=problem.least_ram_bytes + 2400, threads=1, time_limit="20s")
     assert report.plan is not None
     return report.plan
@@ -74,12 +77,12 @@ class Survivor:
 
 
 @needs_host
-@pytest.mark.parametrize("kind", ["resident", "paged"])
+@pytest.mark.parametrize("kind", ["resident", "paged", "erased"])
 def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
     steps = 3
-    flags = ("-DRESTORE",) if kind == "resident" else ()
+    flags = {"resident": ("-DRESTORE",), "erased": (f"-DSECTOR={SECTOR}",)}.get(kind, ())
     found = Survivor.made(plan_of(kind), tmp_path, *flags)
-    assert (kind == "paged") == any(row.block >= 0 for row in found.program.parameters)
+    assert (kind != "resident") == any(row.block >= 0 for row in found.program.parameters)
     code, said = found.run(MANY, steps)
     generations, writes = said[:-1], MANY - int(said[-1].split()[1])
     assert (code, len({*generations})) == (0, steps + 1)
@@ -105,8 +108,7 @@ def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
     one.run(MANY, 2)
     pages = bytearray((one.folder / "pages.bin").read_bytes())
     other = Survivor.made(plan_of("resident"), tmp_path / "other", "-DRESTORE")
-    mine = other.program.storage.count * BLOCK_BYTES
-    theirs = one.program.storage.count * BLOCK_BYTES
+    mine, theirs = (head_at(found.program, 0) * BLOCK_BYTES for found in (other, one))
     strange = bytearray((other.folder / "pages.bin").read_bytes())
     strange[mine : mine + BLOCK_BYTES] = pages[theirs : theirs + BLOCK_BYTES]
     (other.folder / "pages.bin").write_bytes(strange)
@@ -114,7 +116,7 @@ def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):  # a bit of the newer copy: the older one is there
         hurt = bytearray(pages)
-        size = (blocks(one.program) - one.program.storage.count) // 2 * BLOCK_BYTES
+        size = head_at(one.program, 1) * BLOCK_BYTES - theirs
         hurt[theirs + int(rng.integers(0, 8 * 4))] ^= 1 << int(rng.integers(0, 8))
         (one.folder / "pages.bin").write_bytes(hurt)
         assert one.run(MANY, 0)[0] == 0
@@ -176,6 +178,10 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
     sectors = replace(plan, problem=replace(plan.problem, storage_block_bytes=4096))
     with pytest.raises(PlanError, match=r"in blocks of 4,096 B, and a program in C moves blocks of 512"):
         po.emit(sectors, tmp_path / "other")
+    odd = replace(plan, problem=replace(plan.problem, storage_erase_bytes=1000))
+    with pytest.raises(PlanError, match=r"erases its storage in 1,000 B at once, which are no whole blocks of the 512"):
+        po.emit(odd, tmp_path / "other")
+    assert po.emit(replace(plan, problem=replace(plan.problem, storage_erase_bytes=4096)), tmp_path / "c").sectors > 0
 
 
 @needs_host
@@ -231,7 +237,7 @@ def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> 
     seen = set()
     for which in (0, 1):
         changed = bytearray(pages)
-        changed[(found.program.storage.count + which * copy_blocks(found.program) + 1) * BLOCK_BYTES + 5] ^= 1
+        changed[copy_at(found.program, which) * BLOCK_BYTES + 5] ^= 1
         seen.add(newest(found.program, bytes(changed))[0])
     assert seen == {number, number - 1}
     for strange in (b"", pages[: len(pages) // 3], bytes(len(pages))):

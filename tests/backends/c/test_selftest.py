@@ -12,7 +12,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, build, write
 from poetopt.backends.c.emulator import emulate
-from poetopt.backends.c.generations import blocks
+from poetopt.backends.c.generations import blocks, copy_at
 from poetopt.backends.c.golden import golden_of
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
@@ -100,7 +100,7 @@ def test_a_bit_of_any_first_value_is_seen(name: str, tmp_path: Path) -> None:
     write(program, HOST, tmp_path)
     (tmp_path / "main.c").write_text(MAIN)
     data = bytearray((tmp_path / name).read_bytes())
-    at = len(data) // 2 if name == "po_weights.bin" else (program.storage.count + 1) * BLOCK_BYTES
+    at = len(data) // 2 if name == "po_weights.bin" else copy_at(program, 0) * BLOCK_BYTES
     data[at] ^= 1
     (tmp_path / name).write_bytes(data)
     assert said(tmp_path)[0] == "5"
@@ -156,6 +156,6 @@ def test_on_a_board_with_just_the_steps_ram(tmp_path: Path) -> None:
     assert built.sizes is not None
     assert built.sizes.ram_bytes == program.ram_bytes
     emulate(built, {"batches.bin": b"", "pages.bin": bytes(pages)})
-    pages[(program.storage.count + 2) * BLOCK_BYTES - 500] ^= 64
+    pages[copy_at(program, 0) * BLOCK_BYTES + 12] ^= 64
     with pytest.raises(ExecutionError, match="says that it failed"):
         emulate(built, {"batches.bin": b"", "pages.bin": bytes(pages)})

@@ -18,6 +18,10 @@ extern "C" {
 /* The storage that po_read and po_write move bytes from and to. Before the first step, po_storage.bin is at its start. */
 #define PO_BLOCK_BYTES ${block_bytes}u
 #define PO_BLOCKS ${blocks}u
+/* From this block on there are the copies of po_save(), each written from its first block to its last once a save. They
+   begin with erase blocks, if the device file says what these are: of flash, a driver erases one as its first block is
+   written. What is before them is written in any order. */
+#define PO_COPIES ${copies}u
 
 /* How many tensors the tables have. */
 #define PO_INPUTS ${inputs}u

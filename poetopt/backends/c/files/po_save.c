@@ -4,10 +4,11 @@
 
 #include "po.h"
 
-/* A copy is a block that says what it is, and behind it what lasts from step to step, each from a block of its own on.
-   That block is written last: until then, and wherever the power ends, the other copy is whole. */
+/* A copy is what lasts from step to step, each piece from a block of its own on, and a block that says what the copy is.
+   That is written last: until then, and wherever the power ends, the other copy is whole. */
 #define MAGIC 0x706f7031u
 #define COPY(which) (${first}u + (which) * ${blocks}u)
+#define HEAD(which) (COPY(which) + ${data}u)
 #define KEPT ${count}u
 
 typedef struct {
@@ -23,8 +24,8 @@ typedef struct {
     uint32_t magic;
     uint32_t generation; /* from 1 on */
     uint32_t network[4];
-    uint32_t data;  /* the checksum of all that follows */
-    uint32_t check; /* and of what is before it here */
+    uint32_t data;  /* the checksum of all of it */
+    uint32_t check; /* and of what is before this here */
 } head;
 
 static const uint32_t network[4] = {${network}};
@@ -50,7 +51,7 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static int about(uint32_t which, head *found)
 {
     unsigned char block[PO_BLOCK_BYTES];
-    if (po_read(COPY(which), block, PO_BLOCK_BYTES) != 0) {
+    if (po_read(HEAD(which), block, PO_BLOCK_BYTES) != 0) {
         return PO_STORAGE;
     }
     (void)memcpy(found, block, sizeof *found);
@@ -64,7 +65,7 @@ static int about(uint32_t which, head *found)
    instead; the checksum of that. */
 static int through(uint32_t which, int into, uint32_t *crc)
 {
-    uint32_t there = COPY(which) + 1u;
+    uint32_t there = COPY(which);
     *crc = 0;
     for (uint32_t k = 0; k < KEPT; k++) {
         for (uint32_t at = 0; at < all[k].bytes; at += PO_BLOCK_BYTES, there++) {
@@ -115,7 +116,7 @@ int po_save(void)
     (void)memcpy(block, &next, sizeof next);
     next.check = sum(0u, block, (uint32_t)sizeof next - 4u);
     (void)memcpy(block, &next, sizeof next);
-    return po_write(COPY(which), block, PO_BLOCK_BYTES) == 0 ? PO_DONE : PO_STORAGE;
+    return po_write(HEAD(which), block, PO_BLOCK_BYTES) == 0 ? PO_DONE : PO_STORAGE;
 }
 
 int po_restore(void)
