@@ -18,7 +18,9 @@ from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
-from tests.backends.c.support import HOST, needs_host, paged_parameters
+from poetopt.plan.layout import lay_out
+from poetopt.plan.storeall import store_all
+from tests.backends.c.support import HOST, needs_host, paged_parameters, updating
 
 QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")
 CARD_BYTES = 1 << 20
@@ -29,15 +31,18 @@ STEPS = 3
 @needs_host
 @pytest.mark.skipif(not shutil.which("qemu-system-arm"), reason="QEMU for ARM isn't installed (qemu-system-arm)")
 @pytest.mark.skipif(not shutil.which("arm-none-eabi-gcc"), reason="arm-none-eabi-gcc isn't installed")
-def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path) -> None:
-    plan = paged_parameters()
+@pytest.mark.parametrize("kind", ["paged", "resident"])
+def test_steps_before_and_after_a_reset_leave_the_same_bits_as_here(kind: str, tmp_path: Path) -> None:
+    """Three, and three more by what the card has saved."""
+    plan = paged_parameters() if kind == "paged" else lay_out(store_all(updating()))
     graph = plan.problem.graph
     assert graph is not None
     program = device_program(plan, graph)
     batches = [random_batch(graph, seed) for seed in range(STEPS)]
     write(program, HOST, tmp_path / "host")
     built = build(program, HOST, tmp_path / "host", measuring=False)
-    expected = run_steps(built, batches, [numbers(graph, k, {}) for k in range(STEPS)]).results
+    said = [numbers(graph, k, {}) for k in range(2 * STEPS)]
+    expected = [run_steps(built, batches * boots, said[: STEPS * boots]).results for boots in (1, 2)]
 
     folder = tmp_path / "board"
     core = TARGETS["cortex-m0plus"]  # a Cortex-M3 runs its instructions
@@ -47,7 +52,6 @@ def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path)
     assert linked.board is not None
     assert linked.board.nbytes <= RAM_BYTES
     card = bytearray((folder / "po_storage.bin").read_bytes())
-    assert len(card) > 0
     card += bytes(blocks(program) * BLOCK_BYTES - len(card))
     card += _block(struct.pack("<I", STEPS))
     for batch in batches:
@@ -57,17 +61,16 @@ def test_three_steps_with_an_sd_card_leave_the_same_bits_as_here(tmp_path: Path)
     place = folder / "card.img"
     place.write_bytes(bytes(card) + bytes(CARD_BYTES - len(card)))
     drive = ("-drive", "file=card.img,if=sd,format=raw", "-semihosting-config", "enable=on,target=native")
-    subprocess.run([*QEMU, *drive, "-kernel", "po.elf"], cwd=folder, check=True, timeout=120)
-
-    written = place.read_bytes()
-    moved = 0
-    for row in (*program.results, *program.parameters):
-        at = behind if row.block < 0 else row.block * BLOCK_BYTES
-        found = np.frombuffer(written[at : at + row.tensor.nbytes], expected[row.name].dtype)
-        assert found.tobytes() == expected[row.name].tobytes(), row.name
-        behind += len(_block(bytes(row.tensor.nbytes)))
-        moved += _moved(row, written, bytes(card))
-    assert moved
+    for after in expected:
+        subprocess.run([*QEMU, *drive, "-kernel", "po.elf"], cwd=folder, check=True, timeout=120)
+        written, at, moved = place.read_bytes(), behind, 0
+        for row in (*program.results, *program.parameters):
+            there = at if row.block < 0 else row.block * BLOCK_BYTES
+            found = np.frombuffer(written[there : there + row.tensor.nbytes], after[row.name].dtype)
+            assert found.tobytes() == after[row.name].tobytes(), row.name
+            at += len(_block(bytes(row.tensor.nbytes)))
+            moved += _moved(row, written, bytes(card))
+        assert bool(moved) == (kind == "paged")
 
 
 def _moved(row: TableRow, after: bytes, before: bytes) -> bool:

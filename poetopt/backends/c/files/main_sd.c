@@ -6,6 +6,8 @@
                             its batch in parts, one part after another; each input begins with a block
    behind them              is written: after the last step, po_results and then po_parameters; each begins with a block
 
+   It begins with the newest generation that was saved, and saves one behind each step.
+
    The first four functions are the board's: here those of an LM3S6965, whose SSI0 has the card, and GPIO D0 its select
    line. No RAM is used but the stack: what the card said of itself is asked for again at each transfer. Compiled with
    PO_SEMIHOSTING it tells a debugger or an emulator when it is done; else it waits for ever. */
@@ -223,6 +225,17 @@ static uint32_t save(uint32_t block, const po_tensor *tensors, uint32_t count)
     return block;
 }
 
+/* What was learned last; the first values, where nothing was saved. */
+static int begin(void)
+{
+    int code = po_load();
+    if (code != PO_DONE) {
+        return code;
+    }
+    code = po_restore();
+    return code == PO_DAMAGED ? PO_DONE : code;
+}
+
 /* A step with the inputs from block `block` on; the block behind them, or 0. */
 static uint32_t step(uint32_t block)
 {
@@ -240,13 +253,13 @@ static uint32_t step(uint32_t block)
 int main(void)
 {
     uint32_t steps = 0, block = PO_BLOCKS + 1u;
-    int failed = card_begin() != 0 || po_read(PO_BLOCKS, &steps, sizeof steps) != 0 || po_load() != 0;
+    int failed = card_begin() != 0 || po_read(PO_BLOCKS, &steps, sizeof steps) != 0 || begin() != 0;
     for (uint32_t k = 0; !failed && k < steps; k++) {
         if (k != 0) {
             po_carry();
         }
         block = step(block);
-        failed = block == 0u;
+        failed = block == 0u || po_save() != 0;
     }
     if (!failed) {
         block = save(block, po_results, PO_RESULTS);
