@@ -133,7 +133,7 @@ TABLES = "po_tables.c"
 def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
     """The files of a program, by name; `schedule` is `code` or `table`."""
     found = {
-        "po.h": text.header(program),
+        "po.h": text.header(program, schedule),
         "po_step.c": text.step(program, schedule),
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),

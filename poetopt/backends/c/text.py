@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from poetopt.backends.c.golden import Drawn, Golden, SignedSum
 
 
-def calls(routine: Routine) -> Iterator[str]:
-    """A statement for each instruction that does something, with the instruction's number and its operator's name."""
+def calls(routine: Routine) -> Iterator[tuple[int, str, str]]:
+    """Each instruction that does something: its number, what it calls, and the name of what it moves as a comment."""
     problem = routine.plan.problem
     for moment in moments(routine.plan):
         action, target = moment.instruction.action, moment.instruction.target
@@ -42,10 +42,16 @@ def calls(routine: Routine) -> Iterator[str]:
             code = routine.operators[target, moment.instruction.variant]
             given = [*operands(moment, code), *routine.stored(code)]
             call = f"{code.function}({', '.join(given)})"
-            yield f"PO_NEXT({moment.number}u); {f'PO_TRY({call})' if code.stored else call};"
+            yield moment.number, f"PO_TRY({call})" if code.stored else call, ""
         elif action is not Action.FREE:
             call = routine.paged(target, f"PO_ARENA({moment.at[target]}u)", out=action is Action.PAGE_OUT)
-            yield f"PO_NEXT({moment.number}u); PO_TRY({call}); /* {comment(problem.tensors[target].name)} */"
+            yield moment.number, f"PO_TRY({call})", f" /* {comment(problem.tensors[target].name)} */"
+
+
+def statements(routine: Routine, form: str) -> str:
+    """The statements of `calls`, each in a form of C."""
+    made = (f"    {form.format(number=number, call=call)}{said}\n" for number, call, said in calls(routine))
+    return "".join(made)
 
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
@@ -59,6 +65,23 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
         yield f"po_state + {code.state_at}"
 
 
+ONE_BY_ONE, PAUSING = "PO_NEXT({number}u); {call};", "PO_DUE({number}u, {call});"
+HEADS = """\
+#ifdef PO_BUDGET
+int po_step_run(uint32_t *at, uint32_t budget)
+#else
+int po_step(void)
+#endif"""
+"""The function of a step as calls, which may pause."""
+WHOLE = """
+#ifdef PO_BUDGET
+int po_step(void)
+{
+    uint32_t at = 0;
+    return po_step_run(&at, UINT32_MAX);
+}
+#endif
+"""
 ROW = 16
 """Numbers in a line."""
 WAYS = 256
@@ -151,6 +174,13 @@ RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 STEP = """\
 /* One step. Where it doesn't return PO_DONE there are no results. */
 """
+PAUSES = """\
+/* The same in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
+   `*at` on, which is 0 where a step begins and is set here. PO_MORE: there is more to do, and nothing else of these
+   functions may be called meanwhile. */
+int po_step_run(uint32_t *at, uint32_t budget);
+
+"""
 PART = """\
 /* Runs part `part` of a batch, whose inputs are in their places: 0, 1, ... to PO_PARTS - 1, one after another. Part 0
    begins with sums of gradients that are zero. */
@@ -194,7 +224,7 @@ def does(program: DeviceProgram) -> str:
     return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
 
 
-def header(program: DeviceProgram) -> str:
+def header(program: DeviceProgram, schedule: str = CODE) -> str:
     """po.h: what the user's program needs."""
     return filled(
         "po.h",
@@ -214,7 +244,7 @@ def header(program: DeviceProgram) -> str:
             "fed": "step" if program.graph.parts == 1 else "part of a batch",
             "asked": len(program.asked),
             "outputs": len(program.outputs),
-            "steps": _functions(program.graph),
+            "steps": _functions(program.graph) + (PAUSES if schedule == CODE and program.graph.parts == 1 else ""),
             "predicts": PREDICT if program.predicts is not None else "",
             "selftest": SELFTEST if program.golden is not None else "",
             "does": does(program),
@@ -247,11 +277,14 @@ def schedules(program: DeviceProgram, schedule: str) -> str:
         given = {"head": head, "begin": "" if k else begin(program) + passing["ignored"], "end": ""}
         if not parted:
             given["end"] = counting(program)
+        if schedule == CODE and not parted:
+            begun = f"    if (from == 0u) {{\n{given['begin']}    }}\n" if given["begin"] else ""
+            given |= {"head": HEADS, "begin": f"    PO_BEGIN;\n{begun}", "end": given["end"] + "    PO_END;\n"}
         if schedule == TABLE and not k:
             found.append(filled("po_decoder.c", {**given, **passing, **decoded(routine)}))
         else:
-            statements = "".join(f"    {line}\n" for line in calls(routine))
-            found.append(filled("po_calls.c", {**given, "statements": statements}))
+            form = ONE_BY_ONE if parted else PAUSING
+            found.append(filled("po_calls.c", {**given, "statements": statements(routine, form)}))
     return "\n".join(found) + (_parts(program) if parted else "")
 
 
@@ -361,9 +394,9 @@ def predicting(program: DeviceProgram) -> str:
     if program.predicts is None:
         return ""
     checked = "    PO_PASS(po_asked());\n" if any(_limited(program, program.asked)) else ""
-    statements = "".join(f"    {line}\n" for line in calls(program.predicts))
     given = {"head": "int po_predict(void)", "begin": f"{checked}    po_carry();\n", "end": ""}
-    return "\n" + filled("po_calls.c", {**given, "statements": statements})
+    given["statements"] = statements(program.predicts, ONE_BY_ONE)
+    return "\n" + filled("po_calls.c", given)
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
@@ -396,6 +429,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
                 else ""
             ),
             "schedule": checked + schedules(program, schedule),
+            "pausing": WHOLE if schedule == CODE and program.graph.parts == 1 else "",
             "predicts": predicting(program),
         },
     )

@@ -125,6 +125,20 @@ static void feed(int step)
     }
 }
 
+#ifdef PO_BUDGET
+/* A step in pieces of PO_BUDGET instructions. */
+static int pieces(void)
+{
+    uint32_t at = 0;
+    int code = po_step_run(&at, 0u);
+    while (code == PO_MORE) {
+        code = po_step_run(&at, PO_BUDGET);
+    }
+    return code;
+}
+#define po_step pieces
+#endif
+
 int main(int argc, char **argv)
 {
     int code;

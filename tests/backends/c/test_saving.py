@@ -217,6 +217,17 @@ def test_a_step_that_a_hook_ends_never_happened(schedule: str, tmp_path: Path) -
 
 
 @needs_host
+@pytest.mark.parametrize("budget", [1, 7, 10**6])
+def test_a_step_in_pieces_leaves_the_same_bits(budget: int, tmp_path: Path) -> None:
+    plan = plan_of("paged")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "pieces").mkdir()
+    whole = Survivor.made(plan, tmp_path / "whole").run(MANY, 2)
+    assert whole[0] == 0
+    assert Survivor.made(plan, tmp_path / "pieces", f"-DPO_BUDGET={budget}u").run(MANY, 2) == whole
+
+
+@needs_host
 @pytest.mark.parametrize("kind", ["resident", "paged"])
 def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> None:
     """The newest whole generation: a bit in it that is another, and it is the one before."""

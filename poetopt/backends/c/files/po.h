@@ -69,7 +69,8 @@ enum {
     PO_DATA = 2, /* a label, an index, a length or a truth of the inputs is out of its range */
     PO_ABORTED = 3, /* PO_HOOK has ended the step */
     PO_OTHER = 4, /* what was saved is of another network, plan or version */
-    PO_DAMAGED = 5 /* nothing that was saved is whole */
+    PO_DAMAGED = 5, /* nothing that was saved is whole */
+    PO_MORE = 6 /* the budget of po_step_run is used up */
 };
 
 /* Between two instructions a step asks PO_HOOK(number), if that is defined as po_step.c is compiled, beside the header

@@ -60,5 +60,32 @@ ${includes}
 #define PO_NEXT(number) ((void)0)
 #endif
 
+/* What is done of a step at once. */
+#ifdef PO_BUDGET
+#define PO_BEGIN                \
+    const uint32_t from = *at;  \
+    const uint32_t until = budget < UINT32_MAX - from ? from + budget : UINT32_MAX
+#define PO_DUE(number, call)     \
+    do {                         \
+        if ((number) >= from) {  \
+            if ((number) >= until) { \
+                *at = (number);  \
+                return PO_MORE;  \
+            }                    \
+            PO_NEXT(number);     \
+            call;                \
+        }                        \
+    } while (0)
+#define PO_END *at = 0u
+#else
+#define PO_BEGIN enum { from = 0 }
+#define PO_DUE(number, call) \
+    do {                     \
+        PO_NEXT(number);     \
+        call;                \
+    } while (0)
+#define PO_END ((void)from)
+#endif
+
 ${state}${rows}${operators}
-${schedule}${predicts}
+${schedule}${pausing}${predicts}
