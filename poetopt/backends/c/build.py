@@ -26,6 +26,7 @@ README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
 _BARE = """\
 | `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
 | `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
+| `driver_nor.c` | `po_read` and `po_write` for NOR flash on SPI; two functions are the board's |
 | `po_libm.c` | functions of <math.h> that want no RAM |
 | `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
 
@@ -147,7 +148,7 @@ def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -
     if target.bare:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")
-        found["main_sd.c"] = text.fixed("main_sd.c")
+        found |= {name: text.fixed(name) for name in ("main_sd.c", "driver_nor.c")}
         found["po.ld"] = linker_script(board(program))
     else:
         found["main.c"] = text.fixed("main_posix.c")

@@ -79,9 +79,9 @@ HOW: Mapping[str, str] = {
     "arduino": "Put this folder into `libraries/$name`, and include `$name.h`.",
 }
 FORMS = (PLAIN, *FILES)
-_OWN = re.compile(r"main(?:_sd)?\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
+_OWN = re.compile(r"main(?:_sd)?\.c|driver_nor\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
 """What a board without a system has of its own here, and has of somebody else in a package."""
-_LISTED = re.compile(r"\| `(main|freestanding|\w+_(startup|libm)\.c)")
+_LISTED = re.compile(r"\| `(main|driver|freestanding|\w+_(startup|libm)\.c)")
 _EMBEDDED = re.compile(r"#if defined\(__APPLE__\)\n.*?#endif\n", re.DOTALL)
 
 

@@ -48,9 +48,9 @@ def calls(routine: Routine) -> Iterator[tuple[int, str, str]]:
             yield moment.number, f"PO_TRY({call})", f" /* {comment(problem.tensors[target].name)} */"
 
 
-def statements(routine: Routine, form: str) -> str:
-    """The statements of `calls`, each in a form of C."""
-    made = (f"    {form.format(number=number, call=call)}{said}\n" for number, call, said in calls(routine))
+def statements(routine: Routine, before: str) -> str:
+    """The statements of `calls`, each behind what asks whether it may run."""
+    made = (f"    {before.format(number=number)} {call};{said}\n" for number, call, said in calls(routine))
     return "".join(made)
 
 
@@ -65,7 +65,7 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
         yield f"po_state + {code.state_at}"
 
 
-ONE_BY_ONE, PAUSING = "PO_NEXT({number}u); {call};", "PO_DUE({number}u, {call});"
+ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
 HEADS = """\
 #ifdef PO_BUDGET
 int po_step_run(uint32_t *at, uint32_t budget)

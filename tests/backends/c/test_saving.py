@@ -25,7 +25,7 @@ from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ModelError, PlanError
-from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network, normalized_file
+from tests.backends.c.support import HOST, M4, WARNINGS, dropping_model, needs_host, network, normalized_file
 from tests.seeds import everything
 
 SECTOR = 2048
@@ -214,6 +214,34 @@ def test_a_step_that_a_hook_ends_never_happened(schedule: str, tmp_path: Path) -
             del os.environ["AT"]
         assert (ended[0] == 0) == (at == 10**6), ended
         assert found.run(MANY, 0)[1][0] == (then if at == 10**6 else first)
+
+
+@needs_host
+def test_saves_on_nor_flash_erase_each_sector_once(tmp_path: Path) -> None:
+    """A chip that is erased in sectors and programmed in pages, whose power ends in any of these."""
+    problem = dropping_model().differentiate(optimizer="adam").cost("m4", runtime="c")
+    plan = lay_out(store_all(replace(problem, storage_erase_bytes=4096)))
+    write(device_program(plan, graph_of(plan)), M4, tmp_path)
+    for name in ("po_libm.c", "po_startup.c"):
+        (tmp_path / name).unlink()
+    (tmp_path / "nor.c").write_text((Path(__file__).parent / "nor.c").read_text())
+    sources = (*STEP, "driver_nor.c", "nor.c", "-lm", "-o", "nor")
+    compiler(HOST).run((*FLAGS, "-Werror", *WARNINGS, *sources), tmp_path)
+
+    def run(cut: int, steps: int) -> tuple[int, list[str]]:
+        ended = subprocess.run([tmp_path / "nor", str(cut), str(steps)], cwd=tmp_path, capture_output=True, text=True)
+        return ended.returncode, ended.stdout.split("\n")[:-1]
+
+    code, (*generations, last) = run(MANY, 4)
+    assert (code, len({*generations})) == (0, 5)
+    assert last.split()[:2] == ["0", "2"]  # four saves take turns on two copies
+    changes = MANY - int(last.split()[2])
+    for cut in range(0, changes, 5):
+        (tmp_path / "flash.bin").unlink()
+        code, said = run(cut, 4)
+        assert code == 9
+        again = run(MANY, 0)[1]
+        assert again[0] in generations[len(said) - 1 : len(said) + 1], cut
 
 
 @needs_host

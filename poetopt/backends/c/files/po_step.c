@@ -50,40 +50,34 @@ ${includes}
 
 /* What a step asks between two instructions. */
 #ifdef PO_HOOK
-#define PO_NEXT(number)             \
-    do {                            \
-        if (PO_HOOK(number) != 0) { \
-            return PO_ABORTED;      \
-        }                           \
-    } while (0)
+#define PO_HOOKED(number) (PO_HOOK(number) != 0)
 #else
-#define PO_NEXT(number) ((void)0)
+#define PO_HOOKED(number) 0
 #endif
+#define PO_NEXT(number)           \
+    do {                          \
+        if (PO_HOOKED(number)) {  \
+            return PO_ABORTED;    \
+        }                         \
+    } while (0)
 
-/* What is done of a step at once. */
+/* What stands before each instruction of a step that may pause. */
 #ifdef PO_BUDGET
 #define PO_BEGIN                \
     const uint32_t from = *at;  \
     const uint32_t until = budget < UINT32_MAX - from ? from + budget : UINT32_MAX
-#define PO_DUE(number, call)     \
-    do {                         \
-        if ((number) >= from) {  \
-            if ((number) >= until) { \
-                *at = (number);  \
-                return PO_MORE;  \
-            }                    \
-            PO_NEXT(number);     \
-            call;                \
-        }                        \
-    } while (0)
+#define PO_DUE(number)                  \
+    if ((number) < from) {              \
+    } else if ((number) >= until) {     \
+        *at = (number);                 \
+        return PO_MORE;                 \
+    } else if (PO_HOOKED(number)) {     \
+        return PO_ABORTED;              \
+    } else
 #define PO_END *at = 0u
 #else
 #define PO_BEGIN enum { from = 0 }
-#define PO_DUE(number, call) \
-    do {                     \
-        PO_NEXT(number);     \
-        call;                \
-    } while (0)
+#define PO_DUE(number) PO_NEXT(number);
 #define PO_END ((void)from)
 #endif
 
