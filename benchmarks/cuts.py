@@ -30,6 +30,7 @@ from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.step.places import graph_of
+from poetopt.plan.instructions import Plan
 
 STORAGE, COMMAND, PAGE = 0x6000_0000, 0x5FFF_F000, 4096
 WRITES, LOADED, STEPPED, SAVED = 1, 2, 3, 4
@@ -95,8 +96,8 @@ class PoweredBoard(_Machine):
         return found.digest()
 
 
-def program_of(name: str, folder: Path) -> Built:
-    """A plan of 64 KB in all, for sectors, compiled."""
+def plan_of(name: str) -> Plan:
+    """A plan of 64 KB in all, for sectors."""
     device = po.device("m4")
     assert device.storage is not None
     device = replace(device, storage=replace(device.storage, erase_bytes=SECTOR))
@@ -104,18 +105,22 @@ def program_of(name: str, folder: Path) -> Built:
         name, batch=1, device=device, total_ram="64KB", parameters="paged", optimizer="sgd", time_limit="20s", threads=1
     )
     assert report.plan is not None
-    program = device_program(report.plan, graph_of(report.plan))
+    return report.plan
+
+
+def compiled(plan: Plan, folder: Path) -> Built:
+    """The program of a plan, for a storage that outlives the power."""
+    program = device_program(plan, graph_of(plan))
     target = TARGETS["cortex-m4"]
     write(program, target, folder)
     (folder / "main.c").write_text((Path(__file__).parent / "cuts.c").read_text())
     return build(program, target, folder, warnings=("-Wall", "-Wextra", "-Wconversion", "-Werror"))
 
 
-def measured(name: str, every: int, folder: Path) -> tuple[str, list[str]]:
+def measured(name: str, built: Built, every: int = 1) -> tuple[list[str], list[str]]:
     """A row of the table, and the lines of its wear."""
-    built = program_of(name, folder)
     program, board = built.program, PoweredBoard(built)
-    first = (folder / "po_storage.bin").read_bytes().ljust(board.nbytes, b"\xff")
+    first = (built.folder / "po_storage.bin").read_bytes().ljust(board.nbytes, b"\xff")
     board.power(first, STEPS)
     writes, states = board.writes, board.states
     assert len({*states}) == STEPS + 1
@@ -137,7 +142,7 @@ def measured(name: str, every: int, folder: Path) -> tuple[str, list[str]]:
         f"{steps // STEPS:,}", f"{saved_blocks(program):,}", f"{sum(held.values()):,}", f"{held[0]:,}", f"{held[1]:,}",
         f"{mixed:,}",
     ]  # fmt: skip
-    return "| " + " | ".join(row) + " |", list(wear(program, writes))
+    return row, list(wear(program, writes))
 
 
 def wear(program: DeviceProgram, writes: Sequence[Write]) -> Iterator[str]:
@@ -168,10 +173,10 @@ def main() -> None:
     rows, tables = list[str](), list[str]()
     for name in given.networks:
         with tempfile.TemporaryDirectory() as folder:
-            row, found = measured(name, given.every, Path(folder))
-        rows.append(row)
+            row, found = measured(name, compiled(plan_of(name), Path(folder)), given.every)
+        rows.append("| " + " | ".join(row) + " |")
         tables += ["", f"{name}, wear:", "", "| " + " | ".join(WEAR) + " |", "|" + "---|" * len(WEAR), *found]
-        print(row, flush=True)
+        print(rows[-1], flush=True)
     lines = ["# Power that ends at each write of a block", "", "    python -m benchmarks.cuts", "", *ABOUT, ""]
     put([*lines, "| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD), *rows, *tables], given.output)
 

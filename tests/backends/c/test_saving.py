@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 import poetopt as po
+from benchmarks import cuts
 from poetopt.backends.c.build import FLAGS, STEP, write
 from poetopt.backends.c.generations import blocks, copy_at, head_at, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
@@ -25,7 +26,16 @@ from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ModelError, PlanError
-from tests.backends.c.support import HOST, M4, WARNINGS, dropping_model, needs_host, network, normalized_file
+from tests.backends.c.support import (
+    HOST,
+    M4,
+    WARNINGS,
+    dropping_model,
+    needs_emulator,
+    needs_host,
+    network,
+    normalized_file,
+)
 from tests.seeds import everything
 
 SECTOR = 2048
@@ -98,6 +108,15 @@ def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
         done = len(said) - 1  # generations that were whole before the cut
         assert again[0] == 0, (cut, again)
         assert again[1][0] in generations[done : done + 2], cut
+
+
+@needs_emulator
+def test_the_power_of_a_board_ends(tmp_path: Path) -> None:
+    """With just the plan's RAM, which is painted then; `python -m benchmarks.cuts` has networks, and every write."""
+    row, worn = cuts.measured("tiny", cuts.compiled(plan_of("erased"), tmp_path), every=11)
+    assert int(row[5]) > 10
+    assert row[8] == "0"
+    assert worn
 
 
 @needs_host
