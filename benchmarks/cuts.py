@@ -146,22 +146,23 @@ def measured(name: str, built: Built, every: int = 1) -> tuple[list[str], list[s
 
 
 def wear(program: DeviceProgram, writes: Sequence[Write]) -> Iterator[str]:
-    """Rows: sectors one after another that are written as often."""
-    step = Counter(block * BLOCK_BYTES // SECTOR for block, _, where in writes if where == "step")
-    save = Counter(block * BLOCK_BYTES // SECTOR for block, _, where in writes if where == "save")
+    """Rows: sectors one after another that are written as often. A run of writes to one sector is one erase."""
+    step, save = ([b * BLOCK_BYTES // SECTOR for b, _, where in writes if where == of] for of in ("step", "save"))
+    often = [Counter(found) for of in (step, save) for found in (of, [key for key, _ in groupby(of)])]
     sectors = range(blocks(program) * BLOCK_BYTES // SECTOR)
     copies = copy_at(program, 0) * BLOCK_BYTES // SECTOR
-    for (is_copy, often), group in groupby(sectors, lambda k: (k >= copies, (step[k] / STEPS, save[k]))):
+    for (copied, counts), group in groupby(sectors, lambda k: (k >= copies, [count[k] / STEPS for count in often])):
         run = list(group)
         what = f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}"
-        yield f"| {what} | {'copies' if is_copy else 'step'} | {often[0]:.3g} | {often[1]} |"
+        figures = " | ".join(f"{count:.3g}" for count in counts)
+        yield f"| {what} | {'copies' if copied else 'step'} | {figures} |"
 
 
 HEAD = (
     "network", "RAM linked, B", "storage, B", "blocks that a step writes", "a save", "cuts", "the older generation",
     "the newer one", "anything else",
 )  # fmt: skip
-WEAR = ("sectors", "hold", "blocks written a step", f"blocks written in {STEPS} saves")
+WEAR = ("sectors", "hold", "blocks written a step", "erased a step", "blocks written a save", "erased a save")
 
 
 def main() -> None:
@@ -183,7 +184,8 @@ def main() -> None:
 
 ABOUT = (
     "An emulated Cortex-M4 with just the plan's RAM takes three steps of sgd of batch 1 and saves after each. For each",
-    f"block that it writes the power ends half way through it; then po_load() begins anew. Sectors of {SECTOR:,} B.",
+    f"block that it writes the power ends half way through it; then po_load() begins anew. Sectors of {SECTOR:,} B:",
+    "a driver with a buffer of one of them erases it for each run of writes. Of three saves, one copy takes two.",
 )
 
 if __name__ == "__main__":

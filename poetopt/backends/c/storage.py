@@ -56,6 +56,8 @@ def lay_out_storage(
 ) -> BlockStorage:
     """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plans move.
 
+    What fills an erase block shares none with others, so that writing it from begin to end erases each once.
+
     whole
         Bytes there of those that are larger than in RAM, by name: tables by rows.
     empty
@@ -71,9 +73,13 @@ def lay_out_storage(
     sizes = {**begin, **moved}
     blocks: dict[str, int] = {}
     end = first
+    unit = erased_blocks(plans[0].problem)
     for name in sizes:
+        count = -(-(whole or {}).get(name, sizes[name]) // BLOCK_BYTES)
+        if count >= unit:
+            end = -(-end // unit) * unit
         blocks[name] = end
-        end += -(-(whole or {}).get(name, sizes[name]) // BLOCK_BYTES)
+        end += count if count < unit else -(-count // unit) * unit
     return BlockStorage(blocks, begin, end)
 
 
