@@ -23,7 +23,7 @@ from typing import Any
 import poetopt as po
 from benchmarks.output import put
 from poetopt.backends.c.build import Built, build, write
-from poetopt.backends.c.emulator import PAINT, _Machine
+from poetopt.backends.c.emulator import PAINT, EmulatedMachine
 from poetopt.backends.c.generations import blocks, copy_at, kept, saved_blocks
 from poetopt.backends.c.linking import image
 from poetopt.backends.c.program import DeviceProgram, device_program
@@ -40,7 +40,7 @@ Write = tuple[int, bytes, str]
 """A block, what was written to it, and of which function."""
 
 
-class PoweredBoard(_Machine):
+class PoweredBoard(EmulatedMachine):
     """The core with its RAM, and a storage that stays as the power ends."""
 
     def __init__(self, built: Built) -> None:

@@ -152,10 +152,12 @@ def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = Non
     check_present()
     linked = built.board
     assert linked is not None, "built for a bare board"
-    return _Machine(built, image(built.executable), linked if ram is None else ram).run(files, weigh)
+    return EmulatedMachine(built, image(built.executable), linked if ram is None else ram).run(files, weigh)
 
 
-class _Machine:
+class EmulatedMachine:
+    """A core with its flash, the RAM that is mapped, and what answers its semihosting."""
+
     def __init__(self, built: Built, loaded: Image, ram: Board) -> None:
         unicorn: Any = importlib.import_module("unicorn")  # half of it has no types
         arm_const: Any = importlib.import_module("unicorn.arm_const")
