@@ -111,7 +111,7 @@ def _ends(graph: TrainingGraph, found: Mapping[str, Array]) -> Mapping[str, Arra
 
 
 def _drawn(graph: TrainingGraph, row: TableRow, split: Sequence[str] = ()) -> Drawn:
-    """Says how an input is drawn: as `random_batch` does it, but for floats."""
+    """The numbers that an input is drawn from: those of `random_batch`, but for floats."""
     later = row.tensor.size if row.name in split else 0
     found = limits(graph, row.name)
     if row.tensor.dtype == "bool" or (found is not None and found.what == TRUTH):
