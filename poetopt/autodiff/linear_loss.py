@@ -1,0 +1,260 @@
+"""A frozen linear layer under cross-entropy as one operator, which never has all scores at once.
+
+The scores of a language model take more than all else of its step: a row of classes for each token, several times. Where
+they are a frozen layer's and nothing but the loss needs them, loss and gradient are computed in one pass over chunks of
+classes. Of each chunk there are the scores z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product
+u = exp(z - m) W_k; what is there already is multiplied by exp(m_before - m_after). Behind the last chunk
+
+    loss = mean(m + log s - z_label),    dx = (u / s - W_label) / rows
+
+The layer is multiplied as often as in two passes, read once, and chunk by chunk where it is on storage.
+
+Source: Milakov and Gimelshein, arXiv 1805.02867; Hsu et al., Liger Kernel, arXiv 2410.10989.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from poetopt.autodiff.behind import Behind
+from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
+from poetopt.graph import PACKED, VIEW_OPS, Operator, Role, Tensor
+from poetopt.ops.quantization import Sharing, settings, sharing
+
+LINEAR = "LinearCrossEntropy"
+"""The operator: no ONNX op."""
+CLASSES = 2048
+"""Classes of a chunk; a layer with no more than that has its scores whole."""
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    """A frozen linear layer z = x W' + b.
+
+    x
+        What it reads, under any shape whose last axis is W's.
+    weight
+        W, [classes, features], or the integers that stand for it.
+    scores
+        What its product writes.
+    bias
+        A number for each class, or None.
+    added
+        Whether an Add of its own adds that.
+    scales
+        Scales and zero points that dequantize it.
+    sharing
+        Which of its elements have those in common.
+    gone
+        Constants that `weight` and `scales` stand for.
+    """
+
+    x: Tensor
+    weight: Tensor
+    scores: str = ""
+    bias: Tensor | None = None
+    added: bool = False
+    scales: tuple[Tensor, ...] = ()
+    sharing: Sharing = Sharing(None)
+    gone: tuple[str, ...] = ()
+
+    def rows(self, k: OperatorBuilder, begin: int, end: int) -> Tensor:
+        """So many rows of W."""
+        return self.floats(k, lambda one: k.slice(one, [begin], [end], [0]))
+
+    def at(self, k: OperatorBuilder, labels: Tensor) -> Tensor:
+        """The rows of W that labels name."""
+        return self.floats(k, lambda one: picked(k, one, labels))
+
+    def floats(self, k: OperatorBuilder, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is taken of W, as `of` takes it of each of its operands."""
+        weight, (axis, block) = of(self.weight), self.sharing
+        if not self.scales:
+            return weight
+        scales = [of(one) if axis == 0 or block else one for one in self.scales]
+        settings = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
+        return k.node("DequantizeLinear", [weight, *scales], weight.shape, scales[0].dtype, **settings)
+
+
+def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
+    """The rows of a table that labels name."""
+    return k.node("Gather", [table, labels], (*labels.shape, *table.shape[1:]), table.dtype, axis=0)
+
+
+def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
+    """The layer that `scores` are of, where it is frozen, in float32, and has more than `CLASSES` classes."""
+    if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype != "float32":
+        return None
+    node, bias = behind.node(scores.name), ""
+    while node is not None and (node.op_type in VIEW_OPS or node.op_type == "Add"):
+        if node.op_type == "Add":
+            bias, *more = [name for name in node.inputs if behind.constant(name) is not None] or ["", ""]
+            if more:
+                return None
+        node = behind.node(next(name for name in node.inputs if name != bias))
+    if node is None or node.op_type not in ("Gemm", "MatMul") or node.domain or (bias and len(node.inputs) > 2):
+        return None
+    given, turned = node.attributes, not node.attributes.get("transB", 0)
+    if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0 or given.get("transA", 0):
+        return None
+    added, bias = bool(bias), bias or "".join(node.inputs[2:])
+    x, vector = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
+    if vector is not None and (behind.constant(bias) is None or vector.shape != scores.shape[-1:]):
+        return None
+    layer = _weight(x, node.inputs[1], turned, builder, behind)
+    fits = layer is not None and layer.weight.shape == (scores.shape[-1], x.shape[-1])
+    found = node.outputs[0]
+    return replace(layer, scores=found, bias=vector, added=added) if layer is not None and fits else None
+
+
+def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
+    """The layer without its bias; None where its weight is trained, or packed several elements to a byte."""
+    transpose = behind.node(name, "Transpose")
+    if transpose is not None and len(builder.tensors[name].shape) == 2:
+        name, turned = transpose.inputs[0], not turned
+    node, operands = behind.node(name, "DequantizeLinear"), [name]
+    if node is not None:
+        operands = [name for name in node.inputs if name]
+    tensors = [builder.tensors[name] for name in operands]
+    weight, *scales = tensors
+    if len(weight.shape) != 2 or weight.dtype in PACKED or any(behind.constant(name) is None for name in operands):
+        return None
+    shared = Sharing(None) if node is None else sharing(weight.shape, scales[0].shape, *settings(node))
+    if turned:
+        kept = [one for one in tensors if len(one.shape) < 2]
+        tensors = [one if one in kept else _turned(one, builder) for one in tensors]
+        gone = tuple(name for name, one in zip(operands, tensors, strict=True) if one.name != name)
+        shared = shared if shared.axis is None else Sharing(1 - shared.axis, shared.block)
+    else:
+        gone = ()
+    if shared.axis == 0 and shared.block:
+        return None
+    return FrozenLayer(x, tensors[0], scales=tuple(tensors[1:]), sharing=shared, gone=gone)
+
+
+def _turned(matrix: Tensor, builder: GraphBuilder) -> Tensor:
+    """The transpose of a constant: one that is there already, as of a tied layer, or a new one."""
+    value = builder.values[matrix.name].T
+    for name, other in builder.values.items():
+        if other.shape == value.shape and other.dtype == value.dtype and builder.tensors[name].role is Role.CONSTANT:
+            if np.array_equal(other, value):
+                return builder.tensors[name]
+    return builder.valued(builder.unique(f"{matrix.name}.transposed"), np.ascontiguousarray(value), Role.CONSTANT)
+
+
+def write_loss(
+    k: OperatorBuilder, layer: FrozenLayer, x: Tensor, labels: Tensor, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient by `x`, [rows, features].
+
+    labels
+        That are safe to index with, [rows].
+    weight
+        Of each row in the mean; None where all are one.
+    """
+    classes, count, column = layer.weight.shape[0], x.shape[0], (x.shape[0], 1)
+    most = total = product = None
+    for begin in range(0, classes, CLASSES):
+        end = min(begin + CLASSES, classes)
+        part = layer.rows(k, begin, end)
+        bias = None if layer.bias is None else k.slice(layer.bias, [begin], [end], [0])
+        scores = k.gemm(x, part, bias, trans_b=True)
+        new = _greatest(k, scores)
+        new = new if most is None else k.binary("Max", most, new)
+        powers = k.unary("Exp", k.sub(scores, new))
+        sums = k.reduce_sum(powers, [1])
+        if most is None:
+            most, total, product = new, sums, k.matmul(powers, part)
+            continue
+        shrunk = k.unary("Exp", k.sub(most, new))
+        total = k.add(k.mul(total, shrunk), sums)
+        product = k.gemm(powers, part, k.mul(product, shrunk))
+        most = new
+    own = layer.at(k, labels)
+    score = k.reduce_sum(k.mul(x, own), [1])
+    if layer.bias is not None:
+        score = k.add(score, k.reshape(picked(k, layer.bias, labels), column))
+    each = k.sub(k.add(most, k.unary("Log", total)), score)
+    share = k.graph.scalar(1.0 / count, x.dtype)
+    if weight is not None:
+        share = k.div(k.reshape(weight, column), k.reduce_sum(weight, [0], keepdims=False))
+    loss = k.out((), x.dtype, "loss", Role.LOSS)
+    k.write("ReduceSum", [k.mul(each, share), k.graph.ints([0, 1])], [loss], keepdims=0)
+    gradient = k.out(x.shape, x.dtype, "loss.grad_input")
+    k.write("Mul", [k.sub(k.div(product, total), own), share], [gradient])
+    return loss, gradient
+
+
+def _greatest(k: OperatorBuilder, scores: Tensor) -> Tensor:
+    shape = (scores.shape[0], 1)
+    if k.graph.opset < 18:
+        return k.node("ReduceMax", [scores], shape, scores.dtype, axes=[1], keepdims=1)
+    return k.node("ReduceMax", [scores, k.graph.ints([1])], shape, scores.dtype, keepdims=1)
+
+
+def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builder: GraphBuilder) -> list[Operator]:
+    """The operators that predictions alone need: the layer, as a Gemm of `x`, and those of `forward` behind it.
+
+    x
+        What the layer reads, [rows, features].
+    """
+    own = next(operator for operator in forward if layer.scores in operator.outputs)
+    made: list[Operator] = []
+
+    def begin(name: str, kind: str, *, view: bool = False) -> OperatorBuilder:
+        draft = builder.operator(name, kind, view=view, backward=False, role=Role.ACTIVATION)
+        builder.drafts.remove(draft)
+        return draft
+
+    weight = layer.weight
+    if layer.scales:
+        draft = begin(f"{own.name}.weight", "DequantizeLinear")
+        made.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
+    draft = begin(f"{own.name}.scores", "Gemm")
+    bias = None if layer.bias is None or layer.added else layer.bias
+    scores, wrote = draft.gemm(x, weight, bias, trans_b=True), builder.tensors[layer.scores]
+    made.append(finish(draft, [scores.name], {}))
+    draft = begin(own.name, "Reshape", view=True)
+    draft.write("Reshape", [scores, builder.ints(wrote.shape)], [wrote])
+    made.append(finish(draft, [wrote.name], {}))
+    late = {wrote.name}
+    for operator in forward:
+        if late.intersection(operator.inputs):
+            late.update(operator.outputs)
+            made.append(operator)
+    return made
+
+
+
+
+def apart(
+    forward: Sequence[Operator], loss: Sequence[Operator], aside: Sequence[Operator]
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
+    """The operators of `forward` that a step runs, and those that predictions alone need: `aside`, and what they read.
+
+    loss
+        The operators of the loss, which read what the step has.
+    """
+    if not aside:
+        return tuple(forward), ()
+    late = {name for operator in aside for name in operator.outputs}
+    left = {name for operator in forward for name in operator.inputs}
+    read = {name for operator in loss for name in operator.inputs}
+    needed = {name for operator in aside for name in operator.inputs}
+    run: list[Operator] = []
+    moved: list[Operator] = []
+    for operator in reversed(forward):
+        written = {*operator.outputs}
+        if written & late:
+            continue
+        if written & left and not written & read:  # what others read, which are all set aside
+            if written & needed:
+                moved.append(operator)
+                needed.update(operator.inputs)
+            continue
+        run.append(operator)
+        read.update(operator.inputs)
+    return tuple(reversed(run)), (*reversed(moved), *aside)
