@@ -1,6 +1,6 @@
 """Language models that are adapted by LoRA, on a Raspberry Pi: the least memory of a step, and plans for some budgets.
 
-    python -m benchmarks.language -o benchmarks/results/language.md
+python -m benchmarks.language -o benchmarks/results/language.md
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Written:
             y = self.op("Add", y, self.normal(f"{name}.bias", outer))
         if rank:
             a = self.op("Transpose", self.normal(f"{name}.lora_A.weight", rank, inner), perm=[1, 0])
-            b = self.op("Transpose", self.put(f"{name}.lora_B.weight", np.zeros((outer, rank), np.float32)), perm=[1, 0])
+            b = self.op(
+                "Transpose", self.put(f"{name}.lora_B.weight", np.zeros((outer, rank), np.float32)), perm=[1, 0]
+            )
             y = self.op("Add", y, self.op("MatMul", self.op("MatMul", x, a), b))
         return y
 

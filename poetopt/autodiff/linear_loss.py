@@ -24,8 +24,6 @@ from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.graph import PACKED, VIEW_OPS, Operator, Role, Tensor
 from poetopt.ops.quantization import Sharing, settings, sharing
 
-LINEAR = "LinearCrossEntropy"
-"""The operator: no ONNX op."""
 CLASSES = 2048
 """Classes of a chunk; a layer with no more than that has its scores whole."""
 
@@ -58,7 +56,7 @@ class FrozenLayer:
     bias: Tensor | None = None
     added: bool = False
     scales: tuple[Tensor, ...] = ()
-    sharing: Sharing = Sharing(None)
+    sharing: Sharing = Sharing(None)  # noqa: RUF009
     gone: tuple[str, ...] = ()
 
     def rows(self, k: OperatorBuilder, begin: int, end: int) -> Tensor:
@@ -85,8 +83,8 @@ def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
 
 
 def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
-    """The layer that `scores` are of, where it is frozen, in float32, and has more than `CLASSES` classes."""
-    if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype != "float32":
+    """The layer that `scores` are of, where it is frozen, and has more than `CLASSES` classes."""
+    if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype not in ("float32", "float64"):
         return None
     node, bias = behind.node(scores.name), ""
     while node is not None and (node.op_type in VIEW_OPS or node.op_type == "Add"):
@@ -139,9 +137,9 @@ def _turned(matrix: Tensor, builder: GraphBuilder) -> Tensor:
     """The transpose of a constant: one that is there already, as of a tied layer, or a new one."""
     value = builder.values[matrix.name].T
     for name, other in builder.values.items():
-        if other.shape == value.shape and other.dtype == value.dtype and builder.tensors[name].role is Role.CONSTANT:
-            if np.array_equal(other, value):
-                return builder.tensors[name]
+        like = other.shape == value.shape and other.dtype == value.dtype
+        if like and builder.tensors[name].role is Role.CONSTANT and np.array_equal(other, value):
+            return builder.tensors[name]
     return builder.valued(builder.unique(f"{matrix.name}.transposed"), np.ascontiguousarray(value), Role.CONSTANT)
 
 
@@ -156,23 +154,24 @@ def write_loss(
         Of each row in the mean; None where all are one.
     """
     classes, count, column = layer.weight.shape[0], x.shape[0], (x.shape[0], 1)
-    most = total = product = None
+    sums: tuple[Tensor, Tensor, Tensor] | None = None
     for begin in range(0, classes, CLASSES):
         end = min(begin + CLASSES, classes)
         part = layer.rows(k, begin, end)
         bias = None if layer.bias is None else k.slice(layer.bias, [begin], [end], [0])
         scores = k.gemm(x, part, bias, trans_b=True)
-        new = _greatest(k, scores)
-        new = new if most is None else k.binary("Max", most, new)
-        powers = k.unary("Exp", k.sub(scores, new))
-        sums = k.reduce_sum(powers, [1])
-        if most is None:
-            most, total, product = new, sums, k.matmul(powers, part)
+        greatest = _greatest(k, scores)
+        if sums is None:
+            powers = k.unary("Exp", k.sub(scores, greatest))
+            sums = greatest, k.reduce_sum(powers, [1]), k.matmul(powers, part)
             continue
-        shrunk = k.unary("Exp", k.sub(most, new))
-        total = k.add(k.mul(total, shrunk), sums)
-        product = k.gemm(powers, part, k.mul(product, shrunk))
-        most = new
+        most, total, product = sums
+        greatest = k.binary("Max", most, greatest)
+        powers, shrunk = k.unary("Exp", k.sub(scores, greatest)), k.unary("Exp", k.sub(most, greatest))
+        total = k.add(k.mul(total, shrunk), k.reduce_sum(powers, [1]))
+        sums = greatest, total, k.gemm(powers, part, k.mul(product, shrunk))
+    assert sums is not None
+    most, total, product = sums
     own = layer.at(k, labels)
     score = k.reduce_sum(k.mul(x, own), [1])
     if layer.bias is not None:
@@ -226,8 +225,6 @@ def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builde
             late.update(operator.outputs)
             made.append(operator)
     return made
-
-
 
 
 def apart(

@@ -39,9 +39,10 @@ from poetopt.autodiff.choice import (
     shape_text,
 )
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
-from poetopt.autodiff.linear_loss import LINEAR, FrozenLayer, frozen_layer, set_aside, write_loss
+from poetopt.autodiff.linear_loss import FrozenLayer, frozen_layer, set_aside, write_loss
 from poetopt.autodiff.registry import downstream, is_float
 from poetopt.graph import Graph, LabelRule, Node, Operator, Role, Tensor
+from poetopt.ops.losses import LINEAR
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
 from poetopt.util.text import closest
@@ -154,7 +155,9 @@ def attach(
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
     along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
-    layer = frozen_layer(tail.logits, tail.axis, builder, behind) if not (rule.class_weights or rule.smoothing) else None
+    layer = (
+        frozen_layer(tail.logits, tail.axis, builder, behind) if not (rule.class_weights or rule.smoothing) else None
+    )
     note = f"loss: cross-entropy on {on}{along}); {how}"
     return _cross_entropy(y, tail, builder, note, layer, forward)
 
@@ -277,6 +280,10 @@ def _cross_entropy(
         kept = kept_labels(draft, classes, rule.ignore_index)
         safe, weight = label_weights(draft, classes, kept, None, scores.dtype)
         loss, gradient = write_loss(draft, layer, x, safe, weight)
+        if not layer.scales:
+            ignored = {} if rule.ignore_index is None else {"ignore_index": rule.ignore_index}
+            read = [x, layer.weight, classes, *filter(None, [layer.bias])]
+            draft.amounts_to(LINEAR, read, [loss, gradient], **ignored)
         meaning = Node(LINEAR, (x.name, layer.weight.name, classes.name), (loss.name, gradient.name))
         operators.append(replace(_done(draft, loss, gradient), meaning=meaning))
         note += f"; the scores of its {count:,} classes are never there at once"

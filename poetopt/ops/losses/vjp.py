@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.linear_loss import LINEAR
 from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.ops.losses import LINEAR
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""
