@@ -1,13 +1,14 @@
 """A frozen linear layer under cross-entropy as one operator, which never has all scores at once.
 
-The scores of a language model take more than all else of its step: a row of classes for each token, several times. Where
-they are a frozen layer's and nothing but the loss needs them, loss and gradient are computed in one pass over chunks of
-classes. Of each chunk there are the scores z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product
-u = exp(z - m) W_k; what is there already is multiplied by exp(m_before - m_after). Behind the last chunk
+The scores of a language model take more than all else of its step: a row of classes for each token, several times.
+Where they are a frozen layer's, loss and gradient are computed in one pass over chunks of classes. Of each chunk there
+are the scores z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product u = exp(z - m) W_k; what is there
+already is multiplied by exp(m_before - m_after). Behind the last chunk
 
     loss = mean(m + log s - z_label),    dx = (u / s - W_label) / rows
 
-The layer is multiplied as often as in two passes, read once, and chunk by chunk where it is on storage.
+The layer is multiplied as often as in two passes, read once, and chunk by chunk where it is on storage. Elements of
+four bits, of which no kernel takes rows, are bytes of two.
 
 Source: Milakov and Gimelshein, arXiv 1805.02867; Hsu et al., Liger Kernel, arXiv 2410.10989.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.graph import PACKED, VIEW_OPS, Operator, Role, Tensor
 from poetopt.ops.quantization import Sharing, settings, sharing
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 CLASSES = 2048
 """Classes of a chunk; a layer with no more than that has its scores whole."""
@@ -46,6 +51,8 @@ class FrozenLayer:
         Scales and zero points that dequantize it.
     sharing
         Which of its elements have those in common.
+    packed
+        Whether its elements are the halves of bytes, low bits first.
     gone
         Constants that `weight` and `scales` stand for.
     """
@@ -58,6 +65,7 @@ class FrozenLayer:
     scales: tuple[Tensor, ...] = ()
     sharing: Sharing = Sharing(None)  # noqa: RUF009
     gone: tuple[str, ...] = ()
+    packed: bool = False
 
     def rows(self, k: OperatorBuilder, begin: int, end: int) -> Tensor:
         """So many rows of W."""
@@ -72,6 +80,11 @@ class FrozenLayer:
         weight, (axis, block) = of(self.weight), self.sharing
         if not self.scales:
             return weight
+        if self.packed:
+            sixteen = k.graph.constant(np.array(16, np.uint8))
+            halves = [k.binary(op, weight, sixteen) for op in ("Mod", "Div")]
+            halves = [k.reshape(half, (*half.shape, 1)) for half in halves]
+            weight = k.reshape(k.concat(halves, 2), (weight.shape[0], 2 * weight.shape[1]))
         scales = [of(one) if axis == 0 or block else one for one in self.scales]
         settings = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
         return k.node("DequantizeLinear", [weight, *scales], weight.shape, scales[0].dtype, **settings)
@@ -103,44 +116,57 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
     if vector is not None and (behind.constant(bias) is None or vector.shape != scores.shape[-1:]):
         return None
     layer = _weight(x, node.inputs[1], turned, builder, behind)
-    fits = layer is not None and layer.weight.shape == (scores.shape[-1], x.shape[-1])
-    found = node.outputs[0]
-    return replace(layer, scores=found, bias=vector, added=added) if layer is not None and fits else None
+    if layer is None or layer.weight.shape[0] != scores.shape[-1]:
+        return None
+    return replace(layer, scores=node.outputs[0], bias=vector, added=added)
 
 
 def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
-    """The layer without its bias; None where its weight is trained, or packed several elements to a byte."""
+    """The layer without its bias; None where its weight is trained, or where rows of W have scales in common."""
     transpose = behind.node(name, "Transpose")
     if transpose is not None and len(builder.tensors[name].shape) == 2:
         name, turned = transpose.inputs[0], not turned
     node, operands = behind.node(name, "DequantizeLinear"), [name]
     if node is not None:
         operands = [name for name in node.inputs if name]
-    tensors = [builder.tensors[name] for name in operands]
-    weight, *scales = tensors
-    if len(weight.shape) != 2 or weight.dtype in PACKED or any(behind.constant(name) is None for name in operands):
+    weight, *scales = tensors = [builder.tensors[name] for name in operands]
+    if len(weight.shape) != 2 or any(behind.constant(name) is None for name in operands):
         return None
-    shared = Sharing(None) if node is None else sharing(weight.shape, scales[0].shape, *settings(node))
-    if turned:
-        kept = [one for one in tensors if len(one.shape) < 2]
-        tensors = [one if one in kept else _turned(one, builder) for one in tensors]
-        gone = tuple(name for name, one in zip(operands, tensors, strict=True) if one.name != name)
-        shared = shared if shared.axis is None else Sharing(1 - shared.axis, shared.block)
-    else:
-        gone = ()
-    if shared.axis == 0 and shared.block:
+    axis, block = (None, 0) if node is None else sharing(weight.shape, scales[0].shape, *settings(node))
+    axis = axis if axis is None or not turned else 1 - axis
+    packed = weight.dtype in PACKED
+    if (axis == 0 and block) or (packed and weight.shape[0 if turned else 1] % 2):
         return None
-    return FrozenLayer(x, tensors[0], scales=tuple(tensors[1:]), sharing=shared, gone=gone)
+    values = [_elements(one, builder) for one in tensors]
+    if packed and weight.dtype == "int4" and len(values) == 2:
+        values.append(np.full(values[1].shape, 8, np.uint8))
+    values = [value.T if turned and value.ndim == 2 else value for value in values]
+    if packed:
+        values[0] = values[0][:, ::2] | values[0][:, 1::2] << 4
+    found = [_held(builder, value, f"{name}.rows") for value, name in zip(values, (*operands, name), strict=False)]
+    gone = tuple({*operands} - {one.name for one in found})
+    return FrozenLayer(x, found[0], scales=tuple(found[1:]), sharing=Sharing(axis, block), gone=gone, packed=packed)
 
 
-def _turned(matrix: Tensor, builder: GraphBuilder) -> Tensor:
-    """The transpose of a constant: one that is there already, as of a tied layer, or a new one."""
-    value = builder.values[matrix.name].T
-    for name, other in builder.values.items():
-        like = other.shape == value.shape and other.dtype == value.dtype
-        if like and builder.tensors[name].role is Role.CONSTANT and np.array_equal(other, value):
-            return builder.tensors[name]
-    return builder.valued(builder.unique(f"{matrix.name}.transposed"), np.ascontiguousarray(value), Role.CONSTANT)
+def _elements(tensor: Tensor, builder: GraphBuilder) -> Array:
+    """The value of a constant; of four bits from 0 to 15, one to a byte."""
+    value = builder.values[tensor.name]
+    if tensor.dtype not in PACKED:
+        return value
+    halves = np.stack([value & 15, value >> 4], axis=-1).reshape(-1)[: tensor.size].reshape(tensor.shape)
+    return (halves + 8) % 16 if tensor.dtype == "int4" else halves
+
+
+def _held(builder: GraphBuilder, value: Array, name: str) -> Tensor:
+    """The constant of this value: one that is there already, as of a tied layer, or a new one."""
+    for other, known in builder.values.items():
+        if known is value:
+            return builder.tensors[other]
+        tensor = builder.tensors[other]
+        like = tensor.shape == value.shape and known.dtype == value.dtype and tensor.role is Role.CONSTANT
+        if like and np.array_equal(known, value):
+            return tensor
+    return builder.valued(builder.unique(name), np.ascontiguousarray(value), Role.CONSTANT)
 
 
 def write_loss(
@@ -210,7 +236,7 @@ def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builde
 
     weight = layer.weight
     if layer.scales:
-        draft = begin(f"{own.name}.weight", "DequantizeLinear")
+        draft = begin(f"{own.name}.weight", "DequantizeLinear" + ".packed" * layer.packed)
         made.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
     draft = begin(f"{own.name}.scores", "Gemm")
     bias = None if layer.bias is None or layer.added else layer.bias

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import poetopt as po
 from poetopt.autodiff import differentiate, linear_loss
 from poetopt.autodiff.inference import predicting
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import save_model
 from poetopt.graph import LabelRule, TrainingGraph
 from poetopt.ops.losses import LINEAR
 from tests.autodiff.build import graph
 from tests.autodiff.oracle import run
+from tests.frontends.support import model_of
+from tests.quantized import KINDS, weight
 from tests.seeds import seeds
 
 if TYPE_CHECKING:
@@ -44,9 +48,9 @@ class Drawn:
         weights |= {"bias": self.bias} if bias else {}
         self.graph = graph(f"h = MatMul(x, w)\n{text}\n{behind}", {"x": [rows, size]}, weights, ["y"], "w")
 
-    def by_hand(self, x: Array, labels: Array, rule: LabelRule) -> tuple[float, Array]:
+    def by_hand(self, given: Array, labels: Array, rule: LabelRule) -> tuple[float, Any]:
         """Loss and the gradient of `w`, in float64."""
-        x, w, head = (np.asarray(v, np.float64) for v in (x, self.w, self.head))
+        x, w, head = (np.asarray(v, np.float64) for v in (given, self.w, self.head))
         scores = x @ w @ head.T + self.bias
         kept = (labels != rule.ignore_index) * 1.0
         at = np.arange(len(labels)), np.where(kept > 0, labels, 0)
@@ -71,7 +75,7 @@ def test_loss_and_gradient_are_those_of_whole_scores(seed: int, monkeypatch: pyt
     if rule.ignore_index is not None:
         labels[numbers.random(rows) < 0.4] = rule.ignore_index
         labels[0] = classes - 1
-    feeds = {"x": numbers.standard_normal((rows, size), np.float32), "labels": labels}
+    feeds: dict[str, Array] = {"x": numbers.standard_normal((rows, size), np.float32), "labels": labels}
     step = differentiate(net.graph, loss="cross-entropy", label_rule=rule)
     assert [operator.kind for operator in step.operators].count(LINEAR) == 1
     loss, gradient = net.by_hand(feeds["x"], labels, rule)
@@ -147,3 +151,34 @@ def test_a_layer_on_storage_is_read_once_a_step_chunk_by_chunk(runtime: str, tmp
     assert classes * size * 4 <= po.simulate(report.plan).bytes_streamed < 1.1 * classes * size * 4
     done = po.execute(report) if runtime == "onnxruntime" else po.execute_on(report, "host")
     assert done.bit_identical
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int4", "uint4"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_quantized_layer_stays_quantized(
+    dtype: str, kind: str, turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose blocks and channels go along what it sums up."""
+    shape, rng = ((32, 90) if turned else (90, 32)), np.random.default_rng(3)
+    held, attributes = weight(rng, shape, dtype, kind, axis=0 if turned else 1)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("DequantizeLinear", [*held], ["head"], **attributes),  # type: ignore[arg-type]
+        helper.make_node("Gemm", ["h", "head"], ["y"], transB=int(not turned)),
+    ]
+    stored = {**held, "w": rng.standard_normal((32, 32), np.float32)}
+    net = load_onnx(model_of(nodes, {"x": [4, 32]}, ["y"], stored, opset=21, ir_version=10), train="w")
+    feeds: dict[str, Array] = {"x": rng.standard_normal((4, 32), np.float32), "labels": np.array([89, 0, 7, 64])}
+    whole = run(differentiate(net, loss="cross-entropy"), feeds)
+    monkeypatch.setattr(linear_loss, "CLASSES", 16)
+    step = differentiate(net, loss="cross-entropy")
+    assert LINEAR in kinds(step)
+    nbytes = sum(value.nbytes for name, value in step.values.items() if step.tensors[name].dtype.endswith("int8"))
+    assert nbytes <= held["q"].size * (0.5 if "4" in dtype else 1) + held["z"].size + 1
+    found = run(step, feeds)
+    assert found["loss"] == pytest.approx(float(whole["loss"]), rel=1e-5)
+    np.testing.assert_allclose(found["w.grad"], whole["w.grad"], rtol=1e-4, atol=1e-5)
+    predicted = predicting(step)
+    assert predicted is not None
+    np.testing.assert_array_equal(run(predicted, {"x": feeds["x"]}, ("y",))["y"].shape, (4, 90))
