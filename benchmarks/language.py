@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 
 @dataclass(frozen=True)
-class Shape:
+class Llama:
     """The shape of a network of the Llama family, as its authors give it."""
 
     layers: int
@@ -26,8 +26,8 @@ class Shape:
     bias: bool = False
 
 
-SMOLLM = Shape(30, 576, 9, 3, 1536, 49152)
-QWEN = Shape(24, 896, 14, 2, 4864, 151936, bias=True)
+SMOLLM = Llama(30, 576, 9, 3, 1536, 49152)
+QWEN = Llama(24, 896, 14, 2, 4864, 151936, bias=True)
 
 
 class Written:
@@ -71,7 +71,7 @@ class Written:
         return y
 
 
-def llama(shape: Shape, tokens: int, rank: int = 8) -> ModelProto:
+def llama(shape: Llama, tokens: int, rank: int = 8) -> ModelProto:
     """A network of random weights; with `rank`, LoRA of the queries and values."""
     w, width, size = Written(), shape.width, shape.width // shape.heads
     angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)

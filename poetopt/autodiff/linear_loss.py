@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -148,9 +148,9 @@ def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: B
     return FrozenLayer(x, found[0], scales=tuple(found[1:]), sharing=Sharing(axis, block), gone=gone, packed=packed)
 
 
-def _elements(tensor: Tensor, builder: GraphBuilder) -> Array:
+def _elements(tensor: Tensor, builder: GraphBuilder) -> Any:
     """The value of a constant; of four bits from 0 to 15, one to a byte."""
-    value = builder.values[tensor.name]
+    value: Any = builder.values[tensor.name]
     if tensor.dtype not in PACKED:
         return value
     halves = np.stack([value & 15, value >> 4], axis=-1).reshape(-1)[: tensor.size].reshape(tensor.shape)

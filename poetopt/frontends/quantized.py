@@ -49,6 +49,7 @@ def spell_out_quantized(document: Document) -> list[str]:
         return []
     kept: list[NodeProto] = []
     made: dict[tuple[str, ...], NodeProto] = {}
+    _put_shaped(document)
     for node in graph.node:
         if not _is_own(node):
             kept.append(node)
@@ -122,6 +123,23 @@ def _of_table(document: Document, node: NodeProto) -> NodeProto:
         axis,
         size,
     )
+
+
+def _put_shaped(document: Document) -> None:
+    """Have what a table reads of a stored tensor under another shape as one of its own: the table is tied to a product.
+
+    The bytes are put together again where a step reads both (`poetopt.autodiff.linear_loss`).
+    """
+    graph, weights = document.proto.graph, document.weights
+    tables = {name for node in graph.node if _is_own(node) and node.op_type == _TABLE for name in node.input}
+    shaped = [
+        n for n in graph.node if n.op_type == "Reshape" and n.output[0] in tables and weights.keys() >= {*n.input}
+    ]
+    for node in shaped:
+        value = array_of(document, node.input[0]).reshape(array_of(document, node.input[1]))
+        weights[node.output[0]] = numpy_helper.from_array(value, node.output[0])
+    gone = {node.output[0] for node in shaped}
+    document.put_nodes([node for node in graph.node if node.output[0] not in gone])
 
 
 def _of_product(document: Document, node: NodeProto) -> NodeProto:
