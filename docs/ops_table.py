@@ -82,6 +82,13 @@ integers, scales and zero points; to train such a weight, give the file from bef
 `MatMulNBits` and `GatherBlockQuantized` (4 and 8 bits) are read into this form, a Transpose of a weight goes to its
 integers, and of a table rows are picked first. Sessions run without onnxruntime's optimizations: these
 would multiply in eight bits.
+
+## Heads of language models
+
+Where cross-entropy is put on what a frozen layer of more than 2,048 classes writes (MatMul, Gemm; floats, or integers of 8 or
+4 bits; labels may be left out, but classes neither weighted nor smoothed), the layer and the loss are one operator: loss and
+gradient in one pass over chunks of classes, whose scores are never there at once. A weight on storage is read once a step,
+and a table that is tied to it is held once. The step has no scores then; predictions and the trained file have them.
 """  # noqa: E501
 
 
