@@ -85,9 +85,9 @@ would multiply in eight bits.
 
 ## Heads of language models
 
-Where cross-entropy is put on what a frozen layer of more than 2,048 classes writes (MatMul, Gemm; floats, or integers of 8 or
-4 bits; labels may be left out, but classes neither weighted nor smoothed), the layer and the loss are one operator: loss and
-gradient in one pass over chunks of classes, whose scores are never there at once. A weight on storage is read once a step,
+Where cross-entropy is put on what a frozen layer writes (MatMul, Gemm; floats, or integers of 8 or 4 bits; labels may be left
+out, but classes neither weighted nor smoothed), and its scores take more than those of 2,048 classes with their rows of the
+weight, layer and loss are one operator: loss and gradient in one pass over such chunks, and never all scores at once. A weight on storage is read once a step,
 and a table that is tied to it is held once. The step has no scores then; predictions and the trained file have them.
 """  # noqa: E501
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 CLASSES = 2048
-"""Classes of a chunk; a layer with no more than that has its scores whole."""
+"""Classes of a chunk."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class FrozenLayer:
             halves = [k.reshape(half, (*half.shape, 1)) for half in halves]
             weight = k.reshape(k.concat(halves, 2), (weight.shape[0], 2 * weight.shape[1]))
         scales = [of(one) if axis == 0 or block else one for one in self.scales]
-        settings = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
-        return k.node("DequantizeLinear", [weight, *scales], weight.shape, scales[0].dtype, **settings)
+        along = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
+        return k.node("DequantizeLinear", [weight, *scales], weight.shape, scales[0].dtype, **along)
 
 
 def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
 
 
 def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
-    """The layer that `scores` are of, where it is frozen, and has more than `CLASSES` classes."""
+    """The layer that `scores` are of, where it is frozen and they take more than a chunk of them and of its weight."""
     if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype not in ("float32", "float64"):
         return None
     node, bias = behind.node(scores.name), ""
@@ -115,8 +115,11 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
     x, vector = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
     if vector is not None and (behind.constant(bias) is None or vector.shape != scores.shape[-1:]):
         return None
+    rows, classes, features = scores.size // scores.shape[-1], scores.shape[-1], x.shape[-1]
+    if rows * classes <= CLASSES * (rows + features):
+        return None
     layer = _weight(x, node.inputs[1], turned, builder, behind)
-    if layer is None or layer.weight.shape[0] != scores.shape[-1]:
+    if layer is None or layer.weight.shape[0] != classes:
         return None
     return replace(layer, scores=node.outputs[0], bias=vector, added=added)
 
