@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,8 +46,6 @@ class FrozenLayer:
         What its product writes.
     bias
         A number for each class, or None.
-    added
-        Whether an Add of its own adds that.
     scales
         Scales and zero points that dequantize it.
     sharing
@@ -61,19 +60,10 @@ class FrozenLayer:
     weight: Tensor
     scores: str = ""
     bias: Tensor | None = None
-    added: bool = False
     scales: tuple[Tensor, ...] = ()
     sharing: Sharing = Sharing(None)  # noqa: RUF009
     gone: tuple[str, ...] = ()
     packed: bool = False
-
-    def rows(self, k: OperatorBuilder, begin: int, end: int) -> Tensor:
-        """So many rows of W."""
-        return self.floats(k, lambda one: k.slice(one, [begin], [end], [0]))
-
-    def at(self, k: OperatorBuilder, labels: Tensor) -> Tensor:
-        """The rows of W that labels name."""
-        return self.floats(k, lambda one: picked(k, one, labels))
 
     def floats(self, k: OperatorBuilder, of: Callable[[Tensor], Tensor]) -> Tensor:
         """What is taken of W, as `of` takes it of each of its operands."""
@@ -111,7 +101,7 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
     given, turned = node.attributes, not node.attributes.get("transB", 0)
     if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0 or given.get("transA", 0):
         return None
-    added, bias = bool(bias), bias or "".join(node.inputs[2:])
+    bias = bias or "".join(node.inputs[2:])
     x, vector = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
     if vector is not None and (behind.constant(bias) is None or vector.shape != scores.shape[-1:]):
         return None
@@ -121,7 +111,7 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
     layer = _weight(x, node.inputs[1], turned, builder, behind)
     if layer is None or layer.weight.shape[0] != classes:
         return None
-    return replace(layer, scores=node.outputs[0], bias=vector, added=added)
+    return replace(layer, scores=node.outputs[0], bias=vector)
 
 
 def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
@@ -163,8 +153,6 @@ def _elements(tensor: Tensor, builder: GraphBuilder) -> Any:
 def _held(builder: GraphBuilder, value: Array, name: str) -> Tensor:
     """The constant of this value: one that is there already, as of a tied layer, or a new one."""
     for other, known in builder.values.items():
-        if known is value:
-            return builder.tensors[other]
         tensor = builder.tensors[other]
         like = tensor.shape == value.shape and known.dtype == value.dtype and tensor.role is Role.CONSTANT
         if like and np.array_equal(known, value):
@@ -185,11 +173,12 @@ def write_loss(
     classes, count, column = layer.weight.shape[0], x.shape[0], (x.shape[0], 1)
     sums: tuple[Tensor, Tensor, Tensor] | None = None
     for begin in range(0, classes, CLASSES):
-        end = min(begin + CLASSES, classes)
-        part = layer.rows(k, begin, end)
-        bias = None if layer.bias is None else k.slice(layer.bias, [begin], [end], [0])
+        some = partial(k.slice, starts=[begin], ends=[min(begin + CLASSES, classes)], axes=[0])
+        part = layer.floats(k, some)
+        bias = None if layer.bias is None else some(layer.bias)
         scores = k.gemm(x, part, bias, trans_b=True)
-        greatest = _greatest(k, scores)
+        axes, said = ([], {"axes": [1]}) if k.graph.opset < 18 else ([k.graph.ints([1])], {})
+        greatest = k.node("ReduceMax", [scores, *axes], column, scores.dtype, keepdims=1, **said)
         if sums is None:
             powers = k.unary("Exp", k.sub(scores, greatest))
             sums = greatest, k.reduce_sum(powers, [1]), k.matmul(powers, part)
@@ -201,7 +190,7 @@ def write_loss(
         sums = greatest, total, k.gemm(powers, part, k.mul(product, shrunk))
     assert sums is not None
     most, total, product = sums
-    own = layer.at(k, labels)
+    own = layer.floats(k, lambda one: picked(k, one, labels))
     score = k.reduce_sum(k.mul(x, own), [1])
     if layer.bias is not None:
         score = k.add(score, k.reshape(picked(k, layer.bias, labels), column))
@@ -214,13 +203,6 @@ def write_loss(
     gradient = k.out(x.shape, x.dtype, "loss.grad_input")
     k.write("Mul", [k.sub(k.div(product, total), own), share], [gradient])
     return loss, gradient
-
-
-def _greatest(k: OperatorBuilder, scores: Tensor) -> Tensor:
-    shape = (scores.shape[0], 1)
-    if k.graph.opset < 18:
-        return k.node("ReduceMax", [scores], shape, scores.dtype, axes=[1], keepdims=1)
-    return k.node("ReduceMax", [scores, k.graph.ints([1])], shape, scores.dtype, keepdims=1)
 
 
 def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builder: GraphBuilder) -> list[Operator]:
@@ -242,7 +224,7 @@ def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builde
         draft = begin(f"{own.name}.weight", "DequantizeLinear" + ".packed" * layer.packed)
         made.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
     draft = begin(f"{own.name}.scores", "Gemm")
-    bias = None if layer.bias is None or layer.added else layer.bias
+    bias = layer.bias if len(own.nodes[0].inputs) > 2 else None  # else an Add behind it has it
     scores, wrote = draft.gemm(x, weight, bias, trans_b=True), builder.tensors[layer.scores]
     made.append(finish(draft, [scores.name], {}))
     draft = begin(own.name, "Reshape", view=True)

@@ -17,8 +17,8 @@ import onnx
 from onnx import NodeProto, helper
 
 from poetopt.frontends.proto import PARAMETERS, attribute_int, copied, unique
-from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.rewriting import Product, Source, needed, opened, products, put, whole, written
+from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.rewriting import Product, Source, needed, products, put, whole, written
 from poetopt.frontends.trained import LORA
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import listed
@@ -55,7 +55,7 @@ def lora(
     scale = 1.0 if alpha is None else alpha / max(rank, 1)
     if rank < 1 or not math.isfinite(scale) or not scale:
         raise OptionError(f"rank {rank}, alpha {alpha}: give a rank of 1 or more, and an alpha that isn't 0")
-    document = opened(model)
+    document = read_model(model)
     chosen = {one.node.name or one.node.output[0]: one for one in _targets(document, targets)}
     draw, taken, trained = np.random.default_rng(seed), document.names, list[str]()
     factor = "" if scale == 1 else put(document, unique("lora.scale", taken), np.array(scale, np.float32))
@@ -112,7 +112,7 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
 
     Raises ModelError where there are no pairs, and where a weight beside one is quantized: it has no room for them.
     """
-    document = opened(model)
+    document = read_model(model)
     graph = document.proto.graph
     by_output = {node.output[0]: node for node in graph.node}
     stored = {one.node.output[0]: one for one in products(document)}
@@ -131,10 +131,7 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
                 )
             value: Any = array_of(document, base.weight)
             total = (value + (pair.T if base.turned else pair)).astype(value.dtype)
-            if base.node.op_type == "Gemm":
-                _set(base.node, "transB", int(base.turned))
-            elif base.turned:
-                total = total.T
+            total = total.T if base.turned != bool(attribute_int(base.node, "transB", 0)) else total
             base.node.input[1] = put(document, unique(f"{base.weight}.merged", document.names), total)
             gone[node.output[0]] = own
             break
@@ -148,10 +145,10 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
     for info in graph.output:
         if info.name in gone:
             kept.append(helper.make_node("Identity", [gone[info.name]], [info.name]))
-    props = {p.key: p.value for p in document.proto.metadata_props if p.key != PARAMETERS}
-    del document.proto.metadata_props[:]
     made = whole(document, kept)
-    helper.set_model_props(made, props)
+    said = [entry for entry in made.metadata_props if entry.key != PARAMETERS]
+    del made.metadata_props[:]
+    made.metadata_props.extend(said)
     return written(made, out)
 
 
@@ -177,10 +174,3 @@ def _base(name: str, by_output: dict[str, NodeProto], stored: dict[str, Product]
     if node is not None and node.op_type == "Add":
         return next((stored[n] for n in node.input if n in stored), None)
     return stored.get(name)
-
-
-def _set(node: NodeProto, name: str, value: int) -> None:
-    if attribute_int(node, name, 0) != value:
-        kept = [a for a in node.attribute if a.name != name]
-        del node.attribute[:]
-        node.attribute.extend([*kept, helper.make_attribute(name, value)])

@@ -17,8 +17,8 @@ import onnx
 from onnx import NodeProto, TensorProto, helper
 
 from poetopt.frontends.proto import attribute_int, copied, unique
-from poetopt.frontends.read import Document, array_of
-from poetopt.frontends.rewriting import Source, needed, opened, products, put, whole, written
+from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.rewriting import Source, needed, products, put, whole, written
 from poetopt.frontends.trained import LORA
 from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
 from poetopt.util.text import closest
@@ -52,10 +52,9 @@ def quantize(
     size = BLOCKS[kind] if block is None else block
     if size < 16 or size & (size - 1):
         raise OptionError(f"block {size}: must be a power of two, 16 or more")
-    quantizer = _quantizer()
-    document = opened(model)
+    document = read_model(model)
     tables = _prepare(document, size)
-    with _quiet():
+    with _quantizer() as quantizer:
         done = quantizer.MatMulNBitsQuantizer(
             whole(document), bits=BITS[kind], block_size=size, is_symmetric=True, op_types_to_quantize=("MatMul",),
             nodes_to_exclude=[n.name for n in document.proto.graph.node if any(map(LORA.search, n.input))],
@@ -70,25 +69,24 @@ def quantize(
     return written(made, out)
 
 
-def _quantizer() -> Any:
+@contextmanager
+def _quantizer() -> Iterator[Any]:
+    """The quantizer, which else has a say in how all that is logged is shown, and tells all that it does."""
+    root, before = logging.root, logging.root.manager.disable
+    handlers, level = root.handlers[:], root.level
+    logging.disable(logging.CRITICAL)
     try:
         from onnxruntime.quantization import matmul_nbits_quantizer
+
+        yield matmul_nbits_quantizer
     except ImportError as error:
         raise BackendUnavailableError(
             "onnxruntime's quantizer needs onnx-ir, which is not installed; install it with: "
             "pip install 'poetopt[quantize]'"
         ) from error
-    return matmul_nbits_quantizer
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantizer says all that it does."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
     finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
         logging.disable(before)
 
 

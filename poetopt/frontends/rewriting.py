@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 
 from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import attribute_int
-from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.read import Document, array_of
 from poetopt.util.files import write_atomically
 
 if TYPE_CHECKING:
@@ -66,11 +66,6 @@ def products(document: Document) -> Iterator[Product]:
         if proto is not None and proto.data_type in FLOATS and len(proto.dims) == 2:
             first, last = map(int, proto.dims)
             yield Product(node, name, turned, (last, first) if turned else (first, last))
-
-
-def opened(source: Source) -> Document:
-    """A copy of a file, to be changed. Raises ModelError for what is none."""
-    return read_model(source)
 
 
 def put(document: Document, name: str, value: Array) -> str:

@@ -397,20 +397,20 @@ PO_INLINE void po_linear_loss(float *loss, float *gradient, const float *x, cons
         const float *v = w + c * size;
         for (r = 0; r < rows; ++r) {
             const float score = po_dot(x + r * size, v, size) + (b == NULL ? 0.0f : b[c]);
-            float *s = state + 3 * r, *g = gradient + r * size, power = 1.0f;
-            if (begin + c == 0 || score > s[0]) {
-                const float shrunk = begin + c == 0 ? 0.0f : po_exp(s[0] - score);
-                s[1] = begin + c == 0 ? 1.0f : s[1] * shrunk + 1.0f;
+            float *s = state + 3 * r, *g = gradient + r * size, power;
+            const int32_t first = begin + c == 0;
+            if (first || score > s[0]) {
+                const float shrunk = first ? 0.0f : po_exp(s[0] - score);
+                s[1] = first ? 0.0f : s[1] * shrunk;
                 for (i = 0; i < size; ++i) {
-                    g[i] = begin + c == 0 ? v[i] : g[i] * shrunk + v[i];
+                    g[i] = first ? 0.0f : g[i] * shrunk;
                 }
                 s[0] = score;
-            } else {
-                power = po_exp(score - s[0]);
-                s[1] += power;
-                for (i = 0; i < size; ++i) {
-                    g[i] += power * v[i];
-                }
+            }
+            power = po_exp(score - s[0]);
+            s[1] += power;
+            for (i = 0; i < size; ++i) {
+                g[i] += power * v[i];
             }
             if ((ignores && labels[r] == ignored ? 0 : labels[r]) == begin + c) {
                 s[2] = score;
