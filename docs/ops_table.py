@@ -75,8 +75,8 @@ QUANTIZED = """
 
 A weight of two axes or more that the file stores as integers (int8, uint8, int16, uint16; int4 and uint4 from opset 21 on;
 one scale, one for each channel, or one for each block) and that nobody trains keeps its type on storage, in flash and in RAM.
-DequantizeLinear is an operator of the step: recomputed, or written out, as it pays. In C a product or a convolution
-dequantizes a few columns or channels at a time, and on onnxruntime what streams a weight from storage (of 2 MiB or more) does it chunk by chunk: no step has the whole weight as floats. Gradients pass to the layer's input by the same floats, bit for bit, and none to
+What reads it dequantizes it, each time that it runs: in C a product or a convolution does so a few columns or channels at
+a time, and on onnxruntime what streams a weight from storage (of 2 MiB or more) chunk by chunk; elsewhere the floats are there while it runs. Gradients pass to the layer's input by the same floats, bit for bit, and none to
 integers, scales and zero points; to train such a weight, give the file from before quantization. Biases are folded to floats.
 
 `MatMulNBits` and `GatherBlockQuantized` (4 and 8 bits) are read into this form, a Transpose of a weight goes to its
