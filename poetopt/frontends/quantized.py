@@ -174,6 +174,8 @@ def _of_product(document: Document, node: NodeProto) -> NodeProto:
     weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
     given = len(node.input) > 3 and bool(node.input[3])
+    if not given and bits == 4:  # with a sign they need no zero points
+        return _put(document, node.input[1], [weight.astype(np.int8).T - 8, scales.T], TensorProto.INT4, 0, size)
     middle: Array = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks] if given else middle
     kind = TensorProto.UINT4 if bits == 4 else TensorProto.UINT8
