@@ -75,13 +75,20 @@ QUANTIZED = """
 
 A weight of two axes or more that the file stores as integers (int8, uint8, int16, uint16; int4 and uint4 from opset 21 on;
 one scale, one for each channel, or one for each block) and that nobody trains keeps its type on storage, in flash and in RAM.
-DequantizeLinear is an operator of the step: recomputed, or written out, as it pays. In C a product or a convolution
-dequantizes a few columns or channels at a time, and on onnxruntime what streams a weight from storage (of 2 MiB or more) does it chunk by chunk: no step has the whole weight as floats. Gradients pass to the layer's input by the same floats, bit for bit, and none to
+What reads it dequantizes it, each time that it runs: in C a product or a convolution does so a few columns or channels at
+a time, and on onnxruntime what streams a weight from storage (of 2 MiB or more) chunk by chunk; elsewhere the floats are there while it runs. Gradients pass to the layer's input by the same floats, bit for bit, and none to
 integers, scales and zero points; to train such a weight, give the file from before quantization. Biases are folded to floats.
 
 `MatMulNBits` and `GatherBlockQuantized` (4 and 8 bits) are read into this form, a Transpose of a weight goes to its
 integers, and of a table rows are picked first. Sessions run without onnxruntime's optimizations: these
 would multiply in eight bits.
+
+## Heads of language models
+
+Where cross-entropy is put on what a frozen layer writes (MatMul, Gemm; floats, or integers of 8 or 4 bits; labels may be left
+out, but classes neither weighted nor smoothed), and its scores take more than those of 2,048 classes with their rows of the
+weight, layer and loss are one operator: loss and gradient in one pass over such chunks, and never all scores at once. A weight on storage is read once a step,
+and a table that is tied to it is held once. The step has no scores then; predictions and the trained file have them.
 """  # noqa: E501
 
 

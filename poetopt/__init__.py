@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from poetopt.comparison import baselines
     from poetopt.comparison.goals import front, lexicographic
     from poetopt.devices import Device
+    from poetopt.frontends.lora import lora, merge_lora
+    from poetopt.frontends.quantizing import quantize
     from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
     from poetopt.graph.problem import Problem
     from poetopt.plan.instructions import Plan
@@ -95,9 +97,12 @@ __all__ = [
     "lexicographic",
     "load",
     "load_plan",
+    "lora",
+    "merge_lora",
     "pareto",
     "plan",
     "plan_of",
+    "quantize",
     "report",
     "restore",
     "sensitivity",
@@ -148,6 +153,9 @@ _HOMES = {
     "export": "poetopt.api",
     "front": "poetopt.comparison.goals",
     "lexicographic": "poetopt.comparison.goals",
+    "lora": "poetopt.frontends.lora",
+    "merge_lora": "poetopt.frontends.lora",
+    "quantize": "poetopt.frontends.quantizing",
     "train": "poetopt.api",
     "store_all_peak_bytes": "poetopt.api",
     "solve": "poetopt.api",

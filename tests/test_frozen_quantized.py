@@ -169,9 +169,10 @@ def test_neither_integers_nor_scales_are_trained() -> None:
 )
 def test_a_step_in_less_than_both_weights_take_as_floats(dtype: str, kind: str) -> None:
     found = po.solve(lora(dtype, kind, layers=3), device="a72", train=TRAINED, ram=40_000, time_limit=20)
-    told = figures(found)
-    assert told["recomputes"] > 0
-    assert told["store_all_peak_bytes"] > 40_000 >= told["peak_bytes"]
+    assert figures(found)["peak_bytes"] <= 40_000 < 3 * 64 * 64 * 4
+    kinds = [o.kind for o in problem_of(found).operators]
+    assert sum(kind.startswith("DequantizeLinear+") for kind in kinds) == 5  # the first layer has no dX
+    assert "DequantizeLinear" not in kinds
     ran = po.execute(found)
     assert ran.bit_identical
     assert ran.gradients == 6
@@ -236,9 +237,10 @@ def test_in_c_convolutions_take_no_more_ram_than_with_floats_in_flash() -> None:
     assert ran.bit_identical
 
 
-def test_a_weight_that_others_read_too_stays_an_operator_in_c() -> None:
+def test_a_weight_that_is_also_read_in_another_shape_stays_an_operator_in_c() -> None:
     model = lora("int8", "channel", layers=1)
-    model.graph.node.append(make_node("ReduceSum", ["w0"], ["total"], keepdims=0))
+    model.graph.node.append(make_node("Flatten", ["w0"], ["flat"], axis=0))
+    model.graph.node.append(make_node("ReduceSum", ["flat"], ["total"], keepdims=0))
     model.graph.node.append(make_node("Add", ["logits", "total"], ["y"]))
     model.graph.output[0].name = "y"
     graph = scheduled(stepped(model), "operator", "c")
@@ -303,7 +305,7 @@ def test_a_product_of_onnxruntimes_own_is_read(
 ) -> None:
     model = product(bits, zero=zero, bias=bias, opset=opset, accuracy_level=accuracy_level)
     graph = load_onnx(model, train="a,head")
-    assert bytes_of(graph, ("uint4", "uint8")) <= 24 * 48 * bits // 8 + 24 * 3
+    assert 0 < bytes_of(graph, ("int4", "uint4", "uint8")) <= 24 * 48 * bits // 8 + 24 * 3 * (zero or bits == 8)
     feeds = {"x": floats(3, 40)}
     wanted = run_model(model, feeds)[0]
     np.testing.assert_allclose(

@@ -8,9 +8,14 @@ from dataclasses import replace
 from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
 
 
+def forward_operators(graph: TrainingGraph) -> list[Operator]:
+    """The forward operators of a step, the loss included, and those that predictions alone need."""
+    return [*(operator for operator in graph.operators if not operator.backward), *graph.aside]
+
+
 def forward_nodes(graph: TrainingGraph) -> list[Node]:
-    """The forward nodes of a step, the loss included."""
-    return [node for operator in graph.operators if not operator.backward for node in operator.nodes]
+    """Their nodes."""
+    return [node for operator in forward_operators(graph) for node in operator.nodes]
 
 
 def inference(graph: TrainingGraph) -> tuple[Node, ...]:
@@ -95,7 +100,7 @@ def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
     wanted = set(outputs)
     kept: list[Operator] = []
     nodes = list(inference(graph))
-    for operator in reversed([operator for operator in graph.operators if not operator.backward]):
+    for operator in reversed(forward_operators(graph)):
         own = tuple(nodes[len(nodes) - len(operator.nodes) :])
         del nodes[len(nodes) - len(operator.nodes) :]
         alike = own == operator.nodes and wanted.issuperset(operator.outputs)
@@ -117,6 +122,7 @@ def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
         hyperparameters={},
         sums={},
         closing=None,
+        aside=(),
         parts=1,
         split=(),
     )

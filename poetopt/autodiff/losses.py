@@ -39,8 +39,10 @@ from poetopt.autodiff.choice import (
     shape_text,
 )
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
+from poetopt.autodiff.linear_loss import FrozenLayer, frozen_layer, set_aside, write_loss
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor
+from poetopt.graph import Graph, LabelRule, Node, Operator, Role, Tensor
+from poetopt.ops.losses import LINEAR
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
 from poetopt.util.text import closest
@@ -54,7 +56,11 @@ RULED = "RuledCrossEntropy"
 
 @dataclass(frozen=True)
 class Attached:
-    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares."""
+    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares.
+
+    aside, gone
+        Where it reads a layer itself: the operators that predictions alone need, and constants that it stands for.
+    """
 
     operators: tuple[Operator, ...]
     loss: Tensor
@@ -62,6 +68,8 @@ class Attached:
     inputs: tuple[str, ...]
     note: Note
     compared: tuple[str, ...] = ()
+    aside: tuple[Operator, ...] = ()
+    gone: tuple[str, ...] = ()
 
     @property
     def renamed(self) -> str:
@@ -147,7 +155,11 @@ def attach(
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
     along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
-    return _cross_entropy(y, tail, builder, f"loss: cross-entropy on {on}{along}); {how}")
+    layer = (
+        frozen_layer(tail.logits, tail.axis, builder, behind) if not (rule.class_weights or rule.smoothing) else None
+    )
+    note = f"loss: cross-entropy on {on}{along}); {how}"
+    return _cross_entropy(y, tail, builder, note, layer, forward)
 
 
 def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
@@ -224,7 +236,9 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
     return Attached(tuple(operators), loss, "bce", (target.name,), Note(note, About.LOSS), compared)
 
 
-def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
+def _cross_entropy(
+    y: Tensor, tail: Tail, builder: GraphBuilder, note: str, layer: FrozenLayer | None, forward: Sequence[Operator]
+) -> Attached:
     """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order."""
     if not y.shape or tail.logits.shape[tail.axis] < 2:
         raise ModelError(
@@ -236,13 +250,21 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
         builder.unique("labels"), tuple(d for k, d in enumerate(y.shape) if k != place), "int64", Role.INPUT
     )
     operators: list[Operator] = []
-    scores = _logits(tail, builder, operators)
+    aside: list[Operator] = []
+    if layer is not None:
+        x = layer.x
+        if len(x.shape) != 2:
+            draft = _start(builder, "loss.rows", "Reshape", view=True)
+            operators.append(_done(draft, x := draft.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))))
+        aside = set_aside(layer, x, forward, builder)
+    made = operators if layer is None else aside
+    scores = _logits(tail, builder, made)
     shape, axis = tail.logits.shape, tail.axis
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows: tuple[int, ...] = (outer,) if inner == 1 else (shape[0], *shape[2:]) if axis == 1 else (outer, inner)
     if scores.shape != (flat := (rows[0], shape[axis], *rows[1:])):
         draft = _start(builder, "loss.rows", "Reshape", view=True)
-        operators.append(_done(draft, scores := draft.reshape(scores, flat)))
+        made.append(_done(draft, scores := draft.reshape(scores, flat)))
     pieces = [piece for k, each in enumerate(tail.axes) if k != place for piece in each]
     classes = _as_behind(labels, pieces, rows, "labels", builder, operators)
     rule, count = builder.label_rule, scores.shape[1]
@@ -251,6 +273,22 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
             f"--with class-weights: {len(rule.class_weights)} weights for the {count} classes of output {y.name!r}; "
             "give one for each"
         )
+    compared = (scores.name, classes.name)
+    note += "".join(_rule_words(rule)) + _read(tail)
+    if layer is not None:
+        draft = _start(builder, "loss.cross_entropy", LINEAR)
+        kept = kept_labels(draft, classes, rule.ignore_index)
+        safe, weight = label_weights(draft, classes, kept, None, scores.dtype)
+        loss, gradient = write_loss(draft, layer, x, safe, weight)
+        if not layer.scales:
+            ignored = {} if rule.ignore_index is None else {"ignore_index": rule.ignore_index}
+            read = [x, layer.weight, classes, *filter(None, [layer.bias])]
+            draft.amounts_to(LINEAR, read, [loss, gradient], **ignored)
+        meaning = Node(LINEAR, (x.name, layer.weight.name, classes.name), (loss.name, gradient.name))
+        operators.append(replace(_done(draft, loss, gradient), meaning=meaning))
+        note += f"; the scores of its {count:,} classes are never there at once"
+        added, known = (labels.name,), Note(note, About.LOSS)
+        return Attached(tuple(operators), loss, "cross-entropy", added, known, compared, tuple(aside), layer.gone)
     weights = builder.constant(np.array(rule.class_weights, scores.dtype)) if rule.class_weights else None
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
@@ -265,8 +303,6 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
     else:
         draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
-    note += "".join(_rule_words(rule)) + _read(tail)
-    compared = (scores.name, classes.name)
     return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared)
 
 

@@ -18,6 +18,7 @@ from poetopt.autodiff.alternatives import Choice, floor_bytes
 from poetopt.autodiff.behind import Behind, has_pole
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import one_value_note, prepare
+from poetopt.autodiff.linear_loss import apart
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.passes.blocks import low_memory_order
 from poetopt.autodiff.regions import compose
@@ -120,9 +121,10 @@ def _step(
         rename.get(name, name): replace(tensor, name=rename[name]) if name in rename else tensor
         for name, tensor in builder.tensors.items()
     }
-    operators = low_memory_order((*forward, *attached.operators, *backward), tensors)
-    used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
-    used.update(graph.tensors, attached.inputs)
+    run, aside = apart(forward, attached.operators, attached.aside)
+    operators = low_memory_order((*run, *attached.operators, *backward), tensors)
+    used = {name for o in (*operators, *aside) for node in o.nodes for name in (*node.inputs, *node.outputs)}
+    used.update(graph.tensors.keys() - {*attached.gone}, attached.inputs)
     made = TrainingGraph(
         name=graph.name,
         tensors={name: tensor for name, tensor in tensors.items() if name in used},
@@ -142,6 +144,7 @@ def _step(
         states=states,
         added_inputs=attached.inputs,
         compared=attached.compared,
+        aside=aside,
         label_rule=label_rule,
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),

@@ -1,5 +1,6 @@
 """onnxruntime's fused operators, written out as the operators that its optimizer made them of.
 
+Those of attention are in `poetopt.frontends.attention`.
 Constants have the type of the network's first float input, as such files have one.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
+from poetopt.frontends import attention
 from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import attribute_int, dtype_name, unique
 from poetopt.frontends.read import Document
@@ -18,12 +20,14 @@ from poetopt.frontends.structure import describe
 from poetopt.util.errors import ModelError
 
 OWN = "com.microsoft"
+_SAME_AXES = frozenset({"Add", "Cast", "Div", "LayerNormalization", "Mul", "Sub"})
+"""Ops whose result has as many axes as their first operand."""
 _AXES_ARE_AN_INPUT = 18
 """The opset since which ReduceMean has them so."""
 
 
 def spell_out_fused(document: Document) -> list[str]:
-    """Write onnxruntime's own activations and normalizations in `document` in standard operators. Returns notes.
+    """Write onnxruntime's own activations, normalizations and attention in standard operators. Returns notes.
 
     Raises `ModelError` where one of them lacks operands.
     """
@@ -37,7 +41,7 @@ def spell_out_fused(document: Document) -> list[str]:
         if form is None:
             made.append(node)
             continue
-        writer = _Writer(document, node, taken)
+        writer = NodeWriter(document, node, taken)
         try:
             form(writer)
         except IndexError:
@@ -46,18 +50,22 @@ def spell_out_fused(document: Document) -> list[str]:
         made += writer.nodes
     document.put_nodes(made)
     kinds = ", ".join(dict.fromkeys(node.op_type for node in fused))
-    return [f"onnxruntime's own {kinds} were written out in standard operators"]
+    whole = "; all tokens count, whatever seqlens_k says" if "GroupQueryAttention" in kinds else ""
+    return [f"onnxruntime's own {kinds} were written out in standard operators{whole}"]
 
 
-class _Writer:
+class NodeWriter:
     """The nodes that one operator is written out in."""
 
     def __init__(self, document: Document, node: NodeProto, taken: set[str]) -> None:
         self.node, self.taken = node, taken
+        self.document = document
         self.axes = document.opset < _AXES_ARE_AN_INPUT
         inputs = document.proto.graph.input
         kinds = (entry.type.tensor_type.elem_type for entry in inputs)
-        self.dtype = dtype_name(next((kind for kind in kinds if kind in FLOATS), 1))
+        found = (*(kind for kind in kinds if kind in FLOATS), *(p.data_type for p in document.weights.values()))
+        self.element = next((kind for kind in found if kind in FLOATS), 1)
+        self.dtype = dtype_name(self.element)
         self.nodes: list[NodeProto] = []
 
     def has(self, k: int) -> bool:
@@ -90,6 +98,45 @@ class _Writer:
         array = np.array(value, np.int64 if isinstance(value, list) else self.dtype)
         return self.add("Constant", value=numpy_helper.from_array(array))
 
+    def whole(self, name: str, default: int) -> int:
+        """An attribute that is a whole number."""
+        return attribute_int(self.node, name, default)
+
+    def number_of(self, value: int) -> str:
+        """A whole number."""
+        return self.add("Constant", value=numpy_helper.from_array(np.array(value, np.int64)))
+
+    def size_of(self, x: str, axis: int) -> str:
+        """Steps of an axis."""
+        return self.add("Gather", self.add("Shape", x), self.number_of(axis))
+
+    def shaped(self, x: str, shape: list[int]) -> str:
+        """Under another shape, of which 0 keeps a size and -1 takes the rest."""
+        return self.add("Reshape", x, self.constant(shape))
+
+    def transposed(self, x: str, *perm: int) -> str:
+        """With its axes in another order."""
+        return self.add("Transpose", x, perm=list(perm))
+
+    def columns(self, name: str) -> int:
+        """Of a stored table. Raises IndexError where it isn't stored."""
+        if name not in self.document.weights:
+            raise IndexError(name)
+        return int(self.document.weights[name].dims[-1])
+
+    def axes_of(self, name: str, unknown: int) -> int:
+        """How many a tensor has: a stored one, an input, what a Transpose or elementwise ops write; else `unknown`."""
+        given = {info.name: info.type.tensor_type.shape.dim for info in self.document.proto.graph.input}
+        given |= {one: proto.dims for one, proto in self.document.weights.items()}
+        writers = {made: node for node in self.document.proto.graph.node for made in node.output}
+        while name not in given:
+            node = writers.get(name)
+            order = [list(a.ints) for a in node.attribute if a.name == "perm"] if node is not None else []
+            if node is None or order or node.op_type not in _SAME_AXES:
+                return len(order[0]) if order else unknown
+            name = node.input[0]
+        return len(given[name])
+
     def mean(self, x: str) -> str:
         """Over the last axis."""
         if self.axes:
@@ -108,13 +155,13 @@ class _Writer:
             self.add("Mul", found, scale, output=0)
 
 
-def _gelu(w: _Writer) -> None:
+def _gelu(w: NodeWriter) -> None:
     x = w.add("Add", w.given(0), w.given(1)) if w.node.op_type == "BiasGelu" else w.given(0)
     one = w.add("Add", w.add("Erf", w.add("Div", x, w.constant(math.sqrt(2)))), w.constant(1.0))
     w.add("Mul", w.add("Mul", x, one), w.constant(0.5), output=0)
 
 
-def _fast_gelu(w: _Writer) -> None:
+def _fast_gelu(w: NodeWriter) -> None:
     x = w.add("Add", w.given(0), w.given(1)) if w.has(1) else w.given(0)
     cube = w.add("Mul", w.add("Mul", x, w.add("Mul", x, x)), w.constant(0.044715))
     inner = w.add("Mul", w.add("Add", x, cube), w.constant(math.sqrt(2 / math.pi)))
@@ -122,16 +169,16 @@ def _fast_gelu(w: _Writer) -> None:
     w.add("Mul", w.add("Mul", x, one), w.constant(0.5), output=0)
 
 
-def _quick_gelu(w: _Writer) -> None:
+def _quick_gelu(w: NodeWriter) -> None:
     scaled = w.add("Mul", w.given(0), w.constant(w.number("alpha", 1.702)))
     w.add("Mul", w.given(0), w.add("Sigmoid", scaled), output=0)
 
 
-def _simplified(w: _Writer) -> None:
+def _simplified(w: NodeWriter) -> None:
     w.normalized(w.given(0), w.given(1), "", centred=False)
 
 
-def _skip(w: _Writer) -> None:
+def _skip(w: NodeWriter) -> None:
     centred = w.node.op_type == "SkipLayerNormalization"
     bias = 4 if centred else 3
     first = w.add("Add", w.given(0), w.given(bias)) if w.has(bias) else w.given(0)  # a layer's own
@@ -139,7 +186,7 @@ def _skip(w: _Writer) -> None:
     w.normalized(whole, w.given(2), w.given(3) if centred and w.has(3) else "", centred=centred)
 
 
-_FORMS: Mapping[str, Callable[[_Writer], None]] = {
+_FORMS: Mapping[str, Callable[[NodeWriter], None]] = {
     "Gelu": _gelu,
     "BiasGelu": _gelu,
     "FastGelu": _fast_gelu,
@@ -147,13 +194,18 @@ _FORMS: Mapping[str, Callable[[_Writer], None]] = {
     "SimplifiedLayerNormalization": _simplified,
     "SkipLayerNormalization": _skip,
     "SkipSimplifiedLayerNormalization": _skip,
+    "RotaryEmbedding": attention.rotary,
+    "MultiHeadAttention": attention.multi_head,
+    "GroupQueryAttention": attention.group_query,
 }
 
 
-def _form(node: NodeProto) -> Callable[[_Writer], None] | None:
+def _form(node: NodeProto) -> Callable[[NodeWriter], None] | None:
     """What writes a node out; None for a standard one, and where it gives or takes more than is known here."""
     if node.op_type not in _FORMS or node.domain not in ((OWN, "") if "Simplified" in node.op_type else (OWN,)):
         return None
+    if node.op_type in attention.TAKEN:
+        return _FORMS[node.op_type] if attention.known(node) else None
     if attribute_int(node, "axis", -1) != -1 or any(node.output[1:3]):
         return None
     return _FORMS[node.op_type]

@@ -222,13 +222,15 @@ def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
 def default_outputs(graph: Graph) -> tuple[str, ...]:
     """Gives what `model_proto` makes the outputs of a model: the graph's own.
 
-    For a `TrainingGraph`: the loss, the model's own outputs, each parameter's gradient, and what is carried, updated
-    (parameters and the optimizer's states, BatchNormalization statistics), without repetition.
+    For a `TrainingGraph`: the loss, the model's own outputs that the step has, each parameter's gradient, and what is
+    carried, updated (parameters and the optimizer's states, BatchNormalization statistics), without repetition.
     """
     if not isinstance(graph, TrainingGraph):
         return graph.outputs
+    aside = {name for operator in graph.aside for name in operator.outputs}
+    own = (name for name in graph.outputs if name not in aside)
     gradients = (graph.gradients[name] for name in graph.trained if name in graph.gradients)
-    return tuple(dict.fromkeys((graph.loss, *graph.outputs, *gradients, *graph.carried.values())))
+    return tuple(dict.fromkeys((graph.loss, *own, *gradients, *graph.carried.values())))
 
 
 def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelProto:
@@ -313,7 +315,8 @@ def _ir_version(opset: int) -> int:
 def _needed(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
     wanted = set(names)
     kept: list[Operator] = []
-    for operator in reversed(graph.operators):
+    aside = graph.aside if isinstance(graph, TrainingGraph) else ()
+    for operator in reversed((*graph.operators, *aside)):
         if wanted.intersection(operator.outputs):
             kept.append(operator)
             wanted.update(operator.inputs)

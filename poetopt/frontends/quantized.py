@@ -49,6 +49,7 @@ def spell_out_quantized(document: Document) -> list[str]:
         return []
     kept: list[NodeProto] = []
     made: dict[tuple[str, ...], NodeProto] = {}
+    _put_shaped(document)
     for node in graph.node:
         if not _is_own(node):
             kept.append(node)
@@ -124,6 +125,23 @@ def _of_table(document: Document, node: NodeProto) -> NodeProto:
     )
 
 
+def _put_shaped(document: Document) -> None:
+    """Have what a table reads of a stored tensor under another shape as one of its own: the table is tied to a product.
+
+    The bytes are put together again where a step reads both (`poetopt.autodiff.linear_loss`).
+    """
+    graph, weights = document.proto.graph, document.weights
+    tables = {name for node in graph.node if _is_own(node) and node.op_type == _TABLE for name in node.input}
+    shaped = [
+        n for n in graph.node if n.op_type == "Reshape" and n.output[0] in tables and weights.keys() >= {*n.input}
+    ]
+    for node in shaped:
+        value = array_of(document, node.input[0]).reshape(array_of(document, node.input[1]))
+        weights[node.output[0]] = numpy_helper.from_array(value, node.output[0])
+    gone = {node.output[0] for node in shaped}
+    document.put_nodes([node for node in graph.node if node.output[0] not in gone])
+
+
 def _of_product(document: Document, node: NodeProto) -> NodeProto:
     """The node that writes the weight of `node`; `document` has its operands, and the weight as one without values."""
     at = describe(document.where, node, document.opset)
@@ -156,6 +174,8 @@ def _of_product(document: Document, node: NodeProto) -> NodeProto:
     weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
     given = len(node.input) > 3 and bool(node.input[3])
+    if not given and bits == 4:  # with a sign they need no zero points
+        return _put(document, node.input[1], [weight.astype(np.int8).T - 8, scales.T], TensorProto.INT4, 0, size)
     middle: Array = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks] if given else middle
     kind = TensorProto.UINT4 if bits == 4 else TensorProto.UINT8

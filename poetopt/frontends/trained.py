@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-_LORA = re.compile(r"(^|[./_])lora_[AB]([./_]|$)")
+LORA = re.compile(r"(^|[./_])lora_[AB]([./_]|$)")
 _CLOSEST = 4
 
 
@@ -102,8 +102,8 @@ def choose_trained(
         names = tuple(name for name in candidates if name in wanted and name not in data)
         names = names or tuple(n for n in candidates if n not in {*data, *in_nodes} and _size(document, n) > 1)
         names = names or tuple(n for n in candidates if n not in origin.constants and document.weights[n].dims)
-        lora = {root for name, root in aliases.items() if _LORA.search(name)}
-        names = tuple(name for name in names if _LORA.search(name) or name in lora) or names
+        lora = {root for name, root in aliases.items() if LORA.search(name)}
+        names = tuple(name for name in names if LORA.search(name) or name in lora) or names
         notes = [f"{len(names)} of {len(found.readable)} float tensors are trained (inferred; --train to choose)"]
         nodes_say = not in_place.names or not in_place.names <= in_nodes
         known = {*names, *data, *(in_nodes - in_place.fixed if nodes_say else ())}

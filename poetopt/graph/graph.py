@@ -374,6 +374,8 @@ class TrainingGraph(Graph):
         Inputs that the loss brought with it (`labels`, `target`).
     compared
         What a loss that was attached compares: scores and labels, or output and target.
+    aside
+        Forward operators that no step runs: predictions alone need them, as their loss does without the scores.
     label_rule
         How the cross-entropy that was attached takes labels.
     optimizer
@@ -398,6 +400,7 @@ class TrainingGraph(Graph):
     states: Mapping[str, str]
     added_inputs: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
+    aside: tuple[Operator, ...] = ()
     label_rule: LabelRule = LabelRule()
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()

@@ -324,7 +324,8 @@ class Attachment:
 
     def cut(self, graph: TrainingGraph, values: Iterable[str], inputs: Iterable[str] = ()) -> TrainingGraph:
         """`graph` with the tensors that its operators name, its inputs, and `values` alone."""
-        used = {name for o in graph.operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+        operators = (*graph.operators, *graph.aside)
+        used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
         used.update(inputs, values)
         return replace(
             graph,

@@ -1,9 +1,9 @@
 """Operators that dequantize the weights that they read, where they do it part by part.
 
 A dequantized weight takes several times the bytes of the weight. Where each of its readers, with the DequantizeLinear
-among its nodes, needs less workspace than that (in C any product, on onnxruntime what streams the weight from storage),
-they dequantize it themselves, each time that they run: no schedule has to keep it, or to find room for it. Its numbers
-are the same, and so are all results.
+among its nodes, needs no more workspace than that, they dequantize it themselves, each time that they run: no schedule
+has to keep it, to move it, or to find room for it. In C any product takes less, and on onnxruntime what streams the
+weight from storage. Its numbers are the same, and so are all results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WITHIN = frozenset({("", "Conv"), ("", "Gemm"), ("", "MatMul"), (OWN_DOMAIN, "C
 
 
 def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
-    """`graph` with the DequantizeLinear of frozen weights in the operators that read them, where that takes less RAM.
+    """`graph` with the DequantizeLinear of frozen weights in the operators that read them, if that takes no more RAM.
 
     Such an operator's `kind` begins with `DequantizeLinear+`. A graph without any is returned as it is. Raises
     `ModelError` where a node names a tensor that the graph lacks.
@@ -44,7 +44,7 @@ def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
         there = tensors | {name: replace(tensors[weight], name=name) for name in own.values()}
         apart = [runtime.workspace(one, tensors).temporaries_bytes for one in readers]
         within = [_least_bytes(one, operator.inputs, there, constants, runtime) for one in made]
-        if all(b < a + tensors[weight].nbytes for a, b in zip(apart, within, strict=True)):
+        if all(b <= a + tensors[weight].nbytes for a, b in zip(apart, within, strict=True)):
             gone.add(operator.name)
             tensors = {name: tensor for name, tensor in there.items() if name != weight}
             changed.update((one.name, one) for one in made)

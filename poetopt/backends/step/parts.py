@@ -13,7 +13,7 @@ from poetopt.backends.step.places import Moment, Place, Places, moments
 from poetopt.graph import Node, Operator, Tensor
 from poetopt.graph.problem import ProblemTensor
 from poetopt.ops.nodes import is_inner_view
-from poetopt.ops.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, SliceWindow
+from poetopt.ops.runtimes.sliced import FETCH, FETCH_ROWS, PUT_ROWS, STORE, Sliced, SliceWindow, run_window
 from poetopt.plan.instructions import Action, Plan
 
 
@@ -127,9 +127,14 @@ class _SliceRun:
     def _once(self, nodes: tuple[Node, ...], needs: list[int]) -> Iterator[SlicePart]:
         for node, need in zip(nodes, needs, strict=True):
             if node.op_type == FETCH_ROWS and node.domain:
-                (ids,), (rows,), table = node.inputs, node.outputs, str(node.attributes["table"])
+                (rows,), table = node.outputs, str(node.attributes["table"])
                 held = self.places.problem.tensors[self.places.index[self.places.graph.root(table)]]
-                ids_at, rows_at = self._place(ids, 0), self._place(rows, 0)
+                rows_at = self._place(rows, 0)
+                if not node.inputs:
+                    yield MoveSlice(table, rows_at, run_window(node, self.tensors), back=False, tensor=held)
+                    continue
+                (ids,) = node.inputs
+                ids_at = self._place(ids, 0)
                 yield MoveRows(ids_at, self.tensors[ids], rows_at, self.tensors[rows], held)
             elif not is_inner_view(node, self.sliced.layout.storage):
                 names = (n for n in (*node.inputs, *node.outputs) if n)

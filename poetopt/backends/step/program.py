@@ -95,9 +95,12 @@ class Watched:
         for name in names:
             made = _computed(nodes, name)
             if made not in nodes:
+                aside = {n for operator in graph.aside for n in operator.outputs}
+                own = [n for n in graph.outputs if n not in aside]
+                loss = "; its loss is computed without, and the trained network has it" if name in aside else ""
                 raise ModelError(
-                    f"the step of {graph.name!r} computes no tensor {name!r}{closest(name, nodes)}; "
-                    f"its outputs are {', '.join(map(repr, graph.outputs))}"
+                    f"the step of {graph.name!r} computes no tensor {name!r}{loss or closest(name, nodes)}; "
+                    f"its outputs are {', '.join(map(repr, own)) or 'none'}"
                 )
             tensor = graph.tensors[name]
             self.copies[name] = np.empty(tensor.shape, numpy_dtype(tensor.dtype))

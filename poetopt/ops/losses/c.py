@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.ops.losses import LINEAR
 from poetopt.ops.nodes import around
 from poetopt.ops.runtimes.c.axes import Code, along, arguments_of, by_row
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_number, called, read, real
@@ -213,7 +214,41 @@ def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
     return Kernel(op_type, code, refuses=_likelihood_refuses, tilings=tilings, headers=(HEADER,))
 
 
+def _linear(call: Call, arguments: Arguments, begin: str = "0", classes: int = 0) -> str:
+    """Chunks of classes, of the operands x, W, labels and bias; W has so many in all, or no more than there are."""
+    (rows, size), count = call.input(0).shape, call.input(1).shape[0]
+    bias = f"(const float *){arguments.inputs[3]}" if call.has(3) else "NULL"
+    ends = f"{begin} + {count} == {classes or count}"
+    ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
+    names = read("x", call.input(0), arguments.inputs[0]), read("w", call.input(1), arguments.inputs[1])
+    labels = read("labels", call.input(2), arguments.inputs[2])
+    operands = *arguments.outputs, "x", "w", bias, "labels", f"(float *){arguments.scratch}"
+    numbers = rows, size, begin, count, ends, ignores, c_number(ignored, "int64")
+    return block(*names, labels, called("po_linear_loss", *operands, *numbers))
+
+
+def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
+    def chunk(cut: Call, arguments: Arguments, begin: str) -> str:
+        return _linear(cut, arguments, begin, call.input(1).shape[0])
+
+    return along(_linear, call, [None, 0, None, *(0 for _ in call.inputs[3:])], [None, None], chunk)
+
+
+def _linear_refuses(call: Call) -> str | None:
+    floats = (call.input(0), call.input(1), call.output(0), call.output(1))
+    return None if all(one.dtype == "float32" for one in floats) else "a layer of another type than float32"
+
+
 KERNELS: tuple[Kernel, ...] = (
+    Kernel(
+        LINEAR,
+        _linear,
+        OWN_DOMAIN,
+        _linear_refuses,
+        lambda call: ELEMENT_BYTES * call.input(0).shape[0] * (3 + call.input(0).shape[1]),
+        tilings=_linear_tilings,
+        headers=(HEADER,),
+    ),
     _kernel("Softmax", _softmax, (0,)),
     _kernel("LogSoftmax", _softmax, (0,)),
     _kernel("Softmax.grad_input", _softmax_gradient, (0, 1), OWN_DOMAIN),

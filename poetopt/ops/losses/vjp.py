@@ -10,8 +10,9 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.ops.losses import LINEAR
 
-ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", RULED})
+ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""
 
 
@@ -87,6 +88,12 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
         dx = k.mul(softmax, k.add(k.mul(factor, 1.0 - rule.smoothing), k.mul(each, math.fsum(rule.class_weights))))
         dx = k.sub(dx, k.mul(each, k.reshape(weights, along_classes(weights, labels))))
     return k.scatter_add(dx, k.reshape(safe, rows), at_label, 1), None, None
+
+
+@register_vjp(LINEAR, since=1)
+def linear_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
+    """dX = G dY, with the gradient G that the forward operator has written."""
+    return (op.emit("grad_input").mul(op.output(1), op.only(cotangents[:1])),)
 
 
 @single("NegativeLogLikelihoodLoss", since=12)

@@ -2,8 +2,8 @@
 
 A loop goes over one axis of some of the operator's tensors, a chunk of it at a time. Of what goes through the loop and
 lies elsewhere, on storage or in pieces in RAM, a slice has a buffer in the workspace: `fetch` and `store` are the nodes
-that fill it and empty it. Rows of a table on storage are read one by one (`fetch_rows`), and written over those of a
-slice (`put_rows`).
+that fill it and empty it. Rows of a table on storage are read one by one (`fetch_rows`) or as one run (`fetch_run`),
+and written over those of a slice (`put_rows`).
 """
 
 from __future__ import annotations
@@ -118,6 +118,17 @@ def store(name: str) -> Node:
 def fetch_rows(table: str, ids: str, rows: str) -> Node:
     """Gives what reads the rows `ids` of a table on storage."""
     return Node(FETCH_ROWS, (ids,), (rows,), {"table": table}, domain=OWN_DOMAIN)
+
+
+def fetch_run(table: str, begin: int, rows: str) -> Node:
+    """Gives what reads the rows of a table on storage from `begin` on, as many as `rows` has."""
+    return Node(FETCH_ROWS, (), (rows,), {"table": table, "begin": begin}, domain=OWN_DOMAIN)
+
+
+def run_window(node: Node, tensors: Mapping[str, Tensor]) -> SliceWindow:
+    """The bytes of a table that such a node reads."""
+    rows, begin = tensors[node.outputs[0]], int(str(node.attributes["begin"]))
+    return SliceWindow(begin * (rows.nbytes // rows.shape[0]), rows.nbytes)
 
 
 def put_rows(node: Node) -> Node:

@@ -389,6 +389,18 @@ def reads_rows(node: Node, name: str) -> bool:
     return gathers and node.inputs[0] == name and node.inputs[1] != name
 
 
+def row_range(node: Node, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Array]) -> range | None:
+    """The rows of the table `name`, one behind another, that a Slice takes; None for all other nodes."""
+    if node.op_type != "Slice" or node.domain or node.inputs[0] != name or name in node.inputs[1:]:
+        return None
+    known = [values.get(given) for given in node.inputs[1:]]
+    if len(known) < 3 or any(value is None or value.size != 1 for value in known):
+        return None
+    begin, end, axis, *step = (int(value.reshape(-1)[0]) for value in known if value is not None)
+    count = tensors[node.outputs[0]].shape[0]
+    return range(begin, end) if axis == 0 <= begin and end - begin == count and step in ([], [1]) else None
+
+
 _SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
     **dict.fromkeys(VIEW_OPS, _view),
     "Col2Im": _col2im,

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
-from poetopt.ops.runtimes.onnxruntime.axes import reads_rows
+from poetopt.ops.runtimes.onnxruntime.axes import reads_rows, row_range
 from poetopt.ops.runtimes.onnxruntime.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
-from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, put_rows
+from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, fetch_run, put_rows, run_window
 from poetopt.ops.runtimes.workspace import NodeKernels, node_by_node
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ def ways(
         for loop in loops(operator, tensors, [*large, *scales], values)
         for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
-    found = [way for way in (*found, *_of_rows(asked, large)) if way.ram_bytes <= SAVED * whole]
+    found = [way for way in (*found, *_of_rows(asked, large, values)) if way.ram_bytes <= SAVED * whole]
     return [way.variant for way in _chosen(found, whole)]
 
 
@@ -305,21 +306,32 @@ def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
     return tuple(each), further
 
 
-def _rowwise(nodes: Sequence[Node], streamed: Collection[str]) -> Iterator[Node]:
-    """The nodes, those that read rows of what is streamed from storage."""
+def _rowwise(
+    nodes: Sequence[Node], streamed: Collection[str], runs: Mapping[str, range] = MappingProxyType({})
+) -> Iterator[Node]:
+    """The nodes, those that read rows of what is streamed from storage; `runs` has, by output, those in a row."""
     for node in nodes:
         table = next((n for n in node.inputs if n in streamed), "")
-        yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
+        if table and node.outputs[0] in runs:
+            yield fetch_run(table, runs[node.outputs[0]].start, node.outputs[0])
+        else:
+            yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
 
 
-def _of_rows(asked: _StreamAsked, large: Sequence[str]) -> Iterator[_Way]:
+def _of_rows(asked: _StreamAsked, large: Sequence[str], values: Mapping[str, Array]) -> Iterator[_Way]:
     """Reading rows of tables from storage, where nothing else of them is read."""
     operator, tensors = asked.operator, asked.tensors
     readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
-    tables = [n for n, nodes in readers.items() if nodes and all(reads_rows(node, n) for node in nodes)]
+    taken = ((node.outputs[0], row_range(node, n, tensors, values)) for n, nodes in readers.items() for node in nodes)
+    runs = {made: rows for made, rows in taken if rows is not None}
+    tables = [
+        n
+        for n, nodes in readers.items()
+        if nodes and all(node.outputs[0] in runs or reads_rows(node, n) for node in nodes)
+    ]
     if not tables or operator.updates:
         return
-    nodes = tuple(_rowwise(operator.nodes, tables))
+    nodes = tuple(_rowwise(operator.nodes, tables, runs))
     inside = replace(operator, nodes=nodes, inputs=tuple(n for n in operator.inputs if n not in tables))
     layout = node_by_node(asked.runtime, inside, tensors, asked.alignment)
     if max(layout.kernel_bytes) <= asked.kernels:
@@ -335,7 +347,9 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
     reads: Counter[int] = Counter()
     writes: Counter[int] = Counter()
     for node in sliced.before:
-        if node.op_type == FETCH_ROWS and node.domain:
+        if node.op_type == FETCH_ROWS and node.domain and not node.inputs:
+            reads[run_window(node, tensors).nbytes] += 1
+        elif node.op_type == FETCH_ROWS and node.domain:
             rows = tensors[node.inputs[0]].size
             reads[tensors[node.outputs[0]].nbytes // max(rows, 1)] += rows
     reads_of: dict[str, tuple[tuple[int, int], ...]] = {}

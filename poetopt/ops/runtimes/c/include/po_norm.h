@@ -368,4 +368,72 @@ PO_INLINE void po_labels_loss(float *loss, const float *x, const int64_t *labels
     loss[0] = -sum / (mean ? (float)count : 1.0f);
 }
 
+/* The sum of products of two rows, by eight sums side by side. */
+PO_INLINE float po_dot(const float *x, const float *y, int32_t size)
+{
+    float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, rest = 0.0f;
+    int32_t i, k;
+    for (i = 0; i + 8 <= size; i += 8) {
+        for (k = 0; k < 8; ++k) {
+            sums[k] += x[i + k] * y[i + k];
+        }
+    }
+    for (; i < size; ++i) {
+        rest += x[i] * y[i];
+    }
+    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7])) + rest;
+}
+
+/* Cross-entropy of x w' + b and its gradient by x, a class after another: classes begin to begin + count of w and b, and
+ * what is left behind the last one. Of each row, `state` keeps the largest score, the sum of exponentials, the label's
+ * score, and, where they are apart, the label's row of w. */
+PO_INLINE void po_linear_loss(float *loss, float *gradient, const float *x, const float *w, const float *b,
+                              const int64_t *labels, float *state, int32_t rows, int32_t size, int32_t begin,
+                              int32_t count, int32_t ends, int32_t ignores, int64_t ignored)
+{
+    float *own = state + 3 * rows, sum = 0.0f;
+    int32_t kept = 0, c, r, i;
+    for (c = 0; c < count; ++c) {
+        const float *v = w + c * size;
+        for (r = 0; r < rows; ++r) {
+            const float score = po_dot(x + r * size, v, size) + (b == NULL ? 0.0f : b[c]);
+            float *s = state + 3 * r, *g = gradient + r * size, power;
+            const int32_t first = begin + c == 0;
+            if (first || score > s[0]) {
+                const float shrunk = first ? 0.0f : po_exp(s[0] - score);
+                s[1] = first ? 0.0f : s[1] * shrunk;
+                for (i = 0; i < size; ++i) {
+                    g[i] = first ? 0.0f : g[i] * shrunk;
+                }
+                s[0] = score;
+            }
+            power = po_exp(score - s[0]);
+            s[1] += power;
+            for (i = 0; i < size; ++i) {
+                g[i] += power * v[i];
+            }
+            if ((ignores && labels[r] == ignored ? 0 : labels[r]) == begin + c) {
+                s[2] = score;
+                memcpy(own + r * size, v, (size_t)size * sizeof(float));
+            }
+        }
+    }
+    if (!ends) {
+        return;
+    }
+    for (r = 0; r < rows; ++r) {
+        kept += !(ignores && labels[r] == ignored);
+    }
+    for (r = 0; r < rows; ++r) {
+        const float *s = state + 3 * r;
+        const float share = (ignores && labels[r] == ignored ? 0.0f : 1.0f) / (float)kept;
+        float *g = gradient + r * size;
+        sum += (s[0] + po_log(s[1]) - s[2]) * share;
+        for (i = 0; i < size; ++i) {
+            g[i] = (g[i] / s[1] - own[r * size + i]) * share;
+        }
+    }
+    loss[0] = sum;
+}
+
 #endif

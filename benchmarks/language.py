@@ -1,0 +1,201 @@
+"""Language models that are adapted by LoRA, on a Raspberry Pi: the least memory of a step, and plans for some budgets.
+
+python -m benchmarks.language -o benchmarks/results/language.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import poetopt as po
+from benchmarks.output import put
+from poetopt.frontends.lora import lora
+from poetopt.frontends.quantizing import quantize
+from poetopt.util.errors import InfeasibleError
+
+TITLE = """# Language models adapted by LoRA
+
+`python -m benchmarks.language` (the integers need `poetopt[quantize]`). A network of SmolLM-135M's shape with random
+weights and a tied table, 128 tokens, LoRA of rank 8 on the queries and values, batch 1, AdamW on LoRA alone, on an a72
+(Raspberry Pi 4), weights on storage. Storage is all that is frozen. The least total is RAM in all that a schedule is
+known for, and its bound what any needs. Overhead is energy above one compute of each operator, found and bounded in a
+minute on a machine that others used; moved is what a step reads and writes; seconds are of the processor."""
+
+
+@dataclass(frozen=True)
+class Llama:
+    """The shape of a network of the Llama family, as its authors give it."""
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    inner: int
+    words: int
+    bias: bool = False
+
+
+SMOLLM = Llama(30, 576, 9, 3, 1536, 49152)
+
+
+class Written:
+    """An ONNX graph that is written node by node."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.nodes: list[Any] = []
+        self.weights: list[TensorProto] = []
+        self.random = np.random.default_rng(seed)
+
+    def op(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
+        name = name or f"{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
+        return name
+
+    def put(self, name: str, value: Any) -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(value), name))
+        return name
+
+    def ints(self, *values: int) -> str:
+        name = "ints_" + "_".join(map(str, values))
+        if all(one.name != name for one in self.weights):
+            self.put(name, np.array(values, np.int64))
+        return name
+
+    def normal(self, name: str, *shape: int) -> str:
+        scale = 1 / math.sqrt(shape[-1])
+        return self.put(name, self.random.standard_normal(shape, np.float32) * np.float32(scale))
+
+    def linear(self, x: str, name: str, inner: int, outer: int, *, bias: bool = False, rank: int = 0) -> str:
+        weight = self.op("Transpose", self.normal(f"{name}.weight", outer, inner), perm=[1, 0])
+        y = self.op("MatMul", x, weight, name=f"{name}.product")
+        if bias:
+            y = self.op("Add", y, self.normal(f"{name}.bias", outer))
+        if rank:
+            a = self.op("Transpose", self.normal(f"{name}.lora_A.weight", rank, inner), perm=[1, 0])
+            b = self.op(
+                "Transpose", self.put(f"{name}.lora_B.weight", np.zeros((outer, rank), np.float32)), perm=[1, 0]
+            )
+            y = self.op("Add", y, self.op("MatMul", self.op("MatMul", x, a), b))
+        return y
+
+
+def llama(shape: Llama, tokens: int, rank: int = 8) -> ModelProto:
+    """A network of random weights; with `rank`, LoRA of the queries and values."""
+    w, width, size = Written(), shape.width, shape.width // shape.heads
+    angles = np.outer(np.arange(tokens), 10000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)
+    angles = np.concatenate([angles, angles], -1)
+    cos, sin = w.put("cos", np.cos(angles)), w.put("sin", np.sin(angles))
+    mask = w.put("mask", np.triu(np.full((tokens, tokens), -1e9, np.float32), 1))
+    scale, epsilon = w.put("scale", np.float32(1 / math.sqrt(size))), w.put("epsilon", np.float32(1e-5))
+    two = w.put("two", np.float32(2))
+    table = w.normal("model.embed.weight", shape.words, width)
+    x = w.op("Gather", table, "input_ids", name="embedding")
+
+    def norm(x: str, name: str) -> str:
+        mean = w.op("ReduceMean", w.op("Pow", x, two), w.ints(-1), keepdims=1)
+        root = w.op("Sqrt", w.op("Add", mean, epsilon))
+        return w.op("Mul", w.op("Div", x, root), w.put(f"{name}.weight", np.ones(width, np.float32)))
+
+    def heads(y: str, count: int) -> str:
+        return w.op("Transpose", w.op("Reshape", y, w.ints(1, tokens, count, size)), perm=[0, 2, 1, 3])
+
+    def turned(y: str) -> str:
+        first = w.op("Slice", y, w.ints(0), w.ints(size // 2), w.ints(3))
+        last = w.op("Slice", y, w.ints(size // 2), w.ints(size), w.ints(3))
+        half = w.op("Concat", w.op("Neg", last), first, axis=3)
+        return w.op("Add", w.op("Mul", y, cos), w.op("Mul", half, sin))
+
+    def repeated(y: str) -> str:
+        times = shape.heads // shape.key_heads
+        one = w.op("Reshape", y, w.ints(1, shape.key_heads, 1, tokens, size))
+        one = w.op("Expand", one, w.ints(1, shape.key_heads, times, tokens, size))
+        return w.op("Reshape", one, w.ints(1, shape.heads, tokens, size))
+
+    for k in range(shape.layers):
+        at = f"model.layers.{k}"
+        h, part = norm(x, f"{at}.norm1"), size * shape.key_heads
+        q = w.linear(h, f"{at}.q_proj", width, width, bias=shape.bias, rank=rank)
+        key = w.linear(h, f"{at}.k_proj", width, part, bias=shape.bias)
+        value = w.linear(h, f"{at}.v_proj", width, part, bias=shape.bias, rank=rank)
+        q, key = turned(heads(q, shape.heads)), repeated(turned(heads(key, shape.key_heads)))
+        scores = w.op("MatMul", q, w.op("Transpose", key, perm=[0, 1, 3, 2]))
+        scores = w.op("Softmax", w.op("Add", w.op("Mul", scores, scale), mask), axis=-1)
+        mixed = w.op("MatMul", scores, repeated(heads(value, shape.key_heads)))
+        mixed = w.op("Reshape", w.op("Transpose", mixed, perm=[0, 2, 1, 3]), w.ints(1, tokens, width))
+        x = w.op("Add", x, w.linear(mixed, f"{at}.o_proj", width, width))
+        h = norm(x, f"{at}.norm2")
+        gate = w.linear(h, f"{at}.gate_proj", width, shape.inner)
+        gate = w.op("Mul", gate, w.op("Sigmoid", gate))
+        up = w.linear(h, f"{at}.up_proj", width, shape.inner)
+        x = w.op("Add", x, w.linear(w.op("Mul", gate, up), f"{at}.down_proj", shape.inner, width))
+    x = norm(x, "model.norm")
+    w.op("MatMul", x, w.op("Transpose", table, perm=[1, 0]), name="logits")
+    given = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [1, tokens])
+    made = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, tokens, shape.words])
+    graph = helper.make_graph(w.nodes, "llama", [given], [made], w.weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+TOKENS = 128
+BUDGETS = ("16MB", "64MB", "128MB")
+KINDS = ("float32", "int8", "int4")
+SECONDS = 60
+COLUMNS = (
+    "weights", "storage, MB", "of float32", "least total, MB", "bound, MB", "budget", "overhead, J",
+    "bound, J", "moved, MB", "s",
+)  # fmt: skip
+HEADING = f"| {' | '.join(COLUMNS)} |"
+
+
+def rows(kind: str) -> list[str]:
+    """Rows of the table: the least memory with what is stored, then a plan for each budget."""
+    model = llama(SMOLLM, TOKENS, rank=0)
+    floats = sum(len(one.raw_data) for one in model.graph.initializer)
+    model = lora(model if kind == "float32" else quantize(model, kind))
+    begun = time.process_time()
+    loaded = po.load(model)
+    assert isinstance(loaded, po.Model)
+    step = loaded.differentiate(loss="cross-entropy", optimizer="adamw")
+    del model
+    graph = step.graph
+    frozen = graph.values.keys() - {*graph.trained, *graph.optimizer_states}
+    stored = sum(graph.tensors[one].nbytes for one in frozen)
+    problem = step.cost(po.device("a72"), parameters="paged")
+    found: dict[str, Any] = {}
+    try:
+        po.solve(problem, total_ram="1MB")
+    except InfeasibleError as error:
+        found = error.report or {}
+    least, bound = (found[key] + found["resident_bytes"] for key in ("least_ram_bytes", "ram_bound_bytes"))
+    first = f"| {kind} | {stored / 1e6:.1f} | {stored / floats:.3f} | {least / 1e6:.2f} | {bound / 1e6:.2f} |"
+    made = [f"{first} | | | | {time.process_time() - begun:.0f} |"]
+    for budget in BUDGETS:
+        begun = time.process_time()
+        told: dict[str, Any] = po.solve(problem, total_ram=budget, time_limit=SECONDS).to_dict()
+        moved = told["bytes_paged"] + told["bytes_streamed"]
+        figures = f"{told['overhead_j']:.1f} | {told['overhead_bound_j']:.1f} | {moved / 1e6:.0f}"
+        made.append(f"| {kind} | | | | | {budget} | {figures} | {time.process_time() - begun:.0f} |")
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path)
+    asked = parser.parse_args()
+    lines = [TITLE, "", HEADING, "|---" * (HEADING.count("|") - 1) + "|"]
+    for kind in KINDS:
+        lines += rows(kind)
+        print(*lines[-1 - len(BUDGETS) :], sep="\n", flush=True)
+        put(lines, asked.output)
+
+
+if __name__ == "__main__":
+    main()
