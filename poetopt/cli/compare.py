@@ -39,6 +39,7 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.units import parse_fraction
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
@@ -233,26 +234,41 @@ def fit(
     batches: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Batches; default: powers of two, as far as they fit.")
     ] = None,
+    overhead: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Look for the largest batch with at most this much more energy."),
+    ] = None,
+    out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
     """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
     from poetopt.api.fitting import what_fits
     from poetopt.report.comparison import fits_lines
-    from poetopt.report.goals import advice
+    from poetopt.report.goals import CHEAP, advice
 
-    check_outputs([model], {"--json": json})
+    check_outputs([model], {"-o": out, "--json": json})
+    most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
     sizes = [size for text in memory or () for size in text.split(",")]
     try:
         asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
     except ValueError:
         raise OptionError(f"--batches {batches}: give whole numbers, as in 1,2,4") from None
     with _told() as told:
-        rows = what_fits(model, memory=sizes, batches=asked, told=told, **options)
+        rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
+    title = f"{model} on {options['device']}"
+    if out is not None:
+        from poetopt.report.plots import save_fits
+
+        save_fits(title, rows, out)
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     memories = dict.fromkeys(row.memory_bytes for row in rows)
-    advices = [advice([row for row in rows if row.memory_bytes == size]) for size in memories]
-    say("\n".join(fits_lines(f"{model} on {options['device']}", rows, advices)), unless=[json])
+    advices = [advice([row for row in rows if row.memory_bytes == size], most) for size in memories]
+    say("\n".join(fits_lines(title, rows, advices)), unless=[json])
     return 0
 
 
