@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -110,7 +111,10 @@ def train(
     ] = None,
     log: Annotated[
         str | None,
-        typer.Option(metavar="FILE.csv", help="Rate, loss and seconds of each step, and validations, as they come."),
+        typer.Option(
+            metavar="FILE.csv|FOLDER",
+            help="Rate and loss of each step, and validations, as they come; a folder: for TensorBoard.",
+        ),
     ] = None,
     workdir: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where to page and unpack to; default: a temporary folder.")
@@ -152,8 +156,12 @@ def train(
     metrics, augment = options.pop("metrics") or (), options.pop("augment")
     where = {"model": model, **options}
     from poetopt.report.execution import document, epoch_text, trained_text
+    from poetopt.training.course_log import check_log, in_events
 
-    check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": log})
+    events = log is not None and log != "-" and in_events(Path(log))
+    check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": None if events else log})
+    if log is not None and events:
+        check_log(Path(log))
     if on is not None:
         others = {
             "--checkpoint": checkpoint is not None,
