@@ -241,8 +241,8 @@ class Trainer(Closing):
             arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
             What is random is of seed, epoch and batch alone.
         meter
-            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`, a
-            table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
+            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`,
+            `pmic`, a table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted
