@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import typer
 
 from poetopt.cli import completion
 from poetopt.cli.completion import choices
-from poetopt.cli.console import check_outputs, say, write_json, write_text
+from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
     BATCH,
@@ -39,6 +38,7 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.progress import silent
 from poetopt.util.units import parse_fraction
 
 if TYPE_CHECKING:
@@ -285,11 +285,6 @@ def _save_plans(found: Comparison, folder: str) -> None:
 @contextmanager
 def _told(first: str = "reading the model") -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is being worked on, where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _text: None
-        return
-    from rich.console import Console
-
     begin = time.monotonic()
-    with Console(stderr=True).status(first, spinner="dots") as status:
-        yield lambda text: status.update(f"{time.monotonic() - begin:.0f} s  {text}")
+    with live_line(first) as tell:
+        yield silent if tell is None else lambda text: tell(f"{time.monotonic() - begin:.0f} s  {text}")

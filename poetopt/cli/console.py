@@ -32,6 +32,8 @@ ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
 _UNTOLD: list[OSError] = []
 """Errors of writing that were met meanwhile."""
+SPINNER = 3
+"""Columns that a spinner takes of a live line."""
 LAYOUT = "\n\t"
 """Characters that text for people is laid out with."""
 
@@ -124,17 +126,25 @@ def check_outputs(
 
 
 @contextmanager
-def live_progress() -> Iterator[Listener | None]:
-    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
+def live_line(first: str = "reading the model") -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that says what is being worked on, cut to the terminal's width; None where there is none."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
 
+    console = Console(stderr=True)
+    with console.status(first, spinner="dots") as status:
+        yield lambda text: status.update(text[: console.width - SPINNER])
+
+
+@contextmanager
+def live_progress() -> Iterator[Listener | None]:
+    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
     from poetopt.report.layout import progress_line
 
-    with Console(stderr=True).status("reading the model", spinner="dots") as status:
-        yield lambda progress: status.update(progress_line(progress))
+    with live_line() as tell:
+        yield None if tell is None else lambda progress: tell(progress_line(progress))
 
 
 @contextmanager
