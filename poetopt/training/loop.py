@@ -482,6 +482,7 @@ class Fit:
                 self.learner.hyperparameters["lr"], position.step, epoch, self.asked.epochs * (self.source.batches or 0)
             )
             loss = self.learner.take(batch, rate)
+            batch.clear()  # before the next one is read
             if not math.isfinite(loss):
                 raise DivergedError(self._diverged(loss, rate))
             position.first = loss if position.first is None and not position.step else position.first

@@ -21,6 +21,7 @@ import pytest
 
 import poetopt as po
 from tests.cli.support import Runner
+from tests.cli.test_commands import PROGRAM
 from tests.cli.test_interrupt import signal_at
 from tests.training.support import small
 
@@ -299,3 +300,30 @@ def test_a_training_ends_though_nobody_reads_what_it_says(plan: Path, tmp_path: 
         trainer.load(folder)
         trainer.export(tmp_path / "same.onnx")
     assert out.read_bytes() == (tmp_path / "same.onnx").read_bytes()
+
+
+def test_the_program_trains_without_its_parser(plan: Path, tmp_path: Path) -> None:
+    """It goes on in an interpreter of its own: files, messages and codes are as before, and a signal is met."""
+    given, out = data(tmp_path / "train.npz", 40), tmp_path / "out.onnx"
+    asked = (*PROGRAM, "train", str(plan), "--data", str(given), "-o", str(out))
+
+    def ended(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*asked, *options], capture_output=True, text=True)
+
+    whole = ended("--epochs", "2", "--json", str(tmp_path / "said.json"))
+    assert (whole.returncode, whole.stderr, whole.stdout.count("epoch ")) == (0, "", 2), whole.stderr
+    assert json.loads((tmp_path / "said.json").read_text())["steps"] == 20
+    onnx.checker.check_model(onnx.load(out))
+    refused = ended("--lr", "-1")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("poetopt: ")) == (2, "", 1)
+    code = "import sys, poetopt.cli.training, poetopt.training.loop, poetopt.api.trainer, poetopt.api.apart\n"
+    code += "print({'typer', 'pydantic', 'onnx', 'pyomo'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    command = [*asked, "--epochs", "100000", "--checkpoint", str(tmp_path / "kept")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("epoch 1 of ")
+        process.terminate()
+        _, told = process.communicate()
+    assert process.returncode == 143
+    assert re.fullmatch(r"poetopt: terminated; step \d+ is in .*; go on with --resume\n", told)
