@@ -211,7 +211,8 @@ def _transfers(document: Document) -> Iterator[str]:
     written, holds = document.get("bytes_written") or 0, document.get("storage_bytes")
     text = show_bytes(paged + streamed)
     if written:
-        worn = f", {show_share(written / holds)} of the storage" if holds else ""
+        share = written / (holds or written)
+        worn = f", {show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage" if holds else ""
         text += f" ({show_bytes(written)} written{worn})"
     if streamed:
         text += (
@@ -315,5 +316,7 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("proof", _proof),
 )
 """Label, and the texts that a document gives for it."""
+LEAST_SHARE = 1e-5
+"""Of the storage: nobody asks how much less."""
 FACTS = ("RAM", "memory", "energy", "time", "schedule", "transfers")
 """Those that a page shows as figures."""

@@ -64,7 +64,7 @@ def test_labels_of_minus_100_are_left_out_as_torch_does() -> None:
         descent.zero_grad()
         nn.functional.cross_entropy(module(tokens).transpose(1, 2), labels).backward()
         descent.step()
-    asked = {"device": "rpi4", "optimizer": "sgd", "lr": 0.5, "batch": 8, "epochs": 3, "progress": False}
+    asked: Any = {"device": "rpi4", "optimizer": "sgd", "lr": 0.5, "batch": 8, "epochs": 3, "progress": False}
     po.fit(ours, (tokens, labels), **asked)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-6)

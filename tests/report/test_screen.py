@@ -41,6 +41,7 @@ def test_transfers_are_all_that_moves_and_what_is_written(report: po.Report) -> 
         "transfers"
     ]
     assert text == "1.00 MB (320 kB written) in 500 ms, while the CPU waits"
+    assert "written, under 0.001 % of" in lines({**moved, "storage_bytes": 10**15})["transfers"]
     assert "transfers" not in lines({**document, "bytes_paged": 0, "bytes_streamed": 0})
 
 
