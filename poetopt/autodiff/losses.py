@@ -54,7 +54,11 @@ RULED = "RuledCrossEntropy"
 
 @dataclass(frozen=True)
 class Attached:
-    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares."""
+    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares.
+
+    label_weight
+        See `TrainingGraph`.
+    """
 
     operators: tuple[Operator, ...]
     loss: Tensor
@@ -62,6 +66,7 @@ class Attached:
     inputs: tuple[str, ...]
     note: Note
     compared: tuple[str, ...] = ()
+    label_weight: str = ""
 
     @property
     def renamed(self) -> str:
@@ -133,11 +138,6 @@ def attach(
             "--with ignore-index, class-weights and label-smoothing are of the loss cross-entropy, and this is "
             f"{choice.kind}; leave them out, or say --loss cross-entropy"
         )
-    if graph.parts > 1 and not rule.plain:
-        raise OptionError(
-            f"--micro-batch {graph.parts}: with ignore-index or class-weights the mean of the parts isn't that of the "
-            "batch; leave --micro-batch out"
-        )
     if choice.kind == "none":
         return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
     if choice.kind == "mse":
@@ -147,7 +147,7 @@ def attach(
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
     along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
-    return _cross_entropy(y, tail, builder, f"loss: cross-entropy on {on}{along}); {how}")
+    return _cross_entropy(y, tail, builder, f"loss: cross-entropy on {on}{along}); {how}", graph.parts)
 
 
 def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
@@ -224,8 +224,11 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
     return Attached(tuple(operators), loss, "bce", (target.name,), Note(note, About.LOSS), compared)
 
 
-def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
-    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order."""
+def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str, parts: int) -> Attached:
+    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order.
+
+    A part of a batch divides by an input: a part's share of what all labels of the batch weigh.
+    """
     if not y.shape or tail.logits.shape[tail.axis] < 2:
         raise ModelError(
             f"cross-entropy needs at least two classes along axis {tail.axis if y.shape else 0} of output "
@@ -255,11 +258,14 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
+    total = None
+    if parts > 1 and not rule.plain:
+        total = builder.tensor(builder.unique("labels.weight"), (), scores.dtype, Role.INPUT)
     if len(scores.shape) == 2 or rule != LabelRule():
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
     if rule != LabelRule():
-        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights)], [loss])
+        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights, total)], [loss])
     elif len(scores.shape) == 2:
         draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
     else:
@@ -267,7 +273,8 @@ def _cross_entropy(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> A
     operators.append(_done(draft, loss, log_prob))
     note += "".join(_rule_words(rule)) + _read(tail)
     compared = (scores.name, classes.name)
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared)
+    weighed = "" if total is None else total.name
+    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared, weighed)
 
 
 def _rule_words(rule: LabelRule) -> Iterator[str]:
@@ -279,7 +286,9 @@ def _rule_words(rule: LabelRule) -> Iterator[str]:
         yield f"; labels are smoothed by {rule.smoothing:g}"
 
 
-def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+def _by_rule(
+    draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None, total: Tensor | None
+) -> Tensor:
     """The mean log-probability: NegativeLogLikelihoodLoss would take many times the labels for itself."""
     rule, rows = draft.graph.label_rule, range(len(labels.shape))
     kept = kept_labels(draft, labels, rule.ignore_index)
@@ -295,10 +304,10 @@ def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: 
         every = draft.reduce_sum(every, [1], keepdims=False)
         every = every if kept is None else draft.mul(every, draft.cast(kept, every.dtype))
         each = draft.add(draft.mul(each, 1.0 - rule.smoothing), draft.mul(every, rule.smoothing / log_prob.shape[1]))
-    total = draft.reduce_sum(each, rows, keepdims=False)
+    summed = draft.reduce_sum(each, rows, keepdims=False)
     if weight is None:
-        return draft.mul(total, 1.0 / labels.size)
-    return draft.div(total, draft.reduce_sum(weight, rows, keepdims=False))
+        return draft.mul(summed, 1.0 / labels.size)
+    return draft.div(summed, draft.reduce_sum(weight, rows, keepdims=False) if total is None else total)
 
 
 def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:

@@ -122,12 +122,13 @@ def _step(
     }
     operators = low_memory_order((*forward, *attached.operators, *backward), tensors)
     used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
+    weighed = (attached.label_weight,) if attached.label_weight else ()
     used.update(graph.tensors, attached.inputs)
     made = TrainingGraph(
         name=graph.name,
         tensors={name: tensor for name, tensor in tensors.items() if name in used},
         operators=operators,
-        inputs=(*graph.inputs, *attached.inputs),
+        inputs=(*graph.inputs, *attached.inputs, *weighed),
         outputs=graph.outputs,
         values={name: value for name, value in builder.values.items() if name in used},
         trained=tuple(gradients),
@@ -143,6 +144,7 @@ def _step(
         added_inputs=attached.inputs,
         compared=attached.compared,
         label_rule=label_rule,
+        label_weight=attached.label_weight,
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )

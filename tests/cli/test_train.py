@@ -135,8 +135,15 @@ def test_rows_without_a_label_are_left_out_where_the_plan_says_so(run: Runner, p
     ended = run("train", tmp_path / "left.json", *asked)
     assert (ended.code, ended.err) == (0, "")
     assert json.loads((tmp_path / "said.json").read_text())["checked_rows"] == 20
-    run("solve", net, "--device", "a72", "--micro-batch", "2", "--with", "ignore-index=-100").assert_one_message(
-        "with ignore-index or class-weights the mean of the parts isn't that of the batch", code=2
+    ended = run(*solve, "--batch", "4", "--micro-batch", "2", "--optimizer", "adam")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("train", tmp_path / "left.json", *asked, "--check")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("run", tmp_path / "left.json", "--steps", "3", "--lr", "0.1", "--data", given, "--check", "1")
+    assert (ended.code, ended.err) == (0, "")
+    assert "bit for bit those of training without the schedule" in re.sub(r"\s+", " ", ended.out)
+    run(*solve, "--batch", "4", "--micro-batch", "2", "--runtime", "c").assert_one_message(
+        "on the runtime c a batch comes part by part; leave --micro-batch out", code=2
     )
 
 
