@@ -381,3 +381,31 @@ def test_auto_takes_the_number_of_parts_of_least_energy() -> None:
 def test_auto_says_where_no_number_of_parts_fits() -> None:
     with pytest.raises(InfeasibleError, match="--micro-batch auto: in none of 1 parts does the batch have a schedule"):
         po.solve(network(0), device="m4", batch=1, micro_batch="auto", ram=1000, threads=1)
+
+
+RULES: list[dict[str, Any]] = [
+    {"ignore_index": -100}, {"class_weights": [1.0, 3.0, 0.5]},
+    {"ignore_index": -100, "class_weights": [1.0, 0.0, 2.0], "label_smoothing": 0.2},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_mean_over_labels_that_count_is_that_of_the_whole_batch(rule: Mapping[str, Any]) -> None:
+    """One part has no label that counts, another has all of them; the parts are weighed by what they have."""
+    nodes = [helper.make_node("Gemm", ["x", "fc.weight"], ["a"]), helper.make_node("Tanh", ["a"], ["y"])]
+    model = model_of(nodes, {"x": ["batch", 6]}, ["y"], {"fc.weight": floats(6, 3)})
+    labels = np.array([0, 1, 2, 2, 1, 0, 0, 1])
+    labels[:3] = -100 if "ignore_index" in rule else 0
+    batch = {"x": floats(8, 6), "labels": labels}
+
+    def made(parts: int, runtime: str = "onnxruntime") -> po.Problem:
+        loaded = po.load(model, batch=8, micro_batch=parts)
+        return loaded.differentiate(loss="cross-entropy", **rule).cost("a72", runtime=runtime)
+
+    wanted, _ = executed(made(1), batch)
+    for parts in (2, 4, 8):
+        found, _ = executed(made(parts), batch)
+        close(found, wanted)
+    assert made(2).graph.whole.inputs == ("x", "labels")  # type: ignore[union-attr]
+    with pytest.raises(OptionError, match="on the runtime c a batch comes part by part; leave --micro-batch out"):
+        made(2, "c")

@@ -119,7 +119,7 @@ def _evaluate(path: Path, folder: Path, data: Place, *, told: Told) -> Evaluatio
     from poetopt.training.data import open_data
     from poetopt.training.evaluate import evaluate_file
 
-    graph = Prepared.load(folder).graph
+    graph = Prepared.load(folder).graph.of_data
     return evaluate_file(path, graph, open_data(data, graph))
 
 

@@ -234,14 +234,15 @@ class Trainer(Closing):
             Of validation, as `evaluate` takes them; each epoch's are in `validations`.
         log
             A CSV file that gets a row for each step as it ends: `epoch`, `step`, `lr`, `loss`, `seconds`, and in the
-            last of an epoch what validation says. A resumed training goes on in it; another one begins it anew.
+            last of an epoch what validation says. A resumed training goes on in it; another one begins it anew. Or a
+            folder (a name without an ending), which gets TensorBoard's event files.
         augment
             How batches are changed before each step: `"flip,crop"` for images, or a function (or several) of a batch,
             arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
             What is random is of seed, epoch and batch alone.
         meter
-            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`, a
-            table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
+            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`,
+            `pmic`, a table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
         after_epoch
             Called after each epoch with where training stands, and `epochs`.
         noted

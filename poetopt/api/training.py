@@ -130,12 +130,18 @@ class Training:
         from poetopt.devices import device as device_of
         from poetopt.devices.cost import cost
         from poetopt.devices.sanity import check_usable
+        from poetopt.ops.runtimes import runtime as runtime_of
 
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         if not isinstance(found, Device):
             raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
         check_usable(found)
         found = running(found, runtime)
+        if self.graph.label_weight and not getattr(runtime_of(found.runtime), "rows_of_parts", True):
+            raise OptionError(
+                f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
+                f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
+            )
         if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
             paged = self._to_page(found.runtime)
             return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)

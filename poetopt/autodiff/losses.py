@@ -60,6 +60,8 @@ class Attached:
 
     aside, gone
         Where it reads a layer itself: the operators that predictions alone need, and constants that it stands for.
+    label_weight
+        See `TrainingGraph`.
     """
 
     operators: tuple[Operator, ...]
@@ -70,6 +72,7 @@ class Attached:
     compared: tuple[str, ...] = ()
     aside: tuple[Operator, ...] = ()
     gone: tuple[str, ...] = ()
+    label_weight: str = ""
 
     @property
     def renamed(self) -> str:
@@ -141,11 +144,6 @@ def attach(
             "--with ignore-index, class-weights and label-smoothing are of the loss cross-entropy, and this is "
             f"{choice.kind}; leave them out, or say --loss cross-entropy"
         )
-    if graph.parts > 1 and not rule.plain:
-        raise OptionError(
-            f"--micro-batch {graph.parts}: with ignore-index or class-weights the mean of the parts isn't that of the "
-            "batch; leave --micro-batch out"
-        )
     if choice.kind == "none":
         return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
     if choice.kind == "mse":
@@ -155,11 +153,10 @@ def attach(
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
     along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
-    layer = (
-        frozen_layer(tail.logits, tail.axis, builder, behind) if not (rule.class_weights or rule.smoothing) else None
-    )
+    plainly = not (rule.class_weights or rule.smoothing or (graph.parts > 1 and not rule.plain))
+    layer = frozen_layer(tail.logits, tail.axis, builder, behind) if plainly else None
     note = f"loss: cross-entropy on {on}{along}); {how}"
-    return _cross_entropy(y, tail, builder, note, layer, forward)
+    return _cross_entropy(y, tail, builder, note, layer, forward, graph.parts)
 
 
 def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
@@ -237,9 +234,18 @@ def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached
 
 
 def _cross_entropy(
-    y: Tensor, tail: Tail, builder: GraphBuilder, note: str, layer: FrozenLayer | None, forward: Sequence[Operator]
+    y: Tensor,
+    tail: Tail,
+    builder: GraphBuilder,
+    note: str,
+    layer: FrozenLayer | None,
+    forward: Sequence[Operator],
+    parts: int,
 ) -> Attached:
-    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order."""
+    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order.
+
+    A part of a batch divides by an input: a part's share of what all labels of the batch weigh.
+    """
     if not y.shape or tail.logits.shape[tail.axis] < 2:
         raise ModelError(
             f"cross-entropy needs at least two classes along axis {tail.axis if y.shape else 0} of output "
@@ -293,17 +299,22 @@ def _cross_entropy(
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
+    total = None
+    if parts > 1 and not rule.plain:
+        total = builder.tensor(builder.unique("labels.weight"), (), scores.dtype, Role.INPUT)
     if len(scores.shape) == 2 or rule != LabelRule():
         # the op of that name in two parts, because its kernel takes twice the scores for itself
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
     if rule != LabelRule():
-        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights)], [loss])
+        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights, total)], [loss])
     elif len(scores.shape) == 2:
         draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
     else:
         draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
     operators.append(_done(draft, loss, log_prob))
-    return Attached(tuple(operators), loss, "cross-entropy", (labels.name,), Note(note, About.LOSS), compared)
+    added, known = (labels.name,), Note(note, About.LOSS)
+    weighed = "" if total is None else total.name
+    return Attached(tuple(operators), loss, "cross-entropy", added, known, compared, label_weight=weighed)
 
 
 def _rule_words(rule: LabelRule) -> Iterator[str]:
@@ -315,7 +326,9 @@ def _rule_words(rule: LabelRule) -> Iterator[str]:
         yield f"; labels are smoothed by {rule.smoothing:g}"
 
 
-def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+def _by_rule(
+    draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None, total: Tensor | None
+) -> Tensor:
     """The mean log-probability: NegativeLogLikelihoodLoss would take many times the labels for itself."""
     rule, rows = draft.graph.label_rule, range(len(labels.shape))
     kept = kept_labels(draft, labels, rule.ignore_index)
@@ -331,10 +344,10 @@ def _by_rule(draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: 
         every = draft.reduce_sum(every, [1], keepdims=False)
         every = every if kept is None else draft.mul(every, draft.cast(kept, every.dtype))
         each = draft.add(draft.mul(each, 1.0 - rule.smoothing), draft.mul(every, rule.smoothing / log_prob.shape[1]))
-    total = draft.reduce_sum(each, rows, keepdims=False)
+    summed = draft.reduce_sum(each, rows, keepdims=False)
     if weight is None:
-        return draft.mul(total, 1.0 / labels.size)
-    return draft.div(total, draft.reduce_sum(weight, rows, keepdims=False))
+        return draft.mul(summed, 1.0 / labels.size)
+    return draft.div(summed, draft.reduce_sum(weight, rows, keepdims=False) if total is None else total)
 
 
 def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:

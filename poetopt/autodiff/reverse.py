@@ -124,12 +124,13 @@ def _step(
     run, aside = apart(forward, attached.operators, attached.aside)
     operators = low_memory_order((*run, *attached.operators, *backward), tensors)
     used = {name for o in (*operators, *aside) for node in o.nodes for name in (*node.inputs, *node.outputs)}
+    weighed = (attached.label_weight,) if attached.label_weight else ()
     used.update(graph.tensors.keys() - {*attached.gone}, attached.inputs)
     made = TrainingGraph(
         name=graph.name,
         tensors={name: tensor for name, tensor in tensors.items() if name in used},
         operators=operators,
-        inputs=(*graph.inputs, *attached.inputs),
+        inputs=(*graph.inputs, *attached.inputs, *weighed),
         outputs=graph.outputs,
         values={name: value for name, value in builder.values.items() if name in used},
         trained=tuple(gradients),
@@ -146,6 +147,7 @@ def _step(
         compared=attached.compared,
         aside=aside,
         label_rule=label_rule,
+        label_weight=attached.label_weight,
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )

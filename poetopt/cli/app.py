@@ -5,21 +5,18 @@ Commands import what they need when they run, so that `--help` is instant.
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
 from poetopt.cli.compare import compare, fit, pareto, sweep
-from poetopt.cli.console import complain, guarded, own_the_process, say
+from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
 from poetopt.cli.plans import emit, restore, run, schedule, show, verify
@@ -233,21 +230,6 @@ def main() -> None:
     own_the_process()
     if sys.flags.optimize > 1:  # Pyomo makes its own docstrings of those that Python has left out then
         complain("this Python runs without docstrings, which Pyomo needs; leave out PYTHONOPTIMIZE=2 or -OO")
-        _leave(OptionError.exit_code)
+        leave(OptionError.exit_code)
     code = invoke(sys.argv[1:])
-    interrupts.deafen()  # all is done and told: ending takes a moment, in which a signal would change the code
-    if interrupts.came() is None:
-        atexit._run_exitfuncs()
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """End the process at once. Python would take a model of a million rows apart first, which takes it seconds.
-
-    It would wait for the thread of a solver that was told to stop, too, and tell of any Ctrl-C that it saw inside of
-    `exec`, though it was handled long ago.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
+    end(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import typer
 
 from poetopt.cli import completion
 from poetopt.cli.completion import choices
-from poetopt.cli.console import check_outputs, say, write_json, write_text
+from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
     BATCH,
@@ -39,6 +38,8 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.progress import silent
+from poetopt.util.units import parse_fraction
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
@@ -233,26 +234,41 @@ def fit(
     batches: Annotated[
         str | None, typer.Option(metavar="1,2,4", help="Batches; default: powers of two, as far as they fit.")
     ] = None,
+    overhead: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Look for the largest batch with at most this much more energy."),
+    ] = None,
+    out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
     """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
     from poetopt.api.fitting import what_fits
     from poetopt.report.comparison import fits_lines
-    from poetopt.report.goals import advice
+    from poetopt.report.goals import CHEAP, advice
 
-    check_outputs([model], {"--json": json})
+    check_outputs([model], {"-o": out, "--json": json})
+    most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
     sizes = [size for text in memory or () for size in text.split(",")]
     try:
         asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
     except ValueError:
         raise OptionError(f"--batches {batches}: give whole numbers, as in 1,2,4") from None
     with _told() as told:
-        rows = what_fits(model, memory=sizes, batches=asked, told=told, **options)
+        rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
+    title = f"{model} on {options['device']}"
+    if out is not None:
+        from poetopt.report.plots import save_fits
+
+        save_fits(title, rows, out)
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     memories = dict.fromkeys(row.memory_bytes for row in rows)
-    advices = [advice([row for row in rows if row.memory_bytes == size]) for size in memories]
-    say("\n".join(fits_lines(f"{model} on {options['device']}", rows, advices)), unless=[json])
+    advices = [advice([row for row in rows if row.memory_bytes == size], most) for size in memories]
+    say("\n".join(fits_lines(title, rows, advices)), unless=[json])
     return 0
 
 
@@ -269,11 +285,6 @@ def _save_plans(found: Comparison, folder: str) -> None:
 @contextmanager
 def _told(first: str = "reading the model") -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is being worked on, where stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _text: None
-        return
-    from rich.console import Console
-
     begin = time.monotonic()
-    with Console(stderr=True).status(first, spinner="dots") as status:
-        yield lambda text: status.update(f"{time.monotonic() - begin:.0f} s  {text}")
+    with live_line(first) as tell:
+        yield silent if tell is None else lambda text: tell(f"{time.monotonic() - begin:.0f} s  {text}")

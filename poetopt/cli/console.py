@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
+import importlib
 import io
 import json
 import logging
@@ -13,13 +15,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from poetopt.util import imports, interrupts
+from poetopt.util import imports, interrupts, notes
 from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.imports import culprit, failure, origin
+from poetopt.util.process import PATHS
 from poetopt.util.progress import Told, silent
 from poetopt.util.text import escaped, shortened, shown
 
@@ -32,6 +35,10 @@ ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
 _UNTOLD: list[OSError] = []
 """Errors of writing that were met meanwhile."""
+_OWN: list[bool] = []
+"""Whether this process is a command line's alone."""
+SPINNER = 3
+"""Columns that a spinner takes of a live line."""
 LAYOUT = "\n\t"
 """Characters that text for people is laid out with."""
 
@@ -124,17 +131,25 @@ def check_outputs(
 
 
 @contextmanager
-def live_progress() -> Iterator[Listener | None]:
-    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
+def live_line(first: str = "reading the model") -> Iterator[Callable[[str], None] | None]:
+    """A line on stderr that says what is being worked on, cut to the terminal's width; None where there is none."""
     if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
 
+    console = Console(stderr=True)
+    with console.status(first, spinner="dots") as status:
+        yield lambda text: status.update(text[: console.width - SPINNER])
+
+
+@contextmanager
+def live_progress() -> Iterator[Listener | None]:
+    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
     from poetopt.report.layout import progress_line
 
-    with Console(stderr=True).status("reading the model", spinner="dots") as status:
-        yield lambda progress: status.update(progress_line(progress))
+    with live_line() as tell:
+        yield None if tell is None else lambda progress: tell(progress_line(progress))
 
 
 @contextmanager
@@ -165,6 +180,7 @@ def own_the_process() -> None:
 
     SIGTERM becomes what Ctrl-C is: commands clean up after themselves, and a solve ends with the best so far.
     """
+    _OWN.append(True)
     interrupts.install()
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
@@ -192,10 +208,50 @@ def _fill_streams() -> None:
             stream.reconfigure(errors="poetopt")
 
 
+def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
+    """The exit code of `module.work(**arguments)`; a program of ours goes on in a fresh interpreter, if it can."""
+    if not _OWN or os.name != "posix" or not sys.executable:
+        return module.work(**arguments)  # type: ignore[no-any-return]
+    asked = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    interrupts.check()
+    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.CODES)  # until the other one's handlers are there
+    os.execv(sys.executable, [sys.executable, "-c", f"{PATHS}; from poetopt.cli.console import go_on; go_on()", asked])
+
+
+def go_on() -> NoReturn:
+    """The program that takes the place of the one that has parsed its arguments."""
+    sys.path[:], name, wanted, arguments = json.loads(sys.argv[1])
+    own_the_process()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.CODES)
+    notes.show_all(wanted=wanted)
+    end(guarded(lambda: importlib.import_module(name).work(**arguments)))
+
+
+def end(code: int) -> NoReturn:
+    """End the process, all being done and told: ending takes a moment, in which a signal would change the code."""
+    interrupts.deafen()
+    if interrupts.came() is None:
+        atexit._run_exitfuncs()
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once. Python would take a model of a million rows apart first, which takes it seconds.
+
+    It would wait for the thread of a solver that was told to stop, too, and tell of any Ctrl-C that it saw inside of
+    `exec`, though it was handled long ago.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def guarded(command: Callable[[], int]) -> int:
     """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
-    from typer import Abort
-
+    aborts = (sys.modules["typer"].Abort,) if "typer" in sys.modules else ()
     try:
         code = command()
         sys.stdout.flush()
@@ -208,7 +264,7 @@ def guarded(command: Callable[[], int]) -> int:
             raise
         complain(str(error))
         return error.exit_code
-    except (KeyboardInterrupt, Abort):
+    except (KeyboardInterrupt, *aborts):
         return _stopped()
     except BrokenPipeError:
         _silence_stdout()

@@ -219,7 +219,9 @@ PlanOutOption = Annotated[
 MeterOption = Annotated[
     str | None,
     typer.Option(
-        "--meter", metavar="rapl|hwmon[:LABEL]|FILE.csv", help="Measure the steps' joules, beside the planned ones."
+        "--meter",
+        metavar="rapl|hwmon[:LABEL]|pmic|FILE.csv",
+        help="Measure the steps' joules, beside the planned ones.",
     ),
 ]
 PictureOption = Annotated[

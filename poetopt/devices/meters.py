@@ -4,6 +4,7 @@
 |---|---|
 | rapl | the processor packages' counters in /sys/class/powercap |
 | hwmon, hwmon:LABEL | an INA2xx or INA3221 in /sys/class/hwmon, a channel of it |
+| pmic | what a Raspberry Pi 5's power controller measures (`vcgencmd pmic_read_adc`), the sum of its rails |
 | FILE.csv | columns `time` (seconds since 1970, or ISO 8601) and `power` in W, or `voltage` and `current` in V and A |
 
 A sensor and a table are integrated by trapezoids; all that the board draws while it waits counts too.
@@ -12,6 +13,8 @@ A sensor and a table are integrated by trapezoids; all that the board draws whil
 from __future__ import annotations
 
 import csv
+import re
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +28,17 @@ import numpy as np
 
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.figures import Figures
+from poetopt.util.text import shortened
 from poetopt.util.units import show_joules
 
 POWERCAP, HWMON = Path("/sys/class/powercap"), Path("/sys/class/hwmon")
 IDLE_S = 0.5
 EVERY_S = 0.02
 """Between two readings of a sensor."""
+PMIC = ("vcgencmd", "pmic_read_adc")
+PMIC_EVERY_S = 0.25
+"""The same of the power controller: each is a process of its own."""
+RAIL = re.compile(r"^\s*(\w+)_[AV]\s+(current|volt)\(\d+\)=([\d.]+)[AV]\s*$", re.M)
 SENSORS = ("ina209", "ina219", "ina220", "ina226", "ina228", "ina230", "ina231", "ina238", "ina260", "ina3221")
 CHANNELS = (1, 2, 3)
 
@@ -140,11 +148,13 @@ class Sensor:
     name
         Its chip and channel.
     watts
-        Reads it.
+        Reads it. Raises OSError or ValueError where it can't.
+    every_s
+        Between two readings.
     """
 
-    def __init__(self, name: str, watts: Callable[[], float]) -> None:
-        self.name, self._watts = name, watts
+    def __init__(self, name: str, watts: Callable[[], float], every_s: float = EVERY_S) -> None:
+        self.name, self._watts, self._every_s = name, watts, every_s
         self._sum = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -168,7 +178,7 @@ class Sensor:
     def _read(self) -> None:
         at, power, more = time.perf_counter(), self._watts(), True
         while more:
-            more = not self._ended.wait(EVERY_S)
+            more = not self._ended.wait(self._every_s)
             with suppress(OSError, ValueError):  # a bus that is busy
                 now, found = time.perf_counter(), self._watts()
                 self._sum += (now - at) * (power + found) / 2
@@ -261,9 +271,29 @@ def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = H
         return found
     if kind == "hwmon":
         return _sensor(asked, label, _channels(hwmon), hwmon)
+    if asked == "pmic":
+        try:
+            _rails()
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"--meter pmic: `{' '.join(PMIC)}` of a Raspberry Pi 5 doesn't answer ({error})"
+            ) from error
+        return Sensor(asked, _rails, PMIC_EVERY_S)
     if asked.endswith(".csv"):
         return Table(Path(asked))
-    raise OptionError(f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, or a table of readings, FILE.csv")
+    raise OptionError(f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or a table of readings, FILE.csv")
+
+
+def _rails() -> float:
+    """Watts of all rails of which the power controller tells both current and voltage."""
+    told = subprocess.run(PMIC, capture_output=True, text=True, check=False).stdout
+    found: dict[str, dict[str, float]] = {}
+    for rail, what, value in RAIL.findall(told):
+        found.setdefault(rail, {})[what] = float(value)
+    both = [rail["current"] * rail["volt"] for rail in found.values() if len(rail) == 2]
+    if not both:
+        raise ValueError(f"it says {shortened(' '.join(told.split())) or 'nothing'}")
+    return sum(both)
 
 
 def _sensor(asked: str, label: str, channels: Mapping[str, Callable[[], float]], root: Path) -> Meter:

@@ -15,6 +15,8 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from poetopt.graph.problem.tensors import Home
 from poetopt.util.text import shown
 
@@ -356,6 +358,14 @@ class LabelRule:
         """Says whether each row counts alike."""
         return self.ignore_index is None and not self.class_weights
 
+    def weights_of(self, labels: Array) -> Array:
+        """The weight of each label in the mean, in their shape: its class's, or 0 where it is left out."""
+        kept = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+        if not self.class_weights:
+            return kept.astype(np.float64)
+        found: Array = np.array(self.class_weights)[np.where(kept, labels, 0).astype(np.int64)] * kept
+        return found
+
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingGraph(Graph):
@@ -378,6 +388,9 @@ class TrainingGraph(Graph):
         Forward operators that no step runs: predictions alone need them, as their loss does without the scores.
     label_rule
         How the cross-entropy that was attached takes labels.
+    label_weight
+        The input by which a part of a batch divides its loss where labels don't all count alike: a part's share of what
+        those of the whole batch weigh. "" elsewhere; data don't have it.
     optimizer
         Whose update operators the step has (`poetopt.autodiff.optimizers`), or `none`.
     optimizer_states
@@ -402,6 +415,7 @@ class TrainingGraph(Graph):
     compared: tuple[str, ...] = ()
     aside: tuple[Operator, ...] = ()
     label_rule: LabelRule = LabelRule()
+    label_weight: str = ""
     optimizer: str = "none"
     optimizer_states: tuple[str, ...] = ()
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
@@ -416,7 +430,14 @@ class TrainingGraph(Graph):
             return self
         cut = {name: self.tensors[name] for name in self.split}
         whole = {n: replace(t, shape=(t.shape[0] * self.parts, *t.shape[1:])) for n, t in cut.items()}
-        return replace(self, tensors={**self.tensors, **whole})
+        return replace(self.of_data, tensors={**self.tensors, **whole})
+
+    @cached_property
+    def of_data(self) -> TrainingGraph:
+        """The graph with those inputs that data have: not what labels weigh."""
+        if not self.label_weight:
+            return self
+        return replace(self, inputs=tuple(name for name in self.inputs if name != self.label_weight))
 
     @cached_property
     def joint(self) -> TrainingGraph:

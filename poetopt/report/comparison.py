@@ -21,7 +21,7 @@ from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words, proven_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
-from poetopt.report.layout import WIDTH, aligned, wrapped
+from poetopt.report.layout import LEAST, aligned, terminal_width, wrapped
 from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
@@ -283,23 +283,42 @@ def share(part: float, whole: float) -> str:
     return show_share(part / whole) if whole else "-"
 
 
+EXPENDABLE = ("took", "of baseline", "recomputes", "of store-all", "of a pass")
+"""Columns that a terminal may be too narrow for, the first to go first; JSON has them."""
+
+
 def columns(table: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned names and proofs, right-aligned figures."""
+    """Left-aligned names and proofs, right-aligned figures; where the terminal is too narrow, not all columns.
+
+    The last column is text, which goes on under its own start.
+    """
+    left_out = []
+    while max(len(head) + min(len(text), LEAST // 2) for head, text in _heads(table)) > terminal_width():
+        name = next((name for name in EXPENDABLE if name in table[0]), None)
+        if name is None:
+            break
+        place = table[0].index(name)
+        table = [[*row[:place], *row[place + 1 :]] for row in table]
+        left_out.append(name)
+    lines: list[str] = []
+    for head, text in _heads(table):
+        lines += wrapped(text, terminal_width(), head, " " * len(head)) or [head.rstrip()]
+    return [*lines, f"  no room here, in --json: {', '.join(left_out)}"] if left_out else lines
+
+
+def _heads(table: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Each row without its last cell, and that."""
     widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
     words = {0} | {k for k, name in enumerate(table[0]) if name == "proof"}
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(width) if k in words else cell.rjust(width)
-            for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]
+    pads = [str.ljust if k in words else str.rjust for k in range(len(widths))]
+    cells = [[pad(cell, size) for cell, size, pad in zip(row, widths, pads, strict=True)] for row in table]
+    heads = (row[:-1] if any(map(str.strip, row[1:-1])) else row[:1] for row in cells)
+    return [(f"  {'  '.join(head)}  ", row[-1].rstrip()) for head, row in zip(heads, cells, strict=True)]
 
 
 def fits_lines(name: str, rows: Sequence[Fits], advices: Sequence[str]) -> list[str]:
     """The table of `poetopt fit`; `advices` has a sentence for each memory, in the order of the rows."""
-    head = ("memory", "batch", "a step takes", "ordinarily", "energy a sample", "over ordinary", "time a sample")
+    head = ("memory", "batch", "step takes", "ordinarily", "energy/sample", "overhead", "time/sample")
     table: list[tuple[str, ...]] = [head]
     for row in rows:
         known = row.energy_j is not None and row.time_s is not None and row.overhead is not None
@@ -314,4 +333,9 @@ def fits_lines(name: str, rows: Sequence[Fits], advices: Sequence[str]) -> list[
     memories = dict.fromkeys(row.memory_bytes for row in rows)
     said = (f"  {show_bytes(memory)}: {text}" for memory, text in zip(memories, advices, strict=True))
     reasons = [f"batch {row.batch} in {show_bytes(row.memory_bytes)}: {row.why}" for row in rows if row.why][:1]
-    return [name, *aligned(table), *said, *(line for why in reasons for line in wrapped(why, WIDTH, "  ", "  "))]
+    return [
+        name,
+        *aligned(table),
+        *said,
+        *(line for why in reasons for line in wrapped(why, terminal_width(), "  ", "  ")),
+    ]

@@ -250,11 +250,15 @@ class Fits(Figures):
     overhead: float | None = None
     why: str = ""
 
+    def cheap(self, most: float) -> bool:
+        """Tell whether it fits with at most this overhead."""
+        return self.overhead is not None and self.overhead <= most
 
-def advice(rows: Sequence[Fits]) -> str:
-    """Says in one sentence what is the most that is cheap, of one memory's rows."""
+
+def advice(rows: Sequence[Fits], most: float = CHEAP) -> str:
+    """Says in one sentence which is the largest batch with at most this overhead, of one memory's rows."""
     fitting = [row for row in rows if row.overhead is not None]
-    cheap = [row for row in fitting if (row.overhead or 0.0) <= CHEAP]
+    cheap = [row for row in fitting if row.cheap(most)]
     if not fitting:
         return "nothing fits"
     chosen = max(cheap, key=lambda row: row.batch) if cheap else min(fitting, key=lambda row: row.overhead or 0.0)

@@ -21,17 +21,16 @@ PAUSE_S = 2.0
 
 
 def progress_line(progress: Progress) -> str:
-    """`12.3 s  search, up to 4 operators recomputed in a row: overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %`."""
+    """`12.3 s  overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %: search, up to 4 operators recomputed in a row`."""
     if not progress.scope:  # nothing is searched yet
         return f"{progress.elapsed_s:.1f} s  {progress.phase}"
-    text = f"{progress.elapsed_s:.1f} s  {progress.phase}, {kind_words(progress.scope)}: "
     overhead, bound = progress.overhead_j, progress.overhead_bound_j
-    text += "no schedule yet" if overhead is None else f"overhead {show_amount(overhead, progress.unit)}"
+    text = "no schedule yet" if overhead is None else f"overhead {show_amount(overhead, progress.unit)}"
     if bound:
         text += f", bound {show_amount(bound, progress.unit)}"
         if overhead:
             text += f", gap {show_share(max(0.0, (overhead - bound) / overhead))}"
-    return text
+    return f"{progress.elapsed_s:.1f} s  {text}: {progress.phase}, {kind_words(progress.scope)}"
 
 
 def listening(told: Told, listener: Listener | None) -> Listener | None:

@@ -317,11 +317,16 @@ def _subtitle(view: View) -> str:
     )
 
 
+CLAUSE = re.compile(r"((?:\([^)]*\)|[^(,;:]|[,;:](?! ))+)(?:[,;:] )?(.*)", flags=re.DOTALL)
+"""A first clause, which may have brackets, and what is behind it."""
+
+
 def _facts(view: View) -> str:
     return "".join(
-        f"<div class=fact><dt>{html.escape(label)}</dt><dd class=value>{html.escape(text)}</dd></div>"
+        f"<div class=fact><dt>{html.escape(label)}</dt><dd class=value>{html.escape(parts[1])}</dd>"
+        f"<dd class=remark>{html.escape(parts[2])}</dd></div>"
         for label, text in summary.rows(view.document)
-        if label in summary.FACTS
+        if label in summary.FACTS and (parts := CLAUSE.match(text))
     )
 
 

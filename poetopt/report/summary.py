@@ -139,9 +139,11 @@ def _ram(document: Document) -> Iterator[str]:
     text = "no budget is named" if budget is None else f"budget {budget:,} B ({show_bytes(budget)})"
     if budget is not None and store_all > budget:
         text += f", {show_share(budget / store_all)} of the {show_bytes(store_all)} that store-all takes"
-    text += "" if document["peak_bytes"] is None else f"; peak {document['peak_bytes']:,} B"
-    text += f", arena {document['arena_bytes']:,} B" if document.get("arena_bytes") else ""
-    text += f" and {document['reserve_bytes']:,} B for kernels" if document["reserve_bytes"] else ""
+    peak, reserve = document["peak_bytes"], document["reserve_bytes"]
+    if peak is not None:
+        laid = (document.get("arena_bytes") or 0) + reserve
+        text += f"; peak {peak:,} B" + (f", {laid:,} B with gaps between buffers" if laid > peak else "")
+    text += f", {reserve:,} B of it for kernels" if reserve else ""
     yield text
 
 
@@ -209,7 +211,8 @@ def _transfers(document: Document) -> Iterator[str]:
     written, holds = document.get("bytes_written") or 0, document.get("storage_bytes")
     text = show_bytes(paged + streamed)
     if written:
-        worn = f", {show_share(written / holds)} of the storage" if holds else ""
+        share = written / (holds or written)
+        worn = f", {show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage" if holds else ""
         text += f" ({show_bytes(written)} written{worn})"
     if streamed:
         text += (
@@ -284,11 +287,7 @@ def _minimised(document: Document) -> Iterator[str]:
 
 
 def _proof(document: Document) -> Iterator[str]:
-    yield proof_words(document).split("\n")[0]
-
-
-def _scope(document: Document) -> Iterator[str]:
-    yield from proof_words(document).split("\n")[1:]
+    yield from proof_words(document).split("\n")
 
 
 def _notes(document: Document, said: Sequence[str]) -> Iterator[str]:
@@ -315,8 +314,9 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("asked", lambda document: iter(map(str, document.get("asks") or ()))),
     ("minimised", _minimised),
     ("proof", _proof),
-    ("scope", _scope),
 )
 """Label, and the texts that a document gives for it."""
+LEAST_SHARE = 1e-5
+"""Of the storage: nobody asks how much less."""
 FACTS = ("RAM", "memory", "energy", "time", "schedule", "transfers")
 """Those that a page shows as figures."""

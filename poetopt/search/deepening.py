@@ -197,7 +197,7 @@ def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -
     return replace(
         proven,
         note=(
-            f"the plan is of a wider kind, {kind_words(last.scope)}; a better one of that kind may save up to "
+            f"the plan has {kind_words(last.scope)}; a better one with that may save up to "
             f"{show_share(last.gap)} of the overhead (asked: {show_share(gap)})"
         )
         if last.value is not None and (proven.value is None or last.value < proven.value)
@@ -206,7 +206,7 @@ def claim(proven: Proof | None, nearly: Proof | None, last: Proof, gap: float) -
 
 
 def _open(last: Proof) -> str:
-    kind = kind_words(last.scope)
+    wider = kind_words(last.scope)
     if last.gap >= 1.0:
-        return f"nothing is proven of schedules of the next kind, {kind}: give more --time-limit to search them"
-    return f"a schedule of the next kind, {kind}, may save up to {show_share(last.gap)} of the overhead"
+        return f"nothing is proven of schedules with {wider}: give more --time-limit to search them"
+    return f"a schedule with {wider} may save up to {show_share(last.gap)} of the overhead"

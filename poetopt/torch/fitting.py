@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 Batches = Callable[[int], Iterator[Mapping[str, "Array"]]]
+LEFT_OUT = -100
+"""The label that torch's cross-entropy leaves out of its mean by default."""
 
 
 def fit(
@@ -60,7 +62,8 @@ def fit(
     time_limit
         Of the search for a plan.
     step
-        What else `differentiate` takes: `label_smoothing=0.1`, ...
+        What else `differentiate` takes: `label_smoothing=0.1`, ... Where the data (of what gives batches, the first)
+        have labels of -100, `ignore_index` is -100.
 
     Raises what those do; OptionError for data without a row a sample. Then nothing of the module has changed.
     """
@@ -75,6 +78,9 @@ def fit(
     with tempfile.TemporaryDirectory(prefix="poetopt-fit-") as folder:
         model = export(module, given, Path(folder) / f"{type(module).__name__}.onnx", input_names=names)
         made = model.differentiate(loss=loss, optimizer=optimizer, **step)
+        labels = np.asarray(data[-1] if _whole(torch, data) else example[-1])
+        if made.graph.loss_kind == "cross-entropy" and (labels == LEFT_OUT).any():
+            made = model.differentiate(loss=loss, optimizer=optimizer, **{"ignore_index": LEFT_OUT, **step})
         wanted = [*names, *(name for name in made.graph.added_inputs if name not in names)]
         if len(wanted) != len(example):
             raise ModelError(

@@ -100,7 +100,7 @@ class Evaluator:
     """
 
     def __init__(self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array]) -> None:
-        self.graph = graph
+        self.graph = graph = graph.of_data
         self.kind = graph.loss_kind
         shapes = (graph.tensors[name].shape for name in graph.inputs)
         self.batch = min((shape[0] for shape in shapes if shape), default=1)
@@ -179,7 +179,7 @@ def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
     log_prob = log_probabilities(scores)
     kept = _kept(labels, rule)
     safe = np.where(kept, labels, 0).astype(np.int64)
-    weight = weights[safe] * kept
+    weight: Any = rule.weights_of(labels)
     each = -weight * np.take_along_axis(log_prob, np.expand_dims(safe, 1), 1).squeeze(1)
     if rule.smoothing:
         every = np.where(kept, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
@@ -208,7 +208,7 @@ def _right_sides(outputs: Any, target: Any, middle: float) -> int:
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:
     """Gives what is evaluated, opened. Raises ModelError."""
     if isinstance(data, (str, os.PathLike, Mapping)):
-        return open_data(data, graph, workdir)
+        return open_data(data, graph.of_data, workdir)
     return source_of(data, graph.whole, "sequential", 0, workdir)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from poetopt.devices.meters import Meter, Metered, metering
 from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
-from poetopt.training.course_log import CourseLog
+from poetopt.training.course_log import CourseLog, EventLog, open_log
 from poetopt.training.data import DataSet
 from poetopt.training.learner import Learner
 from poetopt.training.metrics import Asked, metrics_of
@@ -323,7 +323,7 @@ class Fit:
             raise OptionError("--with metrics: they are of a validation; give its data, with --validate")
         made = metrics_of(asked.metrics, learner.graph)
         self.metrics = () if validation is None else tuple(make().name for make in made)
-        self.log: CourseLog | None = None
+        self.log: CourseLog | EventLog | None = None
         for what, given in (("training", source), ("validation", validation)):
             if asked.epochs > 1 and getattr(given, "once", False):
                 raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
@@ -352,7 +352,7 @@ class Fit:
                 self._begin(self.asked.folder)
             resumed_at = self.position.step
             if self.asked.log is not None:
-                self.log = CourseLog(self.asked.log, self.metrics, resumed_at)
+                self.log = open_log(self.asked.log, self.metrics, resumed_at)
                 stack.callback(self.log.close)
             saved = self.position.step if self.path else -1
             interrupts.hold()  # a step ends before a signal counts
@@ -482,6 +482,7 @@ class Fit:
                 self.learner.hyperparameters["lr"], position.step, epoch, self.asked.epochs * (self.source.batches or 0)
             )
             loss = self.learner.take(batch, rate)
+            batch.clear()  # before the next one is read
             if not math.isfinite(loss):
                 raise DivergedError(self._diverged(loss, rate))
             position.first = loss if position.first is None and not position.step else position.first

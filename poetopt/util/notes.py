@@ -72,10 +72,15 @@ def show_all(*, wanted: bool) -> None:
     _ALL[:] = [True] if wanted else []
 
 
+def all_shown() -> bool:
+    """Say whether summaries have all notes."""
+    return bool(_ALL)
+
+
 def few(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The rows without notes behind the first ones, unless all are asked for; they are counted."""
     places = [k for k, (label, _) in enumerate(rows) if label == "note"]
-    left_out = places[MOST - 1 :] if len(places) > MOST and not _ALL else []
+    left_out = places[MOST - 1 :] if len(places) > MOST and not all_shown() else []
     counted = ("note", f"{len(left_out)} more with --verbose, and in --json")
     return [counted if k in left_out[:1] else row for k, row in enumerate(rows) if k not in left_out[1:]]
 

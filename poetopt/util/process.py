@@ -73,8 +73,9 @@ def building() -> Iterator[None]:
 
 T = TypeVar("T")
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# This very package, and nothing of the working directory, which `python -c` looks into first.
-_CODE = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]; from poetopt.util.process import main; main()"
+PATHS = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]"
+"""This very package, and nothing of the working directory, which `python -c` looks into first."""
+_CODE = f"{PATHS}; from poetopt.util.process import main; main()"
 _TOLD, _DONE, _FAILED = "told", "done", "failed"
 
 

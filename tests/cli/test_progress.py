@@ -19,14 +19,14 @@ from tests.cli.test_commands import PROGRAM
 @pytest.mark.parametrize(
     ("overhead", "bound", "text"),
     [
-        (None, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: no schedule yet"),
-        (0.0117, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: overhead 11.7 mJ"),
+        (None, 0.0, "1.5 s  no schedule yet: search, up to 4 operators recomputed in a row"),
+        (0.0117, 0.0, "1.5 s  overhead 11.7 mJ: search, up to 4 operators recomputed in a row"),
         (
             0.02,
             0.015,
-            "1.5 s  search, up to 4 operators recomputed in a row: overhead 20.0 mJ, bound 15.0 mJ, gap 25 %",
+            "1.5 s  overhead 20.0 mJ, bound 15.0 mJ, gap 25 %: search, up to 4 operators recomputed in a row",
         ),
-        (0.0, 0.0, "1.5 s  search, up to 4 operators recomputed in a row: overhead 0 J"),
+        (0.0, 0.0, "1.5 s  overhead 0 J: search, up to 4 operators recomputed in a row"),
     ],
 )
 def test_the_line(overhead: float | None, bound: float, text: str) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 import poetopt as po
 from tests.cli.support import Runner
+from tests.cli.test_commands import PROGRAM
 from tests.cli.test_interrupt import signal_at
 from tests.training.support import small
 
@@ -134,8 +135,15 @@ def test_rows_without_a_label_are_left_out_where_the_plan_says_so(run: Runner, p
     ended = run("train", tmp_path / "left.json", *asked)
     assert (ended.code, ended.err) == (0, "")
     assert json.loads((tmp_path / "said.json").read_text())["checked_rows"] == 20
-    run("solve", net, "--device", "a72", "--micro-batch", "2", "--with", "ignore-index=-100").assert_one_message(
-        "with ignore-index or class-weights the mean of the parts isn't that of the batch", code=2
+    ended = run(*solve, "--batch", "4", "--micro-batch", "2", "--optimizer", "adam")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("train", tmp_path / "left.json", *asked, "--check")
+    assert (ended.code, ended.err) == (0, "")
+    ended = run("run", tmp_path / "left.json", "--steps", "3", "--lr", "0.1", "--data", given, "--check", "1")
+    assert (ended.code, ended.err) == (0, "")
+    assert "bit for bit those of training without the schedule" in re.sub(r"\s+", " ", ended.out)
+    run(*solve, "--batch", "4", "--micro-batch", "2", "--runtime", "c").assert_one_message(
+        "on the runtime c a batch comes part by part; leave --micro-batch out", code=2
     )
 
 
@@ -299,3 +307,30 @@ def test_a_training_ends_though_nobody_reads_what_it_says(plan: Path, tmp_path: 
         trainer.load(folder)
         trainer.export(tmp_path / "same.onnx")
     assert out.read_bytes() == (tmp_path / "same.onnx").read_bytes()
+
+
+def test_the_program_trains_without_its_parser(plan: Path, tmp_path: Path) -> None:
+    """It goes on in an interpreter of its own: files, messages and codes are as before, and a signal is met."""
+    given, out = data(tmp_path / "train.npz", 40), tmp_path / "out.onnx"
+    asked = (*PROGRAM, "train", str(plan), "--data", str(given), "-o", str(out))
+
+    def ended(*options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*asked, *options], capture_output=True, text=True)
+
+    whole = ended("--epochs", "2", "--json", str(tmp_path / "said.json"))
+    assert (whole.returncode, whole.stderr, whole.stdout.count("epoch ")) == (0, "", 2), whole.stderr
+    assert json.loads((tmp_path / "said.json").read_text())["steps"] == 20
+    onnx.checker.check_model(onnx.load(out))
+    refused = ended("--lr", "-1")
+    assert (refused.returncode, refused.stdout, refused.stderr.count("poetopt: ")) == (2, "", 1)
+    code = "import sys, poetopt.cli.training, poetopt.training.loop, poetopt.api.trainer, poetopt.api.apart\n"
+    code += "print({'typer', 'pydantic', 'onnx', 'pyomo'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+    command = [*asked, "--epochs", "100000", "--checkpoint", str(tmp_path / "kept")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("epoch 1 of ")
+        process.terminate()
+        _, told = process.communicate()
+    assert process.returncode == 143
+    assert re.fullmatch(r"poetopt: terminated; step \d+ is in .*; go on with --resume\n", told)

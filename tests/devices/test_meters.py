@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -61,6 +62,32 @@ def test_a_sensor_of_power_and_one_of_volts_and_amperes(tmp_path: Path) -> None:
             open_meter(asked, hwmon=tmp_path / "other")
 
 
+def test_the_power_controller_of_a_raspberry_pi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its own format: rails with a current and a voltage count, two voltages without a current don't."""
+    told = """\
+     3V7_WL_SW_A current(0)=0.10000000A
+        0V8_SW_A current(6)=0.50000000A
+      VDD_CORE_A current(7)=2.50000000A
+     3V7_WL_SW_V volt(8)=3.70000000V
+        0V8_SW_V volt(14)=0.80000000V
+      VDD_CORE_V volt(15)=0.90000000V
+         EXT5V_V volt(24)=5.11702000V
+          BATT_V volt(25)=0.00000000V"""
+    usual = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OptionError, match=r"`vcgencmd pmic_read_adc` of a Raspberry Pi 5 doesn't answer \(.*No such"):
+        open_meter("pmic")
+    program = tmp_path / "vcgencmd"
+    program.write_text(f'#!/bin/sh\n[ "$1" = pmic_read_adc ] && cat <<END\n{told}\nEND\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{usual}")
+    found, seconds = measured(open_meter("pmic"), 0.6)
+    assert found == pytest.approx((0.37 + 0.4 + 2.25) * seconds, rel=0.2)
+    program.write_text("#!/bin/sh\necho error=1 error_msg=Command not registered\n")
+    with pytest.raises(OptionError, match=r"doesn't answer \(it says error=1 error_msg=Command not registered\)"):
+        open_meter("pmic")
+
+
 @pytest.mark.parametrize("form", ["seconds", "iso", "volts"])
 def test_a_bench_supplys_table(form: str, tmp_path: Path) -> None:
     place = tmp_path / "supply.csv"
@@ -87,7 +114,7 @@ def test_what_isn_t_there(tmp_path: Path) -> None:
     for asked, message in (
         ("rapl", r"has no counter that may be read; as root: chmod a\+r"),
         ("hwmon", "has no ina219, ina220, ina226 or INA3221 that can be read"),
-        ("watts", "must be rapl, hwmon, hwmon:LABEL, or a table of readings, FILE.csv"),
+        ("watts", "must be rapl, hwmon, hwmon:LABEL, pmic, or a table of readings, FILE.csv"),
     ):
         with pytest.raises(OptionError, match=message):
             open_meter(asked, powercap=tmp_path, hwmon=tmp_path)

@@ -51,6 +51,28 @@ def test_a_module_in_one_call(given: str) -> None:
 
 
 @uses_torch
+def test_labels_of_minus_100_are_left_out_as_torch_does() -> None:
+    pytest.importorskip("onnxscript")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+    tokens, labels = torch.randint(0, 12, (8, 5)), torch.randint(0, 12, (8, 5))
+    labels[torch.rand(labels.shape) < 0.4] = -100
+    ours = nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 12))
+    ours.load_state_dict(module.state_dict())
+    descent = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(3):
+        descent.zero_grad()
+        nn.functional.cross_entropy(module(tokens).transpose(1, 2), labels).backward()
+        descent.step()
+    asked: Any = {"device": "rpi4", "optimizer": "sgd", "lr": 0.5, "batch": 8, "epochs": 3, "progress": False}
+    po.fit(ours, (tokens, labels), **asked)
+    for name, value in module.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ModelError, match="holds the label -100"):
+        po.fit(ours, (tokens, labels), ignore_index=3, **asked)
+
+
+@uses_torch
 def test_a_loss_of_its_own_on_a_board() -> None:
     pytest.importorskip("onnxscript")
 

@@ -41,6 +41,7 @@ def test_transfers_are_all_that_moves_and_what_is_written(report: po.Report) -> 
         "transfers"
     ]
     assert text == "1.00 MB (320 kB written) in 500 ms, while the CPU waits"
+    assert "written, under 0.001 % of" in lines({**moved, "storage_bytes": 10**15})["transfers"]
     assert "transfers" not in lines({**document, "bytes_paged": 0, "bytes_streamed": 0})
 
 
@@ -81,9 +82,14 @@ def test_more_notes_than_three_are_counted() -> None:
     assert table("title", rows).count("note") == 3
 
 
-def test_a_comparison_shows_what_differs() -> None:
+def test_a_comparison_shows_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = po.compare("mlp", device="a72", ram="40%,80%", methods="capuchin,capuchin-paging-first,revolve,dtr")
     text = comparison_lines(found)
     assert sum("all methods: infeasible, the budget of" in line for line in text) == 1
     assert any(re.fullmatch(r"  capuchin-paging-first +\S+ m?s  as capuchin", line) for line in text)
     assert any(line.startswith("  revolve, dtr: infeasible, ") for line in text)
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = comparison_lines(found)
+    assert all(len(line) <= 80 for line in narrow if re.match(r"  \w\S+ +\d", line))
+    assert "  capuchin-paging-first  as capuchin" in narrow
+    assert "  no room here, in --json: took, of baseline, recomputes" in narrow

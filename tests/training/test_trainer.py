@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import struct
 import subprocess
 import sys
 import time
@@ -280,6 +281,39 @@ def test_the_course_is_a_table_as_it_goes(tmp_path: Path) -> None:
         assert (row["validation_loss"], row["accuracy"], row["f1"]) == tuple(map(str, wanted))
     with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError, match=r"can't write .*no/course\.csv"):
         trainer.fit(data, log=tmp_path / "no" / "course.csv")
+
+
+def test_the_course_as_events_of_tensorboard(tmp_path: Path) -> None:
+    """TensorBoard's rule: of events in the files' order, those at or past a session's start don't count."""
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    data, held_out, place = rows(plan_of(), 13), rows(plan_of(), 6, seed=9), tmp_path / "runs"
+    asked: Any = {"validate": held_out, "metrics": "f1", "log": place, "checkpoint": tmp_path / "kept"}
+    with po.Trainer(plan_of(), lr=0.1) as trainer:
+        trainer.fit(data, epochs=2, **asked)
+    sorted((tmp_path / "kept").glob("step-*"))[-1].unlink()  # it goes on behind the first epoch
+    with po.Trainer(plan_of(), lr=0.1) as trainer:
+        ended = trainer.fit(data, epochs=3, resume=True, **{**asked, "log": str(place)})
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted(place.glob("events.out.tfevents.*"), key=lambda one: (one.suffix, one.stat().st_mtime)):
+        held = file.read_bytes()
+        while held:
+            (size,) = struct.unpack("<Q", held[:8])
+            event, held = Event.FromString(held[12 : 12 + size]), held[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                found = {tag: {k: v for k, v in one.items() if k < event.step} for tag, one in found.items()}
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    losses = np.array([found["loss"][k + 1] for k in range(9)]).reshape(3, 3)
+    assert list(losses.mean(axis=1)) == pytest.approx(ended.losses)
+    assert list(found["lr"].values()) == pytest.approx([0.1] * 9)
+    for k, said in enumerate(ended.validations):
+        told = [found[tag][3 * k + 3] for tag in ("validation_loss", "accuracy", "f1")]
+        assert told == pytest.approx([said["loss"], said["accuracy"], said["metrics"]["f1"]])
+    (tmp_path / "file").write_text("")
+    with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError):
+        trainer.fit(data, log=tmp_path / "file" / "runs")
 
 
 def test_a_step_that_ends_with_gradients_takes_plain_descent_or_an_update_of_ones_own() -> None:

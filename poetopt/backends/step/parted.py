@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.step.memory import POISON, MappedBlock, bytes_of
+from poetopt.backends.step.memory import POISON, MappedBlock, bytes_of, numpy_dtype
 from poetopt.backends.step.program import Act, Kernels, Program
 from poetopt.backends.step.region import Carried, ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
@@ -34,6 +34,9 @@ def cut(graph: TrainingGraph, batch: Batch) -> Iterator[Batch]:
     if graph.parts == 1:
         yield batch
         return
+    if graph.label_weight:
+        weight = graph.label_rule.weights_of(batch[graph.added_inputs[0]]).sum() / graph.parts
+        batch = {**batch, graph.label_weight: np.asarray(weight, numpy_dtype(graph.tensors[graph.label_weight].dtype))}
     for k in range(graph.parts):
         size = {name: graph.tensors[name].shape[0] for name in graph.split}
         yield {n: a[k * size[n] : (k + 1) * size[n]] if n in size else a for n, a in batch.items()}

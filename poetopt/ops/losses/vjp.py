@@ -9,7 +9,7 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
-from poetopt.graph import Tensor
+from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
@@ -65,7 +65,8 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
 def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)).
 
-    With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes.
+    With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes. In a
+    part of a batch the divisor is an input.
     """
     dy, rule, dtype = op.only(cotangents[:1]), op.builder.label_rule, op.x.dtype
     whole = {name: op.builder.tensors[name] for name in op.operator.inputs if name not in op.builder.values}
@@ -75,7 +76,8 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     rows = (labels.shape[0], 1, *labels.shape[1:])
     kept = kept_labels(k, labels, rule.ignore_index)
     safe, weight = label_weights(k, labels, kept, weights, dtype)
-    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, _total(k, weight))
+    given = next((tensor for tensor in whole.values() if tensor.role is Role.INPUT and not tensor.shape), None)
+    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, given or _total(k, weight))
     factor = mean if weight is None else k.reshape(k.mul(weight, mean), rows)
     at_label = k.expand(k.mul(factor, rule.smoothing - 1.0), rows)
     softmax = k.unary("Exp", op.output(1))

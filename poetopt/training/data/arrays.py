@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from poetopt.backends.onnxruntime.batch import as_array, check_names, check_values, misfit
+from poetopt.backends.step.memory import aligned_empty
 from poetopt.graph import TrainingGraph
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import write_all
@@ -120,7 +121,7 @@ class InFile:
     file: IO[bytes] | None = None
 
     def take(self, rows: Array) -> Array:
-        found = np.empty((len(rows), *self.shape), self.dtype)
+        found = aligned_empty((len(rows), *self.shape), np.dtype(self.dtype))
         row_bytes = found.nbytes // max(1, len(rows))
         if not row_bytes:
             return found

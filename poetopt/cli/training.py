@@ -1,0 +1,233 @@
+"""The work of `poetopt train`, which runs without the command line's parser: that takes 13 MB beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetopt.autodiff.optimizers import CLIP, NAMES
+from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
+from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
+
+if TYPE_CHECKING:
+    from poetopt.api.trainer import Trainer
+    from poetopt.backends.onnxruntime.prepared import Prepared
+    from poetopt.training.loop import Position, Trained
+    from poetopt.util.progress import Told
+
+
+NEAR = 1e-3
+"""Share of rows, or of a loss, by which two runtimes' sums may differ."""
+
+
+def work(
+    *,
+    plan: str,
+    data: str,
+    out: str,
+    epochs: int,
+    lr: float | None,
+    lr_schedule: str,
+    momentum: float | None,
+    weight_decay: float | None,
+    optimizer: str | None,
+    clip_norm: float | None,
+    batch_order: str,
+    seed: int,
+    validate: str | None,
+    checkpoint: str | None,
+    every: int | None,
+    resume: bool,
+    keep: str,
+    patience: int | None,
+    log: str | None,
+    workdir: str | None,
+    check: bool,
+    keep_training_form: bool,
+    meter: str | None,
+    model: str | None,
+    on: str | None,
+    json: str | None,
+    **options: Any,
+) -> int:
+    """Train, as the options of `poetopt train` of these names say; the exit code."""
+    metrics, augment = options.pop("metrics") or (), options.pop("augment")
+    where = {"model": model, **options}
+    from poetopt.report.execution import document, epoch_text, trained_text
+    from poetopt.training.course_log import check_log, in_events
+
+    events = log is not None and log != "-" and in_events(Path(log))
+    check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": None if events else log})
+    if log is not None and events:
+        check_log(Path(log))
+    if on is not None:
+        others = {
+            "--checkpoint": checkpoint is not None,
+            "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
+            "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
+            "--with augment": augment is not None, "--log": log is not None, "--meter": meter is not None,
+        }  # fmt: skip
+        if asked := next((name for name, given in others.items() if given), None):
+            raise OptionError(
+                f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
+                "onnxruntime, leave it out"
+            )
+        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
+        course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
+        course["validate"] = validate
+        course["training_form"] = keep_training_form
+        return _train_in_c(plan, on, data, out, said, course, optimizer, where, json)
+
+    def after_epoch(position: Position, of: int) -> None:
+        say_meanwhile(epoch_text(position, of), unless=[json])
+
+    with ExitStack() as stack:
+        told = stack.enter_context(doing("reading the plan and its model"))
+        made = stack.enter_context(_prepared(plan, where, workdir, check, validate is not None, told))
+        check_outputs([made.graph.source], {"-o": out})
+        check_optimizer(made.graph.optimizer, optimizer, plan)
+        from poetopt.api.trainer import Trainer
+        from poetopt.training.loop import DivergedError
+
+        trainer = stack.enter_context(
+            Trainer(
+                made, **where, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
+                clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
+            )
+        )  # fmt: skip
+        trainer.check_export(out, training_form=keep_training_form)
+        diverged: DivergedError | None = None
+        try:
+            ended = trainer.fit(
+                data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
+                resume=resume, keep=keep, patience=patience, metrics=metrics, log=log, augment=augment, meter=meter,
+                after_epoch=after_epoch,
+                noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
+            )  # fmt: skip
+        except DivergedError as error:
+            if error.ended is None:
+                raise
+            diverged, ended = error, error.ended
+        told("writing the trained network")
+        try:
+            trainer.export(out, training_form=keep_training_form)
+        except OutputError as error:
+            raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
+        graph = trainer.graph
+        checked = 0
+        if validate is not None and not keep_training_form:
+            told("the written network beside what validation said")
+            checked = _check_written(out, made, validate, ended, told)
+    write_json(document(graph, ended, trained=out, checked_rows=checked), json)
+    say(trained_text(graph, ended, out, checked), unless=[json])
+    if diverged is not None:
+        raise diverged
+    return 0
+
+
+def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told: Told) -> int:
+    """Number of rows on which the written file, alone, is what validation said; 0 where its outputs don't tell."""
+    from poetopt.api import apart
+
+    said = next((one for one in ended.validations if one["epoch"] == ended.kept), None)
+    found = apart.evaluated(out, made, validate, told=told)
+    if found is None or said is None:
+        return 0
+    was, now = said["accuracy"], found.accuracy
+    if was is None or now is None:
+        was, now = said["loss"] or 0.0, found.loss
+        near = abs(now - was) <= NEAR * abs(was)
+    else:
+        near = abs(now - was) * found.rows <= max(1, NEAR * found.rows)
+    if not near:
+        raise ExecutionError(
+            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and validation said {was:.6g}; what "
+            "it holds isn't what was trained: report it, with the model"
+        )
+    return found.rows
+
+
+def _kept(trainer: Trainer, ended: Trained) -> str:
+    """The place of the trained parameters, though they couldn't be written as ONNX."""
+    if ended.checkpoint:
+        return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
+    import tempfile
+
+    try:
+        kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
+    except OSError as error:
+        return f"What was trained couldn't be kept elsewhere either ({error}): give --checkpoint FOLDER"
+    return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
+
+
+def _train_in_c(
+    plan: str,
+    on: str,
+    data: str,
+    out: str,
+    said: Mapping[str, float | None],
+    course: Mapping[str, Any],
+    optimizer: str | None,
+    where: Mapping[str, Any],
+    json: str | None,
+) -> int:
+    import poetopt as po
+    from poetopt.cli.plans import check_on
+    from poetopt.report.execution import document
+    from poetopt.report.on_device import device_fit_text
+
+    check_on(on)
+    given = {name: value for name, value in said.items() if value is not None}
+    with doing("reading the plan and its model") as told:
+        loaded = po.load_plan(plan, **where)
+        graph = loaded.plan.problem.graph
+        if graph is not None:
+            check_outputs([graph.source], {"-o": out})
+            check_optimizer(graph.optimizer, optimizer, plan)
+        told(f"compiling the steps for {on} and running them")
+        ended = po.fit_on(
+            loaded, on, data, hyperparameters=given, out=out, **where, told=told,
+            **course,
+        )  # fmt: skip
+    write_json(document(loaded.plan.problem.graph, ended, trained=out if ended.steps.ok else None), json)
+    say(device_fit_text(loaded.plan, ended, out), unless=[json])
+    if not ended.steps.ok:
+        raise ExecutionError(ended.steps.message)
+    return 0
+
+
+@contextmanager
+def _prepared(
+    plan: str, where: Mapping[str, Any], workdir: str | None, check: bool, evaluates: bool, told: Told
+) -> Iterator[Prepared]:
+    """The step, made ready in a process of its own, and compared with ordinary training there where that is asked."""
+    from poetopt.api import apart
+
+    try:
+        if not check:
+            with apart.prepared(plan, **where, evaluates=evaluates, told=told) as made:
+                yield made
+            return
+        with apart.compared(plan, **where, workdir=workdir, told=told) as (
+            made,
+            found,
+        ):
+            if found.message:
+                raise ExecutionError(found.message)
+            yield made
+    except OtherRuntimeError as error:
+        raise PlanError(
+            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; add --on host, or solve with "
+            "--runtime onnxruntime"
+        ) from error
+
+
+def check_optimizer(has: str, asked: str | None, plan: str) -> None:
+    """Raise OptionError where another optimizer is asked for than the plan's step has."""
+    if asked is None or asked == has or (asked, has) == ("sgd", "none"):  # plain descent
+        return
+    what = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
+    remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
+    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")
