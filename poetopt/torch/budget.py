@@ -33,7 +33,7 @@ class MemoryPlan:
     recomputes
         Kernels that run again.
     recompute_share
-        Their time, by FLOPs and bytes, as a share of the step's without them.
+        Their time as a share of the step's without them.
     gap, scope_gap, scope
         The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
         None where torch's choice runs.
@@ -71,8 +71,8 @@ class MemoryPlan:
         else:
             theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
             lines.append(
-                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time by FLOPs "
-                f"and bytes; torch's own choice {theirs}"
+                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time; torch's "
+                f"own choice {theirs}"
             )
             lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
             lines.append(
@@ -93,6 +93,7 @@ def compile_module(
     backend: str = "aot_eager",
     fullgraph: bool = True,
     progress: bool = False,
+    measure: bool = True,
 ) -> Any:
     """Compile a torch module in place so that its training step keeps a budget of memory at every point; gives it back.
 
@@ -116,6 +117,9 @@ def compile_module(
         share, so that their peaks add up to no more than that of the whole; what runs between them isn't planned.
     progress
         Write the plan to stderr as soon as there is one.
+    measure
+        Each kernel runs a few times by itself, on random data, and costs what it took; False: costs are by FLOPs and
+        bytes, the same on every machine.
 
     The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
     numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
@@ -134,15 +138,20 @@ def compile_module(
         )
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress).attached()
+    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress, measure).attached()
 
 
 def plan(
-    module: Any, example: Any, *, memory: str | float | Share = "100%", time_limit: str | float = 30.0
+    module: Any,
+    example: Any,
+    *,
+    memory: str | float | Share = "100%",
+    time_limit: str | float = 30.0,
+    measure: bool = True,
 ) -> MemoryPlan:
-    """The plan that `po.torch.compile` would run on an example, without running anything.
+    """The plan that `po.torch.compile` would run on an example, without running the module.
 
-    module, memory, time_limit
+    module, memory, time_limit, measure
         As there.
     example
         A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
@@ -152,7 +161,7 @@ def plan(
     _checked(module, "aot_eager")
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, parse_ram(memory, option="memory"), _seconds(time_limit)).planned(example)
+    return Compiled(module, parse_ram(memory, option="memory"), _seconds(time_limit), measure=measure).planned(example)
 
 
 def _seconds(time_limit: str | float) -> float:

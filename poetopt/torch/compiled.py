@@ -17,24 +17,28 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.storeall import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
 from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
-from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes
+from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
 from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, PoetError
 from poetopt.util.progress import telling
 from poetopt.util.units import Share, show_bytes
 
 GAP = 0.01
 """Of the time that recomputing takes: kernels' times are estimates, so that nothing is gained by more."""
+SETTINGS = tuple(k / 10 for k in range(1, 10))
+"""Of torch's budget, whose plans a search begins with."""
 TRIES = 4
 """Of a search, where the graphs take a little more than the plan: outputs that a kernel writes though nobody asks."""
 
@@ -54,11 +58,12 @@ class Compiled:
         backend: str = "aot_eager",
         fullgraph: bool = True,
         progress: bool = False,
+        measure: bool = True,
     ) -> None:
         self.name = type(module).__name__
         self.module = weakref.ref(module)
         self.budget, self.time_limit_s, self.backend, self.fullgraph = budget, time_limit_s, backend, fullgraph
-        self.told = telling(progress)
+        self.told, self.measure = telling(progress), measure
         self.plans: list[MemoryPlan] = []
         self.meter = Meter()
         self.only_plan = False
@@ -162,9 +167,10 @@ class Compiled:
     ) -> tuple[Graphs, MemoryPlan]:
         """The forward and backward graphs of one joint graph, and their plan."""
         options.pop("compiler", None)
-        own = min_cut_rematerialization_partition(_copied(module), given, num_fwd_outputs=num_fwd_outputs, **options)
+        options |= {"num_fwd_outputs": num_fwd_outputs}
+        own = min_cut_rematerialization_partition(_copied(module), given, **options)
         try:
-            joint = read(module, num_fwd_outputs)
+            joint = read(module, num_fwd_outputs, self.measure)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         problem = joint.problem(self.name)
@@ -185,19 +191,19 @@ class Compiled:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = own
         else:
-            graphs = self._searched(joint, problem, plan)
+            graphs = self._searched(joint, problem, plan, _known(joint, problem, may, given, options))
         self.plans.append(plan)
         self.told(str(plan))
         if self.only_plan:
             raise _Planned
         return graphs, plan
 
-    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
+    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
         options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=GAP)
         for _ in range(TRIES):
-            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), begin=begin)
+            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
             if solution.plan is None or solution.simulation is None:
                 raise self._none(plan, solution)
             graphs = partitioned(joint, solution.plan.instructions)
@@ -303,6 +309,16 @@ def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..
 
     # A plan isn't to be found in a cache by the graph alone.
     return compile_fx(module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False})
+
+
+def _known(joint: Joint, problem: Problem, ram_bytes: int, given: Any, options: dict[str, Any]) -> list[Schedule]:
+    """The schedules of torch's own partitioner at its settings, less what the budget spares, for a search to begin."""
+    found: dict[Schedule, None] = {}
+    for setting in SETTINGS:
+        with config.patch(activation_memory_budget=setting):
+            _, backward = min_cut_rematerialization_partition(_copied(joint.module), given, **options)
+        found[schedule_like(joint, problem, backward)] = None
+    return [thinned(problem, schedule, ram_bytes) for schedule in found]
 
 
 def _known_peak(graphs: Graphs, joint: Joint) -> int | None:
