@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
 from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +32,8 @@ from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
 from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
 from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
-from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, PoetError
+from poetopt.torch.timing import size_of
+from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PoetError
 from poetopt.util.progress import telling
 from poetopt.util.units import Share, show_bytes
 
@@ -107,7 +109,14 @@ class Compiled:
     def _guarded(self, compiled: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call what torch compiled; what fails on the way ends in one message of ours."""
         try:
-            found = compiled(*given, **named)
+            with dynamo.patch(fail_on_recompile_limit_hit=True):  # torch would go on without a plan
+                found = compiled(*given, **named)
+        except FailOnRecompileLimitHit as error:
+            raise ModelError(
+                f"{self.name}: there are plans for {len(self.plans)} sizes of inputs, as many as torch compiles for; "
+                "call torch._dynamo.mark_dynamic(x, 0) on inputs whose batch changes, or raise "
+                "torch._dynamo.config.recompile_limit"
+            ) from error
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, (PoetError, _Planned)):
                 raise error.inner_exception from None
@@ -133,7 +142,7 @@ class Compiled:
         if self.backend == "inductor" and not self.only_plan:
             return _inductor(module, example, partition)
         return aot_autograd(
-            fw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), None),
+            fw_compiler=lambda graph, given: self._measured(self._within(graph, boxed_nop(graph, given)), None),
             bw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), plans[-1]),
             inference_compiler=self._inference,
             partition_fn=partition,
@@ -143,6 +152,22 @@ class Compiled:
         if self.only_plan:
             raise ModelError(f"{self.name}: nothing of it wants a gradient; there is nothing to plan")
         return boxed_nop(module, example)
+
+    def _within(self, graph: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """What runs forward, held to the sizes that were planned for."""
+        values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+        most = {place: size_of(value) for place, value in enumerate(values) if isinstance(value, torch.SymInt)}
+
+        def held(given: list[Any]) -> Any:
+            for place, size in most.items():
+                if size is not None and given[place] > size:
+                    raise OptionError(
+                        f"{self.name}: a size of {given[place]} where the plan is for {size} at most; call with the "
+                        "largest batch first"
+                    )
+            return run(given)
+
+        return held if most else run
 
     def _measured(self, run: Callable[[list[Any]], Any], plan: MemoryPlan | None) -> Any:
         """What runs a graph, backward where its plan is given; the first run is measured, too."""

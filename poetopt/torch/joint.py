@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
-from poetopt.torch.timing import seconds_of
+from poetopt.torch.timing import seconds_of, size_of
 from poetopt.util.errors import ModelError
 
 FORWARD, BACKWARD = "must_be_in_forward", "must_be_in_backward"
@@ -137,6 +137,8 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
         if node.target is operator.getitem and node.args[0] in joint.made_by:
             _pick(joint, node, storages)
             continue
+        if is_number(node):
+            continue
         found = list(storages_of(node))
         read_here = {joint.held[n] for n in node.all_input_nodes if n in joint.held}
         new = [s for s in found if s not in storages and s not in given]
@@ -193,12 +195,18 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def is_number(node: fx.Node) -> bool:
+    """Says whether a node's value is a size, which takes no room: it is worked out once."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
 def bytes_of(tensor: Any) -> int:
     """Bytes of a fake tensor's storage. Raises ModelError where they depend on the data."""
     size = tensor.untyped_storage().nbytes()
-    if not isinstance(size, int):
+    found = size_of(size)
+    if found is None:
         raise ModelError(f"a tensor of {size} bytes: sizes that depend on the data can't be planned for")
-    return size
+    return found
 
 
 def tensors_of(node: fx.Node) -> list[Any]:

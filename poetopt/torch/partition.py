@@ -19,7 +19,7 @@ from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.torch.joint import BACKWARD, FORWARD, Joint, bytes_of, is_tangent, storages_of, tensors_of
+from poetopt.torch.joint import BACKWARD, FORWARD, Joint, bytes_of, is_number, is_tangent, storages_of, tensors_of
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 """Forward and backward, as AOTAutograd takes them."""
@@ -86,8 +86,8 @@ class _Rebuilt:
         crossing = [node for node in self.graph.nodes if node in self.forward and node in read]
         return _extract_fwd_bwd_modules(  # type: ignore[no-any-return]
             fx.GraphModule(joint.module, self.graph),
-            crossing,
-            saved_sym_nodes=[],
+            [node for node in crossing if not is_number(node)],
+            saved_sym_nodes=[node for node in crossing if is_number(node)],
             num_fwd_outputs=len(self.outputs),
         )
 
@@ -95,6 +95,8 @@ class _Rebuilt:
         """The copy that stands for a node now; a view is made of its base's."""
         if not isinstance(node, fx.Node):
             return node
+        if node not in self.now and is_number(node):
+            self.now[node] = self._copy(node)
         if node in self.now:
             return self.now[node]
         key = (node, *(self.value(n) for n in node.all_input_nodes))

@@ -6,10 +6,11 @@ Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -33,6 +34,12 @@ MEASURED: dict[Key, float | None] = {}
 """Seconds of each kernel that ran in this process; None of one that can't run alone."""
 
 
+def size_of(size: Any) -> int | None:
+    """An integer; of a size that may change from call to call the first call's, None where it depends on data."""
+    found = size.node.hint if isinstance(size, torch.SymInt) else size
+    return None if found is None else int(found)
+
+
 def seconds_of(node: fx.Node, measure: bool) -> float:
     """Time of a node's kernel, measured where it can run alone and that is asked for."""
     found = _measured(node) if measure else None
@@ -44,7 +51,10 @@ def _measured(node: fx.Node) -> float | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    key: Key = (node.target, torch.get_num_threads(), str(tree_map(_shape, values)))
+    try:
+        key: Key = (node.target, torch.get_num_threads(), str(tree_map(_form, values)))
+    except TypeError:
+        return None  # a size that depends on data
     if key not in MEASURED:
         try:
             with _apart():
@@ -77,17 +87,39 @@ def _quickest(run: Callable[[], Any]) -> float:
     return best
 
 
-def _shape(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return value.shape, value.stride(), value.dtype, value.device
+class Form(NamedTuple):
+    """A fake tensor's sizes and the like, as integers."""
+
+    shape: list[int]
+    stride: list[int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def elements(self) -> int:
+        """As many as its storage needs."""
+        return (
+            1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True)) if all(self.shape) else 0
+        )
+
+
+def _form(value: Any) -> Any:
+    """A tensor's form; a number as it is planned for. Raises TypeError where it depends on data."""
+    if isinstance(value, torch.Tensor):
+        return Form(
+            *([operator.index(size_of(n)) for n in sizes] for sizes in (value.shape, value.stride())),
+            value.dtype,
+            value.device,
+        )
+    return operator.index(size_of(value)) if isinstance(value, torch.SymInt) else value
 
 
 def _real(value: Any) -> Any:
     """A tensor like a fake one; indices are 0, which is right wherever there are any."""
-    if not isinstance(value, torch.Tensor):
+    value = _form(value)
+    if not isinstance(value, Form):
         return value
-    count = 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    count = value.elements
     if value.dtype.is_floating_point:
         drawn = torch.rand(min(count, DRAWN), device=value.device).to(value.dtype)
         flat = drawn.repeat(-(-count // DRAWN)) if count > DRAWN else drawn
@@ -95,14 +127,15 @@ def _real(value: Any) -> Any:
         flat = torch.arange(count, device=value.device) % 2 == 0
     else:
         flat = torch.zeros(count, dtype=value.dtype, device=value.device)
-    return flat.as_strided(value.shape, value.stride())
+    return flat.as_strided(value.shape, value.stride)
 
 
 def _estimated(node: fx.Node) -> float:
     """Time of a kernel by its FLOPs and the bytes that it reads and writes."""
     values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
-    moved = sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
-    return CALL_S + float(moved) / BYTES_PER_S + _flops(node) / FLOP_PER_S
+    forms = [_form(value) for value in values if isinstance(value, torch.Tensor)]
+    moved = sum(math.prod(form.shape) * form.dtype.itemsize for form in forms)
+    return CALL_S + moved / BYTES_PER_S + _flops(node) / FLOP_PER_S
 
 
 def _flops(node: fx.Node) -> float:
@@ -110,9 +143,21 @@ def _flops(node: fx.Node) -> float:
     count = flop_registry.get(getattr(node.target, "_overloadpacket", None))
     if count is None:
         return 0.0
-    values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    values = fx.map_arg((node.args, node.kwargs, node), lambda n: n.meta.get("val"))
     try:
-        found = float(count(*values[0], **values[1], out_val=node.meta.get("val")))
+        with _disable_current_modes():
+            args, kwargs, out = tree_map(_hollow, values)
+            found = float(count(*args, **kwargs, out_val=out))
     except (TypeError, ValueError, AssertionError, IndexError):
         return 0.0  # a form that torch's formula doesn't know; its bytes count
     return found if math.isfinite(found) else 0.0
+
+
+def _hollow(value: Any) -> Any:
+    """A tensor without data, of the sizes that are planned for."""
+    value = _form(value)
+    return (
+        torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="meta")
+        if isinstance(value, Form)
+        else value
+    )
