@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from poetopt.torch.tensors import check_module, needed
@@ -40,6 +41,8 @@ class MemoryPlan:
     measured_bytes
         The peak of the first step, of all graphs together; None before it, and with inductor, whose code allocates out
         of sight.
+    batch, batch_bound
+        The largest batch that was found to fit, and the one above which none does; None where that wasn't asked for.
     """
 
     name: str
@@ -56,6 +59,8 @@ class MemoryPlan:
     scope_gap: float | None = None
     scope: str = ""
     measured_bytes: int | None = None
+    batch: int | None = None
+    batch_bound: int | None = None
 
     def __str__(self) -> str:
         from poetopt.report.proof import scope_words
@@ -80,6 +85,8 @@ class MemoryPlan:
                 f"{scope_words(self.scope, storage=False)}"
             )
         lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
+        if self.batch is not None:
+            lines.append(f"  batch      {self.batch} fits; none above {self.batch_bound} does")
         if self.measured_bytes is not None:
             lines.append(f"  measured   {show_bytes(self.measured_bytes)} in the first step")
         return "\n".join(lines)
@@ -148,6 +155,7 @@ def plan(
     memory: str | float | Share = "100%",
     time_limit: str | float = 30.0,
     measure: bool = True,
+    largest: bool = False,
 ) -> MemoryPlan:
     """The plan that `po.torch.compile` would run on an example, without running the module.
 
@@ -155,13 +163,29 @@ def plan(
         As there.
     example
         A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
+    largest
+        The plan of the largest batch that fits, in its stead: tensors of the example that have the first one's
+        dimension 0 are cut or repeated along it. `memory` has to be a size. Up to six batches are planned for, each
+        until it is found to fit: recomputing isn't the least.
 
     Raises what that raises.
     """
     _checked(module, "aot_eager")
+    budget, limit_s = parse_ram(memory, option="memory"), _seconds(time_limit)
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, parse_ram(memory, option="memory"), _seconds(time_limit), measure=measure).planned(example)
+    if not largest:
+        return Compiled(module, budget, limit_s, measure=measure).planned(example)
+    if isinstance(budget, Share):
+        raise OptionError(
+            f"memory={memory!r}: the largest batch within a share isn't defined; give a size such as '8GB'"
+        )
+    from poetopt.torch.batch import largest_batch
+
+    trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0)
+    return largest_batch(
+        example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
+    )
 
 
 def _seconds(time_limit: str | float) -> float:

@@ -61,14 +61,15 @@ class Compiled:
         fullgraph: bool = True,
         progress: bool = False,
         measure: bool = True,
+        gap: float = GAP,
     ) -> None:
         self.name = type(module).__name__
         self.module = weakref.ref(module)
         self.budget, self.time_limit_s, self.backend, self.fullgraph = budget, time_limit_s, backend, fullgraph
-        self.told, self.measure = telling(progress), measure
+        self.told, self.measure, self.gap = telling(progress), measure, gap
         self.plans: list[MemoryPlan] = []
         self.meter = Meter()
-        self.only_plan = False
+        self.only_plan = self.only_least = False
 
     def attached(self) -> torch.nn.Module:
         """The module, which is called through this from now on."""
@@ -83,11 +84,11 @@ class Compiled:
         module.memory_plans = self.plans
         return module
 
-    def planned(self, example: Any) -> MemoryPlan:
-        """The plan for an example; nothing runs."""
+    def planned(self, example: Any, least: bool = False) -> MemoryPlan:
+        """The plan for an example, or what none takes less than; nothing runs."""
         module = self.module()
         assert module is not None
-        self.only_plan = True
+        self.only_plan, self.only_least = True, least
         given = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
         named = example if isinstance(example, dict) else {}
         compiled = self._compiled(module, True)
@@ -195,7 +196,7 @@ class Compiled:
         options |= {"num_fwd_outputs": num_fwd_outputs}
         own = min_cut_rematerialization_partition(_copied(module), given, **options)
         try:
-            joint = read(module, num_fwd_outputs, self.measure)
+            joint = read(module, num_fwd_outputs, self.measure and not self.only_least)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         problem = joint.problem(self.name)
@@ -212,6 +213,9 @@ class Compiled:
         may = int(self.budget.fraction * all_bytes) if isinstance(self.budget, Share) else self.budget - beside
         least = hardest_step(problem, Options(ram_bytes=may)).nbytes
         plan = MemoryPlan(self.name, may, beside, all_bytes, _known_peak(own, joint), 0, least)
+        if self.only_least:
+            self.plans.append(plan)
+            raise _Planned
         if plan.torch_bytes is not None and plan.torch_bytes <= may:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = own
@@ -226,7 +230,7 @@ class Compiled:
     def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
-        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=GAP)
+        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
         for _ in range(TRIES):
             solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
             if solution.plan is None or solution.simulation is None:
