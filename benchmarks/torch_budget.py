@@ -102,7 +102,8 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.alive: dict[int, int] = {}
         self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
-        self.live = self.most = 0
+        self.live: int = 0
+        self.most: int = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -299,6 +300,15 @@ def main() -> None:
             put(page({part: [row for rows in found for row in rows[part]] for part in found[0]}), options.output)
 
 
+LLAMA_HEAD = (
+    "A network of Llama's kind as in pytorch's issue 197838, share of the peak without recomputing that was asked for",
+    "(torch's is of what is saved), and measured:",
+    "",
+    "| asked | torch | po |",
+    "|---:|---:|---:|",
+)
+
+
 def page(found: dict[str, list[str]]) -> list[str]:
     return [
         "# Budgets for torch modules, requested and measured",
@@ -318,13 +328,9 @@ def page(found: dict[str, list[str]]) -> list[str]:
         "|---|---:|---:|---:|---:|---:|",
         *found["equal"],
         "",
-        "A network of Llama's kind as in pytorch's issue 197838, share of the peak without recomputing that was asked",
-        "for (torch's is of what is saved), and measured:",
-        "",
-        "| asked | torch | po |",
-        "|---:|---:|---:|",
+        *(LLAMA_HEAD if found["asked"] else ()),
         *found["asked"],
-        "",
+        *([""] if found["asked"] else ()),
         *found["without"],
     ]
 

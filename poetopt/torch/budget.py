@@ -10,8 +10,8 @@ from poetopt.torch.tensors import check_module, needed
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
 
-LEAST_TORCH = (2, 9)
-"""Joint graphs say which outputs are written into inputs since then."""
+LEAST_TORCH = (2, 10)
+"""torch cuts graphs whose nodes are told where to be, and says which outputs are written into inputs, since then."""
 BACKENDS = ("aot_eager", "inductor")
 
 

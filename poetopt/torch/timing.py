@@ -6,7 +6,6 @@ Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 from __future__ import annotations
 
 import math
-import operator
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -106,12 +105,14 @@ class Form(NamedTuple):
 def _form(value: Any) -> Any:
     """A tensor's form; a number as it is planned for. Raises TypeError where it depends on data."""
     if isinstance(value, torch.Tensor):
-        return Form(
-            *([operator.index(size_of(n)) for n in sizes] for sizes in (value.shape, value.stride())),
-            value.dtype,
-            value.device,
-        )
-    return operator.index(size_of(value)) if isinstance(value, torch.SymInt) else value
+        shape, stride = ([_form(n) for n in sizes] for sizes in (value.shape, value.stride()))
+        return Form(shape, stride, value.dtype, value.device)
+    if not isinstance(value, torch.SymInt):
+        return value
+    found = size_of(value)
+    if found is None:
+        raise TypeError(f"{value} depends on data")
+    return found
 
 
 def _real(value: Any) -> Any:
@@ -135,7 +136,7 @@ def _estimated(node: fx.Node) -> float:
     values = tree_leaves([n.meta.get("val") for n in (node, *node.all_input_nodes)])
     forms = [_form(value) for value in values if isinstance(value, torch.Tensor)]
     moved = sum(math.prod(form.shape) * form.dtype.itemsize for form in forms)
-    return CALL_S + moved / BYTES_PER_S + _flops(node) / FLOP_PER_S
+    return CALL_S + float(moved) / BYTES_PER_S + _flops(node) / FLOP_PER_S
 
 
 def _flops(node: fx.Node) -> float:
