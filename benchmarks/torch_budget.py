@@ -102,8 +102,7 @@ class Count(TorchDispatchMode):
         super().__init__()
         self.alive: dict[int, int] = {}
         self.given = {tensor.untyped_storage().data_ptr() for tensor in given}
-        self.live: int = 0
-        self.most: int = 0
+        self.live = self.most = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -141,7 +140,8 @@ def peak_of(module: nn.Module, call: Any, given: Given) -> int:
     gc.collect()
     with Count([*module.parameters(), *module.buffers(), *given]) as count:
         call(*given).backward()
-    return count.most
+    most: int = count.most
+    return most
 
 
 def seconds(given: Given, *pairs: tuple[nn.Module, Any]) -> list[float]:
