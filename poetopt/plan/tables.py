@@ -255,10 +255,13 @@ _DEVICE = {
     "runtime_version": "runtime_version",
     "parts": "parts",
     "closing_ram_bytes": "closing_ram_bytes",
+    "placed": "placed",
 }
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
-    "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name not in ("parts", "closing_ram_bytes")]),
+    "device": Table(
+        Problem, _DEVICE, [name for name in _DEVICE if name not in ("parts", "closing_ram_bytes", "placed")]
+    ),
 }
 """The problem's own fields: an object of the file for each kind of them."""
 
