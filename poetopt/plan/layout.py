@@ -64,8 +64,11 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
     """The same plan with an offset for each buffer; the arena is as small as `pack` can make it, `quick` or not.
 
     The plan must be one that `simulate` passes. With `ram_bytes`, packing stops at the first arena that fits it;
-    at the moment `until` (of `time.monotonic`), at the best that it has.
+    at the moment `until` (of `time.monotonic`), at the best that it has. Where nothing shares an arena
+    (`Problem.placed`), the plan as it is.
     """
+    if not plan.problem.placed:
+        return plan
     lives = _lifetimes(plan)
     after = closing_lives(plan)
     end = max((last for _, _, last in after), default=-1)

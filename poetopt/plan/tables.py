@@ -256,8 +256,9 @@ _DEVICE = {
     "runtime_version": "runtime_version",
     "parts": "parts",
     "closing_ram_bytes": "closing_ram_bytes",
+    "placed": "placed",
 }
-_ADDED = frozenset({"storage_erase_bytes", "parts", "closing_ram_bytes"})
+_ADDED = frozenset({"storage_erase_bytes", "parts", "closing_ram_bytes", "placed"})
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
     "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name not in _ADDED]),

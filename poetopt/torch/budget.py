@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from poetopt.torch.tensors import check_module, needed
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
 
-LEAST_TORCH = (2, 9)
-"""Joint graphs say which outputs are written into inputs since then."""
+LEAST_TORCH = (2, 10)
+"""torch cuts graphs whose nodes are told where to be, and says which outputs are written into inputs, since then."""
 BACKENDS = ("aot_eager", "inductor")
 
 
@@ -33,13 +34,15 @@ class MemoryPlan:
     recomputes
         Kernels that run again.
     recompute_share
-        Their time, by FLOPs and bytes, as a share of the step's without them.
+        Their time as a share of the step's without them.
     gap, scope_gap, scope
         The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
         None where torch's choice runs.
     measured_bytes
         The peak of the first step, of all graphs together; None before it, and with inductor, whose code allocates out
         of sight.
+    batch, batch_bound
+        The largest batch that was found to fit, and the one above which none does; None where that wasn't asked for.
     """
 
     name: str
@@ -56,6 +59,8 @@ class MemoryPlan:
     scope_gap: float | None = None
     scope: str = ""
     measured_bytes: int | None = None
+    batch: int | None = None
+    batch_bound: int | None = None
 
     def __str__(self) -> str:
         from poetopt.report.proof import scope_words
@@ -71,8 +76,8 @@ class MemoryPlan:
         else:
             theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
             lines.append(
-                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time by FLOPs "
-                f"and bytes; torch's own choice {theirs}"
+                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time; torch's "
+                f"own choice {theirs}"
             )
             lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
             lines.append(
@@ -80,6 +85,8 @@ class MemoryPlan:
                 f"{scope_words(self.scope, storage=False)}"
             )
         lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
+        if self.batch is not None:
+            lines.append(f"  batch      {self.batch} fits; none above {self.batch_bound} does")
         if self.measured_bytes is not None:
             lines.append(f"  measured   {show_bytes(self.measured_bytes)} in the first step")
         return "\n".join(lines)
@@ -93,6 +100,7 @@ def compile_module(
     backend: str = "aot_eager",
     fullgraph: bool = True,
     progress: bool = False,
+    measure: bool = True,
 ) -> Any:
     """Compile a torch module in place so that its training step keeps a budget of memory at every point; gives it back.
 
@@ -116,6 +124,9 @@ def compile_module(
         share, so that their peaks add up to no more than that of the whole; what runs between them isn't planned.
     progress
         Write the plan to stderr as soon as there is one.
+    measure
+        Each kernel runs a few times by itself, on random data, and costs what it took; False: costs are by FLOPs and
+        bytes, the same on every machine.
 
     The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
     numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
@@ -134,25 +145,47 @@ def compile_module(
         )
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress).attached()
+    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress, measure).attached()
 
 
 def plan(
-    module: Any, example: Any, *, memory: str | float | Share = "100%", time_limit: str | float = 30.0
+    module: Any,
+    example: Any,
+    *,
+    memory: str | float | Share = "100%",
+    time_limit: str | float = 30.0,
+    measure: bool = True,
+    largest: bool = False,
 ) -> MemoryPlan:
-    """The plan that `po.torch.compile` would run on an example, without running anything.
+    """The plan that `po.torch.compile` would run on an example, without running the module.
 
-    module, memory, time_limit
+    module, memory, time_limit, measure
         As there.
     example
         A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
+    largest
+        The plan of the largest batch that fits, in its stead: tensors of the example that have the first one's
+        dimension 0 are cut or repeated along it. `memory` has to be a size. Up to six batches are planned for, each
+        until it is found to fit: recomputing isn't the least.
 
     Raises what that raises.
     """
     _checked(module, "aot_eager")
+    budget, limit_s = parse_ram(memory, option="memory"), _seconds(time_limit)
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, parse_ram(memory, option="memory"), _seconds(time_limit)).planned(example)
+    if not largest:
+        return Compiled(module, budget, limit_s, measure=measure).planned(example)
+    if isinstance(budget, Share):
+        raise OptionError(
+            f"memory={memory!r}: the largest batch within a share isn't defined; give a size such as '8GB'"
+        )
+    from poetopt.torch.batch import largest_batch
+
+    trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0)
+    return largest_batch(
+        example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
+    )
 
 
 def _seconds(time_limit: str | float) -> float:

@@ -14,27 +14,33 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
-from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.storeall import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
 from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
-from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes
-from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, PoetError
+from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
+from poetopt.torch.timing import size_of
+from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PoetError
 from poetopt.util.progress import telling
 from poetopt.util.units import Share, show_bytes
 
 GAP = 0.01
 """Of the time that recomputing takes: kernels' times are estimates, so that nothing is gained by more."""
+SETTINGS = tuple(k / 10 for k in range(1, 10))
+"""Of torch's budget, whose plans a search begins with."""
 TRIES = 4
 """Of a search, where the graphs take a little more than the plan: outputs that a kernel writes though nobody asks."""
 
@@ -54,14 +60,16 @@ class Compiled:
         backend: str = "aot_eager",
         fullgraph: bool = True,
         progress: bool = False,
+        measure: bool = True,
+        gap: float = GAP,
     ) -> None:
         self.name = type(module).__name__
         self.module = weakref.ref(module)
         self.budget, self.time_limit_s, self.backend, self.fullgraph = budget, time_limit_s, backend, fullgraph
-        self.told = telling(progress)
+        self.told, self.measure, self.gap = telling(progress), measure, gap
         self.plans: list[MemoryPlan] = []
         self.meter = Meter()
-        self.only_plan = False
+        self.only_plan = self.only_least = False
 
     def attached(self) -> torch.nn.Module:
         """The module, which is called through this from now on."""
@@ -76,11 +84,11 @@ class Compiled:
         module.memory_plans = self.plans
         return module
 
-    def planned(self, example: Any) -> MemoryPlan:
-        """The plan for an example; nothing runs."""
+    def planned(self, example: Any, least: bool = False) -> MemoryPlan:
+        """The plan for an example, or what none takes less than; nothing runs."""
         module = self.module()
         assert module is not None
-        self.only_plan = True
+        self.only_plan, self.only_least = True, least
         given = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
         named = example if isinstance(example, dict) else {}
         compiled = self._compiled(module, True)
@@ -102,7 +110,14 @@ class Compiled:
     def _guarded(self, compiled: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call what torch compiled; what fails on the way ends in one message of ours."""
         try:
-            found = compiled(*given, **named)
+            with dynamo.patch(fail_on_recompile_limit_hit=True):  # torch would go on without a plan
+                found = compiled(*given, **named)
+        except FailOnRecompileLimitHit as error:
+            raise ModelError(
+                f"{self.name}: there are plans for {len(self.plans)} sizes of inputs, as many as torch compiles for; "
+                "call torch._dynamo.mark_dynamic(x, 0) on inputs whose batch changes, or raise "
+                "torch._dynamo.config.recompile_limit"
+            ) from error
         except BackendCompilerFailed as error:
             if isinstance(error.inner_exception, (PoetError, _Planned)):
                 raise error.inner_exception from None
@@ -128,7 +143,7 @@ class Compiled:
         if self.backend == "inductor" and not self.only_plan:
             return _inductor(module, example, partition)
         return aot_autograd(
-            fw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), None),
+            fw_compiler=lambda graph, given: self._measured(self._within(graph, boxed_nop(graph, given)), None),
             bw_compiler=lambda graph, given: self._measured(boxed_nop(graph, given), plans[-1]),
             inference_compiler=self._inference,
             partition_fn=partition,
@@ -138,6 +153,22 @@ class Compiled:
         if self.only_plan:
             raise ModelError(f"{self.name}: nothing of it wants a gradient; there is nothing to plan")
         return boxed_nop(module, example)
+
+    def _within(self, graph: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """What runs forward, held to the sizes that were planned for."""
+        values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+        most = {place: size_of(value) for place, value in enumerate(values) if isinstance(value, torch.SymInt)}
+
+        def held(given: list[Any]) -> Any:
+            for place, size in most.items():
+                if size is not None and given[place] > size:
+                    raise OptionError(
+                        f"{self.name}: a size of {given[place]} where the plan is for {size} at most; call with the "
+                        "largest batch first"
+                    )
+            return run(given)
+
+        return held if most else run
 
     def _measured(self, run: Callable[[list[Any]], Any], plan: MemoryPlan | None) -> Any:
         """What runs a graph, backward where its plan is given; the first run is measured, too."""
@@ -162,9 +193,10 @@ class Compiled:
     ) -> tuple[Graphs, MemoryPlan]:
         """The forward and backward graphs of one joint graph, and their plan."""
         options.pop("compiler", None)
-        own = min_cut_rematerialization_partition(_copied(module), given, num_fwd_outputs=num_fwd_outputs, **options)
+        options |= {"num_fwd_outputs": num_fwd_outputs}
+        own = min_cut_rematerialization_partition(_copied(module), given, **options)
         try:
-            joint = read(module, num_fwd_outputs)
+            joint = read(module, num_fwd_outputs, self.measure and not self.only_least)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
         problem = joint.problem(self.name)
@@ -181,23 +213,26 @@ class Compiled:
         may = int(self.budget.fraction * all_bytes) if isinstance(self.budget, Share) else self.budget - beside
         least = hardest_step(problem, Options(ram_bytes=may)).nbytes
         plan = MemoryPlan(self.name, may, beside, all_bytes, _known_peak(own, joint), 0, least)
+        if self.only_least:
+            self.plans.append(plan)
+            raise _Planned
         if plan.torch_bytes is not None and plan.torch_bytes <= may:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = own
         else:
-            graphs = self._searched(joint, problem, plan)
+            graphs = self._searched(joint, problem, plan, _known(joint, problem, may, given, options))
         self.plans.append(plan)
         self.told(str(plan))
         if self.only_plan:
             raise _Planned
         return graphs, plan
 
-    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
+    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
-        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=GAP)
+        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
         for _ in range(TRIES):
-            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), begin=begin)
+            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
             if solution.plan is None or solution.simulation is None:
                 raise self._none(plan, solution)
             graphs = partitioned(joint, solution.plan.instructions)
@@ -303,6 +338,16 @@ def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..
 
     # A plan isn't to be found in a cache by the graph alone.
     return compile_fx(module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False})
+
+
+def _known(joint: Joint, problem: Problem, ram_bytes: int, given: Any, options: dict[str, Any]) -> list[Schedule]:
+    """The schedules of torch's own partitioner at its settings, less what the budget spares, for a search to begin."""
+    found: dict[Schedule, None] = {}
+    for setting in SETTINGS:
+        with config.patch(activation_memory_budget=setting):
+            _, backward = min_cut_rematerialization_partition(_copied(joint.module), given, **options)
+        found[schedule_like(joint, problem, backward)] = None
+    return [thinned(problem, schedule, ram_bytes) for schedule in found]
 
 
 def _known_peak(graphs: Graphs, joint: Joint) -> int | None:

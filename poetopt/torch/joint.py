@@ -5,7 +5,6 @@ Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,17 +14,11 @@ import torch
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.torch.timing import seconds_of, size_of
 from poetopt.util.errors import ModelError
 
-FLOP_PER_S = 5e10
-"""Of a kernel that multiplies; with the bytes below, about what one core does. Only their ratio decides."""
-BYTES_PER_S = 1e10
-"""Of memory that a kernel reads and writes."""
-CALL_S = 2e-6
-"""Of calling a kernel, however small."""
 FORWARD, BACKWARD = "must_be_in_forward", "must_be_in_backward"
 """torch's partitioner's names of nodes that it may not move."""
 ONCE = "poetopt_once"
@@ -108,7 +101,7 @@ class Joint:
             for step in self.steps
         ]
         operators.append(ProblemOperator(END, tuple(sorted(kept)), (), 0.0, 0.0, recomputable=False, backward=True))
-        return Problem(name, "torch", tuple(operators), tuple(tensors), paging=False)
+        return Problem(name, "torch", tuple(operators), tuple(tensors), paging=False, placed=False)
 
     @property
     def kept(self) -> list[fx.Node]:
@@ -118,7 +111,7 @@ class Joint:
         return [node for node in (*own, *tangents, *self.backward_outputs) if node is not None]
 
 
-def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
+def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
     """The joint graph's operators and storages, in its own order. Raises ModelError for what can't be planned.
 
     Storages are those of its fake tensors, so that a view, an expanded or a detached tensor is its base. An operator
@@ -144,6 +137,8 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
         if node.target is operator.getitem and node.args[0] in joint.made_by:
             _pick(joint, node, storages)
             continue
+        if is_number(node):
+            continue
         found = list(storages_of(node))
         read_here = {joint.held[n] for n in node.all_input_nodes if n in joint.held}
         new = [s for s in found if s not in storages and s not in given]
@@ -153,7 +148,7 @@ def read(module: fx.GraphModule, forward_outputs: int) -> Joint:
             continue
         if new and len(new) < len(set(found)):
             raise ModelError(f"{node.target}: some of its outputs are views and some are not; that can't be planned")
-        step = JointStep(node, reads=read_here, recomputable=_recomputable(node), time_s=_seconds(node))
+        step = JointStep(node, reads=read_here, recomputable=_recomputable(node), time_s=seconds_of(node, measure))
         step.backward = late or node.meta.get("partitioner_tag") in ("is_backward", BACKWARD)
         for n in node.all_input_nodes:  # what isn't picked out of a tuple
             if n in joint.made_by and n not in joint.held:
@@ -200,12 +195,18 @@ def is_tangent(node: fx.Node) -> bool:
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
+def is_number(node: fx.Node) -> bool:
+    """Says whether a node's value is a size, which takes no room: it is worked out once."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
 def bytes_of(tensor: Any) -> int:
     """Bytes of a fake tensor's storage. Raises ModelError where they depend on the data."""
     size = tensor.untyped_storage().nbytes()
-    if not isinstance(size, int):
+    found = size_of(size)
+    if found is None:
         raise ModelError(f"a tensor of {size} bytes: sizes that depend on the data can't be planned for")
-    return size
+    return found
 
 
 def tensors_of(node: fx.Node) -> list[Any]:
@@ -318,23 +319,3 @@ def _draw_apart(graph: fx.Graph) -> None:
                 picks[index].replace_all_uses_with(made)
                 graph.erase_node(picks[index])
         graph.erase_node(node)  # else it would draw, too
-
-
-def _seconds(node: fx.Node) -> float:
-    """Time of a kernel by its FLOPs and the bytes that it reads and writes."""
-    touched = [value for n in (node, *node.all_input_nodes) for value in tensors_of(n)]
-    moved = sum(value.numel() * value.element_size() for value in touched)
-    return CALL_S + float(moved) / BYTES_PER_S + _flops(node) / FLOP_PER_S
-
-
-def _flops(node: fx.Node) -> float:
-    """Multiplications and additions, where torch counts them; an element's few otherwise."""
-    count = flop_registry.get(getattr(node.target, "_overloadpacket", None))
-    if count is None:
-        return 0.0
-    values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    try:
-        found = float(count(*values[0], **values[1], out_val=node.meta.get("val")))
-    except (TypeError, ValueError, AssertionError, IndexError):
-        return 0.0  # a form that torch's formula doesn't know; its bytes count
-    return found if math.isfinite(found) else 0.0

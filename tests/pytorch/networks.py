@@ -29,21 +29,45 @@ class Residual(nn.Module):
         return F.relu(self.second_norm(self.second(y)) + self.aside(x))
 
 
-class ResNet(nn.Module):
-    """ResNet-18 where four widths are given."""
+class Bottleneck(nn.Module):
+    """ResNet-50's block."""
 
-    def __init__(self, widths: tuple[int, ...], blocks: int = 2, classes: int = 10) -> None:
+    def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
-        stem = [
-            nn.Conv2d(3, widths[0], 7, 2, 3, bias=False),
-            nn.BatchNorm2d(widths[0]),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1),
-        ]
-        body, before = [], widths[0]
+        inner = width // 4
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(before, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
+            *(nn.Conv2d(inner, inner, 3, stride, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU()),
+            *(nn.Conv2d(inner, width, 1, bias=False), nn.BatchNorm2d(width)),
+        )
+        self.aside = (
+            nn.Identity()
+            if before == width and stride == 1
+            else nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.layers(x) + self.aside(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18 where four widths are given; ResNet-50 with Bottleneck, its widths, a stem of 64 and its blocks."""
+
+    def __init__(
+        self,
+        widths: tuple[int, ...],
+        blocks: tuple[int, ...] = (2, 2, 2, 2),
+        classes: int = 10,
+        block_of: type[nn.Module] = Residual,
+        first: int | None = None,
+    ) -> None:
+        super().__init__()
+        before = first or widths[0]
+        stem = [nn.Conv2d(3, before, 7, 2, 3, bias=False), nn.BatchNorm2d(before), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        body = []
         for level, width in enumerate(widths):
-            for block in range(blocks):
-                body.append(Residual(before, width, 2 if level and not block else 1))
+            for block in range(blocks[level]):
+                body.append(block_of(before, width, 2 if level and not block else 1))
                 before = width
         self.features = nn.Sequential(*stem, *body)
         self.head = nn.Linear(before, classes)
@@ -87,6 +111,39 @@ class MobileNet(nn.Module):
         layers += [nn.Conv2d(before, last, 1, bias=False), nn.BatchNorm2d(last), nn.ReLU6()]
         self.features = nn.Sequential(*layers)
         self.head = nn.Sequential(nn.Dropout(0.2), nn.Linear(last, classes))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.features(x).mean((2, 3))), labels)
+
+
+class Depthwise(nn.Module):
+    """ConvNeXt's block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        return x + (self.scale * self.down(F.gelu(self.up(y)))).permute(0, 3, 1, 2)
+
+
+class ConvNeXt(nn.Module):
+    """ConvNeXt, without stochastic depth."""
+
+    def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], classes: int = 10) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, width, count in zip((3, *widths), widths, blocks, strict=False):
+            if layers:
+                layers += [nn.GroupNorm(1, before), nn.Conv2d(before, width, 2, 2)]
+            else:
+                layers += [nn.Conv2d(before, width, 4, 4), nn.GroupNorm(1, width)]
+            layers += [Depthwise(width) for _ in range(count)]
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Sequential(nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], classes))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.head(self.features(x).mean((2, 3))), labels)
@@ -140,6 +197,49 @@ class Transformer(nn.Module):
             x = layer(x)
         logits = F.linear(self.norm(x), self.words.weight)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class LlamaLayer(nn.Module):
+    """RMSNorm, attention with rotary places and fewer heads of keys and values, and SwiGLU."""
+
+    def __init__(self, width: int, heads: int, groups: int, inner: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.norms = nn.ModuleList([nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)])
+        self.q, self.out = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.kv = nn.Linear(width, 2 * groups * self.size, bias=False)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = self.norms
+        y, (batch, length, width) = first(x), x.shape
+        q = self.q(y).view(batch, length, self.heads, -1).transpose(1, 2)
+        k, v = self.kv(y).view(batch, length, 2 * self.groups, -1).transpose(1, 2).chunk(2, dim=1)
+        q, k = (t * cos + torch.cat([-t[..., self.size // 2 :], t[..., : self.size // 2]], -1) * sin for t in (q, k))
+        k, v = (t.repeat_interleave(self.heads // self.groups, dim=1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        y = second(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """Llama's kind: no bias, no Dropout, a head of its own."""
+
+    def __init__(self, words: int, width: int, heads: int, groups: int, inner: int, layers: int) -> None:
+        super().__init__()
+        self.words, self.size = nn.Embedding(words, width), width // heads
+        self.layers = nn.ModuleList([LlamaLayer(width, heads, groups, inner) for _ in range(layers)])
+        self.norm, self.head = nn.RMSNorm(width, eps=1e-5), nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        turns = 10000.0 ** -(torch.arange(0, self.size, 2, device=tokens.device) / self.size)
+        angles = torch.outer(torch.arange(tokens.shape[1], device=tokens.device).float(), turns).repeat(1, 2)
+        cos, sin, x = angles.cos(), angles.sin(), self.words(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
 
 
 def _twice(before: int, width: int) -> nn.Sequential:

@@ -25,13 +25,18 @@ KINDS = ("resnet", "mobilenet", "unet", "gpt", "bert")
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from tests.pytorch.modules import one_thread
 
+    monkeypatch.setattr(import_module("poetopt.torch.compiled"), "SETTINGS", (0.2, 0.6))  # two are enough here
     with one_thread():
         torch.compiler.reset()
         yield
         torch.compiler.reset()
+
+
+compiled_to = partial(po.torch.compile, time_limit=6, measure=False)
+planned_for = partial(po.torch.plan, time_limit=6, measure=False)
 
 
 def made(kind: str) -> tuple[Any, tuple[Any, ...]]:
@@ -93,7 +98,7 @@ def test_the_measured_peak_keeps_the_budget_and_gradients_are_torchs(kind: str) 
     module, given = made(kind)
     eager, twin = copy.deepcopy(module), copy.deepcopy(module)
     wanted, usual = step(eager, given), peak_of(eager, given)
-    compiled = po.torch.compile(twin, memory="70%", time_limit=60)
+    compiled = compiled_to(twin, memory="70%")
     assert compiled is twin
     check_same(step(compiled, given), wanted)
     (plan,) = compiled.memory_plans
@@ -111,8 +116,8 @@ def test_the_measured_peak_keeps_the_budget_and_gradients_are_torchs(kind: str) 
 def test_a_budget_in_bytes_is_for_parameters_buffers_and_inputs_too() -> None:
     module, given = made("gpt")
     beside = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-    share = po.torch.plan(module, given, memory="60%", time_limit=60)
-    plan = po.torch.plan(module, given, memory=share.budget_bytes + share.beside_bytes, time_limit=60)
+    share = planned_for(module, given, memory="60%")
+    plan = planned_for(module, given, memory=share.budget_bytes + share.beside_bytes)
     assert plan.budget_bytes == share.budget_bytes
     assert share.beside_bytes == beside + given[0].nbytes  # tokens and labels are one tensor, the tied weight is one
     assert all(p.grad is None for p in module.parameters())
@@ -120,7 +125,7 @@ def test_a_budget_in_bytes_is_for_parameters_buffers_and_inputs_too() -> None:
 
 def test_torchs_own_choice_stays_where_it_fits() -> None:
     module, given = made("resnet")
-    compiled = po.torch.compile(copy.deepcopy(module), memory="1GB")
+    compiled = compiled_to(copy.deepcopy(module), memory="1GB")
     check_same(step(compiled, given), step(module, given))
     (plan,) = compiled.memory_plans
     assert plan.own
@@ -144,10 +149,10 @@ def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(compiling, "solve", broken)
     monkeypatch.setattr(compiling, "TRIES", 1)
     with pytest.raises(NoScheduleError, match="no plan was found"):  # by the count over the graphs
-        step(po.torch.compile(copy.deepcopy(module), memory="70%", time_limit=60), given)
+        step(compiled_to(copy.deepcopy(module), memory="70%"), given)
     torch.compiler.reset()
     monkeypatch.setattr(compiling, "peak_bytes", lambda *given: counted(*given) if next(calls) < 2 else 1)
-    compiled = po.torch.compile(module, memory="70%", time_limit=60)
+    compiled = compiled_to(module, memory="70%")
     step(compiled, given)
     (plan,) = compiled.memory_plans
     assert plan.measured_bytes is not None
@@ -158,13 +163,13 @@ def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) 
 def test_a_budget_below_the_least_names_one_that_would_do() -> None:
     module, given = made("resnet")
     with pytest.raises(InfeasibleError, match=r"any plan takes .* or more; one is known with memory=\d+") as caught:
-        po.torch.compile(copy.deepcopy(module), memory="20%", time_limit=20)(*given)
+        compiled_to(copy.deepcopy(module), memory="20%")(*given)
     assert "\n" not in str(caught.value)
     known = float(str(caught.value).rpartition(", ")[2].removesuffix("%"))
-    plan = po.torch.plan(module, given, memory=f"{known + 0.1}%", time_limit=60)
+    plan = planned_for(module, given, memory=f"{known + 0.1}%")
     assert plan.planned_bytes <= plan.budget_bytes
     with pytest.raises(InfeasibleError, match="parameters, buffers and inputs"):
-        po.torch.plan(module, given, memory="1KB", time_limit=20)
+        planned_for(module, given, memory="1KB")
 
 
 def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
@@ -173,12 +178,12 @@ def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
     x = torch.randn(64, 8)
     module = Branches()
     with pytest.raises(ModelError, match=r"Branches: torch can't trace it as one graph.*fullgraph=False"):
-        po.torch.compile(copy.deepcopy(module), memory="99%")(x)
+        compiled_to(copy.deepcopy(module), memory="99%")(x)
     with pytest.raises(ModelError, match="Branches: torch can't trace it"):
-        po.torch.plan(module, x)
+        planned_for(module, x)
     with pytest.raises(OptionError, match="give a share"):
-        po.torch.compile(module, memory="1GB", fullgraph=False)
-    broken = po.torch.compile(copy.deepcopy(module), memory="100%", fullgraph=False)
+        compiled_to(module, memory="1GB", fullgraph=False)
+    broken = compiled_to(copy.deepcopy(module), memory="100%", fullgraph=False)
     check_same(step(broken, (x,)), step(module, (x,)))
     assert len(broken.memory_plans) == 2
     assert peak_of(broken, (x,)) <= sum(plan.budget_bytes for plan in broken.memory_plans)
@@ -189,7 +194,7 @@ def test_buffers_and_inputs_that_forward_changes() -> None:
 
     torch.manual_seed(0)
     module, x = Counting(), torch.randn(256, 16)
-    compiled = po.torch.compile(copy.deepcopy(module), memory="65%", time_limit=60)
+    compiled = compiled_to(copy.deepcopy(module), memory="65%")
     for _ in range(3):  # the value before, each time
         mine, theirs = torch.ones(3), torch.ones(3)
         check_same(step(compiled, (x, mine)), step(module, (x, theirs)))
@@ -199,7 +204,7 @@ def test_buffers_and_inputs_that_forward_changes() -> None:
 
 def test_other_shapes_get_a_plan_of_their_own_and_evaluation_none() -> None:
     module, (tokens, labels) = made("bert")
-    compiled = po.torch.compile(copy.deepcopy(module), memory="70%", time_limit=60)
+    compiled = compiled_to(copy.deepcopy(module), memory="70%")
     for rows in (4, 2):
         given = tokens[:rows], labels[:rows]
         check_same(step(compiled, given), step(module, given))
@@ -211,9 +216,80 @@ def test_other_shapes_get_a_plan_of_their_own_and_evaluation_none() -> None:
     assert len(compiled.memory_plans) == 2
 
 
+def test_a_dynamic_batch_has_one_plan_for_the_first_and_largest() -> None:
+    from torch import _dynamo
+
+    module, given = made("bert")
+    compiled = compiled_to(copy.deepcopy(module), memory="70%")
+
+    def rows(count: int) -> tuple[Any, ...]:
+        cut = tuple(torch.cat([x, x])[:count] for x in given)
+        for x in cut:
+            _dynamo.mark_dynamic(x, 0)
+        return cut
+
+    for count in (4, 3):
+        check_same(step(compiled, rows(count)), step(module, rows(count)))
+        (plan,) = compiled.memory_plans
+        assert plan.recomputes > 0
+        assert peak_of(compiled, rows(count)) <= plan.budget_bytes * count / 3.9
+    with pytest.raises(OptionError, match="a size of 8 where the plan is for 4 at most"):
+        compiled(*rows(8))
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_more_shapes_than_torch_compiles_for_end_in_one_error(fullgraph: bool) -> None:
+    from torch import _dynamo
+
+    compiled = compiled_to(nn.Linear(4, 4), memory="120%", fullgraph=fullgraph)
+    with _dynamo.config.patch(recompile_limit=2):
+        for rows in (2, 3):
+            compiled(torch.randn(rows, 4)).sum().backward()
+        with pytest.raises(ModelError, match=r"plans for 2 sizes of inputs.*mark_dynamic"):
+            compiled(torch.randn(4, 4))
+
+
+def test_the_largest_batch_that_fits() -> None:
+    module, (tokens, labels) = made("gpt")
+    plan = planned_for(module, (tokens, labels), memory="1MB", largest=True, time_limit=2)
+    assert plan.batch is not None
+    assert plan.batch_bound is not None
+    assert 0 < plan.batch <= plan.batch_bound
+    assert plan.planned_bytes + plan.beside_bytes <= 1_000_000
+    assert f"{plan.batch} fits; none above {plan.batch_bound} does" in str(plan)
+    above = tokens[torch.arange(plan.batch_bound + 1) % len(tokens)]
+    with pytest.raises(InfeasibleError, match="any plan takes"):
+        planned_for(module, (above, above), memory="1MB", time_limit=2)
+    with pytest.raises(OptionError, match="give a size"):
+        planned_for(module, (tokens, labels), memory="50%", largest=True)
+    with pytest.raises(InfeasibleError, match="a batch of 1 takes"):
+        planned_for(module, (tokens, labels), memory="100KB", largest=True)
+
+
+def test_costs_are_measured_kernel_by_kernel() -> None:
+    from torch import fx
+    from torch._subclasses import FakeTensorMode
+
+    timing: Any = import_module("poetopt.torch.timing")
+    shapes = {"small": (8, 8), "large": (512, 512)}
+    graph, seconds = fx.Graph(), {}
+    state = torch.get_rng_state()
+    for name, shape in shapes.items():
+        x = graph.placeholder(name)
+        x.meta["val"] = FakeTensorMode().from_tensor(torch.empty(shape))
+        node = graph.call_function(torch.ops.aten.mm.default, (x, x))
+        node.meta["val"] = x.meta["val"]
+        seconds[name] = timing.seconds_of(node, True)
+    assert seconds["large"] > 20 * seconds["small"] > 0
+    indices = graph.call_function(torch.ops.aten.index_select.default, (x, 0, x))  # no indices: it can't run
+    indices.meta["val"] = x.meta["val"]
+    assert timing.seconds_of(indices, True) == timing.seconds_of(indices, False) > 0
+    assert torch.equal(state, torch.get_rng_state())
+
+
 def test_many_modules_in_one_process() -> None:
     for _ in range(10):  # more than torch recompiles one function
-        compiled = po.torch.compile(nn.Linear(4, 4), memory="100%")
+        compiled = compiled_to(nn.Linear(4, 4), memory="100%")
         compiled(torch.randn(2, 4)).sum().backward()
         assert len(compiled.memory_plans) == 1
 
@@ -225,11 +301,11 @@ def test_checkpointed_regions_and_other_types() -> None:
     plain = copy.deepcopy(module)
     for layer in module.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    compiled = po.torch.compile(module, memory="60%", time_limit=60)
+    compiled = compiled_to(module, memory="60%")
     found, wanted = step(compiled, (tokens, labels)), step(plain, (tokens, labels))
     check_same(found, wanted)
-    half = po.torch.compile(copy.deepcopy(plain), memory="60%", time_limit=60)
-    usual = po.torch.compile(plain, memory="100%")
+    half = compiled_to(copy.deepcopy(plain), memory="60%")
+    usual = compiled_to(plain, memory="100%")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         check_same(step(half, (tokens, labels)), step(usual, (tokens, labels)))
     assert half.memory_plans[0].measured_bytes <= half.memory_plans[0].budget_bytes
@@ -238,7 +314,7 @@ def test_checkpointed_regions_and_other_types() -> None:
 def test_outputs_and_their_gradients_count() -> None:
     module = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh(), nn.Softplus())))
     x = torch.randn(512, 32)
-    compiled = po.torch.compile(copy.deepcopy(module), memory="80%", time_limit=60)
+    compiled = compiled_to(copy.deepcopy(module), memory="80%")
     check_same(step(compiled, (x,)), step(module, (x,)))
     (plan,) = compiled.memory_plans
     assert plan.least_bytes >= 2 * x.nbytes
@@ -262,6 +338,6 @@ def test_options_that_cant_be_understood(options: dict[str, Any], said: str) -> 
 
 def test_what_has_no_plan() -> None:
     with pytest.raises(ModelError, match="Module"):
-        po.torch.compile(lambda x: x, memory="50%")
+        compiled_to(lambda x: x, memory="50%")
     with pytest.raises(ModelError, match="wants a gradient"):
-        po.torch.plan(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
+        planned_for(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))

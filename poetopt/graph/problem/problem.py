@@ -31,6 +31,8 @@ class Problem:
         Whether the device has storage to page to.
     dma
         Whether transfers run beside the CPU on one channel.
+    placed
+        Whether tensors share one arena. False: each is allocated by itself, and the bytes that are live count alone.
     alignment
         Every buffer in the arena starts at a multiple of this many bytes.
     reserve_bytes
@@ -77,6 +79,7 @@ class Problem:
     tensors: tuple[ProblemTensor, ...]
     paging: bool = True
     dma: bool = False
+    placed: bool = True
     alignment: int = 1
     reserve_bytes: int = 0
     wake_j: float = 0.0
