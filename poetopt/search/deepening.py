@@ -27,6 +27,7 @@ from poetopt.search.tuning import (
     NEARLY,
     NO_GOODS_SHARE,
     OUTER_SHARE,
+    PACE_S,
     SOON_SHARE,
     WARM_ENOUGH_SHARE,
     WARM_UP_GAP,
@@ -171,7 +172,7 @@ class Deepening:
         budget = self._run.budget
         if scope == top:
             # what no narrower scope has an answer for is worth all of the time
-            return replace(budget, in_reach=self._proven is not None)
+            return budget if self._proven is None else replace(budget, pace_s=PACE_S)
         if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)

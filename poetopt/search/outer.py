@@ -13,11 +13,12 @@ from poetopt.backends.solvers.solver import Outcome, Point, Session
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.enumeration import count_recomputes
+from poetopt.formulations.rows import PointLike
 from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import COMPUTES, Feature
 from poetopt.search.cutting import cut, limits_of, model_of, session_of
 from poetopt.search.run import Budget, Run
-from poetopt.search.tuning import CUT_SHARE, LEAST_S
+from poetopt.search.tuning import ALL_PACE_S, CUT_SHARE, LEAST_S
 from poetopt.util import work
 from poetopt.util.errors import BackendUnavailableError, FormulationError, InfeasibleError, TimeUpError
 
@@ -60,7 +61,7 @@ def bound_all(run: Run, budget: Budget) -> None:
     try:
         model, session = _opened(run, outer, scale=run.scale)
         with run.timed("all schedules"):
-            again = replace(budget.for_s(max(run.work.seconds, AGAIN_S)), in_reach=True)
+            again = replace(budget.for_s(max(run.work.seconds, AGAIN_S)), pace_s=ALL_PACE_S)
             _raised(run, again, outer, model, session)
     except (BackendUnavailableError, InfeasibleError, TimeUpError):  # too large for a licence; nothing is known
         return
@@ -108,11 +109,26 @@ def _raised(run: Run, budget: Budget, outer: Formulation, model: Any, session: S
     def over() -> bool:
         return run.closed(budget.gap) or run.remaining_s(budget) <= 0
 
+    def seen(_: PointLike) -> None:
+        if run.incumbent.value is not None:
+            session.tighten(run.incumbent.value)
+
     def improving(point: Point) -> None:
         run.offer(outer.points.schedule(model, point), "all schedules")
 
     until, latest = (budget.part(share) for share in CUT_SHARE)
-    cut(outer, model, session, until=until, latest=latest, overhead_j=run.incumbent.value, on_bound=enough)
+    cutting = cut(
+        outer,
+        model,
+        session,
+        until=until,
+        latest=latest,
+        overhead_j=run.incumbent.value,
+        on_bound=enough,
+        on_point=seen,
+    )
+    if cutting.infeasible and run.incumbent.value is not None:  # by what is tightened: no other plan is better
+        raised(run.incumbent.value)
     run.proving.root = (run.work.seconds, run.bound)
     while not over() and budget.remaining_s > LEAST_S:
         found = session.search(
