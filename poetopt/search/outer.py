@@ -12,11 +12,10 @@ from typing import Any
 from poetopt.backends.solvers.solver import Outcome, Point, Session
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.retention.enumeration import count_recomputes
 from poetopt.formulations.rows import PointLike
 from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import COMPUTES, Feature
-from poetopt.search.cutting import cut, limits_of, model_of, session_of
+from poetopt.search.cutting import cut, model_of, session_of
 from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import ALL_PACE_S, CUT_SHARE, LEAST_S
 from poetopt.util import work
@@ -24,8 +23,6 @@ from poetopt.util.errors import BackendUnavailableError, FormulationError, Infea
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.TAKEN, *COMPUTES})
 """Features of problems whose plans have their points in outer approximations."""
-MOST = 19_000
-"""Recomputes in a model of all plans: one of more is built and cut for minutes (see `retention.MOST_RECOMPUTES`)."""
 AGAIN_S = 3.0
 """Seconds that a bound on all plans may take at least."""
 
@@ -71,12 +68,9 @@ def bound_all(run: Run, budget: Budget) -> None:
 
 def bounding(run: Run) -> Formulation | None:
     """The relaxation of what is minimised over all plans; None where there is none, or it is too large."""
-    chosen, problem, options = run.chosen, run.problem, run.options
+    chosen, problem = run.chosen, run.problem
     outer = chosen.outer or formulation("retention").outer
     if outer is None or problem.beyond(SUPPORTS | {Feature.STREAMED}) is not None:
-        return None
-    paging = options.paging and problem.paging
-    if options.remat and count_recomputes(problem, limits_of(options), "full", paging) > MOST:
         return None
     try:
         return chosen.bounding(outer)

@@ -43,18 +43,22 @@ from poetopt.formulations.block import Limits, PyomoBlock, Space
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing
-from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
 from poetopt.formulations.retention.memory import ACTIVE, VIOLATION, memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import build, residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import Floats, PointLike, Row
+from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 from poetopt.formulations.scope import ALL
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
 from poetopt.graph.problem.problem import run_bytes
+
+
+MOST = 19_000
+"""Recomputes in a model of all plans: one of more is built and cut for minutes, so that stages are decided together."""
 
 
 def outer_space(
@@ -69,13 +73,33 @@ def outer_space(
     """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing."""
     room = limits.ram_bytes - problem.reserve_bytes
     least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
-    space = retention_space(_unstreamed(problem) if paging else _plain(problem), limits, "full", paging, remat)
+    ends = _ends(problem, limits, paging) if remat else None
+    plainly = _unstreamed(problem) if paging else _plain(problem)
+    space = retention_space(plainly, limits, "full", paging, remat, ends=ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
     index = np.arange(len(space.point_tensor)) if paging else np.full(len(space.point_tensor), -1, dtype=np.int64)
     known = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
     streams = paging and any(operator.variants for operator in problem.operators)
     known |= {"name": ALL, "page_point": pages, "page_index": index, "least": tuple(least) if streams else ()}
     return OuterSpace(**known)
+
+
+def _ends(problem: Problem, limits: Limits, paging: bool) -> Ints | None:
+    """(n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None: itself.
+
+    As many as leave `MOST` recomputes. Memory counts at the last of them: of those where ordinary training has not
+    enough, as many are left to each, and the one is chosen that has most there.
+    """
+    recomputes = count_recomputes(problem, limits, "full", paging)
+    if recomputes <= MOST:
+        return None
+    n, room = len(problem.operators), limits.ram_bytes - problem.reserve_bytes
+    live = ordinary_bytes(problem)
+    short = np.flatnonzero(live > room)
+    count = max(1, min(len(short), int(n * MOST / recomputes)))
+    last = {int(part[np.argmax(live[part])]) for part in np.array_split(short, count) if len(part)} | {n - 1}
+    ends = np.array(sorted(last))
+    return ends[np.searchsorted(ends, np.arange(n))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,6 +188,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The rows of recomputes during which more than the budget is live, whatever the plan."""
     model = block.model()
     space: RetentionSpace = model.space
+    if space.joined:  # nothing is said of a moment inside
+        return []
     r, k = point[model.recompute.r], point[model.residency.k].tolist()
     p = point[model.paging.p].tolist() if space.paging else []
     room, unit = space.room_bytes, space.memory_unit
