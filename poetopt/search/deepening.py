@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.search.cutting import limits_of
-from poetopt.search.outer import no_plan
+from poetopt.search.outer import AllPlans, no_plan
 from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.scope_search import interrupted, search_scope
 from poetopt.search.solution import Options
@@ -59,13 +59,16 @@ def _wide(scope: str) -> bool:
 class Deepening:
     """The way up one run's ladder, as far as its options ask, or as far as the time allows.
 
+    all_plans
+        Bounds all plans, if anything does: once that proves the incumbent, no wider scope is searched.
     first
         The scope that is searched first: what is found before is said to be of it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, all_plans: AllPlans | None = None) -> None:
         options = run.options
         self._run = run
+        self._all, self._bounded = all_plans, False
         self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
         self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
@@ -132,6 +135,8 @@ class Deepening:
             if last.closed:
                 settled = self._proven is not None and not paid
                 self._proven = last
+                if self._all and self._all_proven():
+                    break
             elif last.within(NEARLY):
                 settled = self._proven is not None and not paid
                 self._nearly = last
@@ -146,6 +151,16 @@ class Deepening:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
+
+    def _all_proven(self) -> bool:
+        """Say whether a first bound on all plans leaves nothing open, so that no wider scope is searched."""
+        run, gap = self._run, self._run.options.gap
+        if not self._bounded:
+            self._bounded = True
+            assert self._all is not None
+            return self._all.relax()
+        value = run.incumbent.value
+        return value is not None and value - run.least <= gap * value
 
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""

@@ -57,10 +57,6 @@ from poetopt.graph.problem import Problem
 from poetopt.graph.problem.problem import run_bytes
 
 
-MOST = 19_000
-"""Recomputes in a model of all plans: one of more is built and cut for minutes, so that stages are decided together."""
-
-
 def outer_space(
     problem: Problem,
     limits: Limits,
@@ -70,10 +66,14 @@ def outer_space(
     lean: bool = False,
     transfer_times: bool = False,
 ) -> RetentionSpace:
-    """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing."""
+    """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing.
+
+    With `full:N` as scope stages are decided together until some N recomputes are left.
+    """
     room = limits.ram_bytes - problem.reserve_bytes
     least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
-    ends = _ends(problem, limits, paging) if remat else None
+    most = int(scope.partition(":")[2] or 0)
+    ends = _ends(problem, limits, paging, most) if remat and most else None
     plainly = _unstreamed(problem) if paging else _plain(problem)
     space = retention_space(plainly, limits, "full", paging, remat, ends=ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
@@ -84,19 +84,19 @@ def outer_space(
     return OuterSpace(**known)
 
 
-def _ends(problem: Problem, limits: Limits, paging: bool) -> Ints | None:
+def _ends(problem: Problem, limits: Limits, paging: bool, most: int) -> Ints | None:
     """(n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None: itself.
 
-    As many as leave `MOST` recomputes. Memory counts at the last of them: of those where ordinary training has not
-    enough, as many are left to each, and the one is chosen that has most there.
+    Memory counts at the last of those that are decided together. The stages at which ordinary training has not enough
+    of it are parted into as many runs as leave some `most` recomputes; each run's fullest stage is one of the last.
     """
     recomputes = count_recomputes(problem, limits, "full", paging)
-    if recomputes <= MOST:
+    if recomputes <= most:
         return None
     n, room = len(problem.operators), limits.ram_bytes - problem.reserve_bytes
     live = ordinary_bytes(problem)
     short = np.flatnonzero(live > room)
-    count = max(1, min(len(short), int(n * MOST / recomputes)))
+    count = max(1, min(len(short), n * most // recomputes))
     last = {int(part[np.argmax(live[part])]) for part in np.array_split(short, count) if len(part)} | {n - 1}
     ends = np.array(sorted(last))
     return ends[np.searchsorted(ends, np.arange(n))]
