@@ -209,9 +209,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
     again[space.recompute_operator] = True
     late = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
     # the stages at whose real uses a path may end
-    columns = np.unique(
-        [b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in space.uses[i]]
-    )
+    columns = np.unique([b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in space.uses[i]])
     columns = columns[columns >= late].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
@@ -256,9 +254,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
                 single = _used(values, i, early, single, leaf=True)
             elif values.streamed:
                 single = _used(values, i, early, single, leaf=False)
-            _collect(
-                found, single, pressed, i, space.first_stages[i], [(int(b), x) for x, b in enumerate(early)]
-            )
+            _collect(found, single, pressed, i, space.first_stages[i], [(int(b), x) for x, b in enumerate(early)])
         if not pending[i]:
             distance.pop(i, None)
     return found

@@ -21,6 +21,17 @@ $k_{i,t^+}$. Sums count each decision once, so never more than the plan's.
 *Each plan that wastes nothing has its shadow in here.* What is wasted may be left out, as far as only sums are bounded:
 blocks that ask for anything else are left out of it (`Formulation.outer_of`).
 
+*Where stages are decided together* (`RetentionSpace.ends`) the shadow has, of those whose last one is b,
+
+- $r_{j,b} = 1$ where j runs again in any of them, unless its first run is one of them; $p_{i,b}$ likewise;
+- $k_{i,q} = 1$ where i is in RAM from the end of the last stage of $q^-$'s until the first of q's begins, without a
+  break.
+
+The same rows hold of it: what is read in any of them was there as they began, or was made or paged in in one. Memory is
+counted where it is certain: what is kept across all of them, and at the last one what is kept beyond it, as that was
+there while its operator ran, unless it wrote it. Rows on recomputes are left out. A network of a thousand operators has
+half a million recomputes; with its stages in 20 runs it has ten thousand, and mostly the same bound.
+
 *Where runs may stream*, an operator takes no more than in its leanest way, and what it streams is paged in or written
 in the same stage, for its share of what the variant costs above the plain run: with $\Phi_v$ the variant's joules,
 

@@ -237,8 +237,9 @@ class RetentionSpace:
             paged = np.concatenate(
                 [paged, np.array([i for way in self.stream_ways for i in way.streamed_in], dtype=int)]
             )
-        # what is never written anew is on storage for good
-        unwritten = self.stored & ~np.array([tensor.updated for tensor in self.problem.tensors], dtype=bool)
+        # what is never written anew, or whose new value nothing reads, is on storage for good
+        anew = [tensor.updated and tensor.carried for tensor in self.problem.tensors]
+        unwritten = self.stored & ~np.array(anew, dtype=bool)
         return np.unique(paged[~unwritten[paged]])
 
     @cached_property
