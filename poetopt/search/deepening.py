@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.search.cutting import limits_of
-from poetopt.search.outer import no_plan
+from poetopt.search.outer import AllPlans, no_plan
 from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.scope_search import interrupted, search_scope
 from poetopt.search.solution import Options
@@ -27,6 +27,7 @@ from poetopt.search.tuning import (
     NEARLY,
     NO_GOODS_SHARE,
     OUTER_SHARE,
+    PACE_S,
     SOON_SHARE,
     WARM_ENOUGH_SHARE,
     WARM_UP_GAP,
@@ -58,13 +59,16 @@ def _wide(scope: str) -> bool:
 class Deepening:
     """The way up one run's ladder, as far as its options ask, or as far as the time allows.
 
+    all_plans
+        Bounds all plans, if anything does: once that proves the incumbent, no wider scope is searched.
     first
         The scope that is searched first: what is found before is said to be of it.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, all_plans: AllPlans | None = None) -> None:
         options = run.options
         self._run = run
+        self._all, self._bounded = all_plans, False
         self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
         self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
@@ -131,6 +135,8 @@ class Deepening:
             if last.closed:
                 settled = self._proven is not None and not paid
                 self._proven = last
+                if self._all and self._all_proven():
+                    break
             elif last.within(NEARLY):
                 settled = self._proven is not None and not paid
                 self._nearly = last
@@ -145,6 +151,16 @@ class Deepening:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
+
+    def _all_proven(self) -> bool:
+        """Say whether a first bound on all plans leaves nothing open, so that no wider scope is searched."""
+        run, gap = self._run, self._run.options.gap
+        if not self._bounded:
+            self._bounded = True
+            assert self._all is not None
+            return self._all.relax()
+        value = run.incumbent.value
+        return value is not None and value - run.least <= gap * value
 
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""
@@ -171,7 +187,7 @@ class Deepening:
         budget = self._run.budget
         if scope == top:
             # what no narrower scope has an answer for is worth all of the time
-            return replace(budget, in_reach=self._proven is not None)
+            return budget if self._proven is None else replace(budget, pace_s=PACE_S)
         if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)

@@ -20,7 +20,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import Schedule
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.solution import Listener, Options, Progress
-from poetopt.search.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, OBJECTIVE_TARGET, PACE_S
+from poetopt.search.tuning import EFFORT_S, ENDING_S, ENDING_SHARE, NEARLY, OBJECTIVE_TARGET
 from poetopt.util import interrupts
 from poetopt.util.work import Elapsed, Work
 
@@ -39,8 +39,8 @@ class Budget:
         The count at which the part ends; inf: it ends with the search.
     nearly_until
         The count at which the part ends already where a plan is proven to within `NEARLY`.
-    in_reach
-        Whether the part ends as soon as, at the pace so far, the proof won't be there in time.
+    pace_s
+        Seconds of a search after which the part ends as soon as, at the pace so far, the proof won't be there in time.
     """
 
     work: Work
@@ -48,7 +48,7 @@ class Budget:
     gap: float
     until: float = math.inf
     nearly_until: float = math.inf
-    in_reach: bool = False
+    pace_s: float = math.inf
 
     @property
     def remaining_s(self) -> float:
@@ -199,7 +199,7 @@ class Proving:
         done_s = budget.work.seconds
         taken_s = done_s - begin
         open_ = value * (1 - budget.gap) - self.bound
-        return taken_s < PACE_S or open_ * taken_s <= (self.bound - bound) * max(budget.meant_s, done_s)
+        return taken_s < budget.pace_s or open_ * taken_s <= (self.bound - bound) * max(budget.meant_s, done_s)
 
 
 @dataclass
@@ -282,7 +282,7 @@ class Run:
     def remaining_s(self, budget: Budget) -> float:
         """Seconds left of `budget`, which may end sooner where the scope at hand is nearly proven, or by the clock."""
         value = self.incumbent.value
-        if budget.in_reach and value is not None and not self.proving.in_reach(value, budget):
+        if value is not None and not self.proving.in_reach(value, budget):
             return 0.0
         if self.closed(NEARLY):
             return min(budget.remaining_s, budget.nearly_until - budget.work.seconds)

@@ -40,7 +40,7 @@ from poetopt.search.constructive import first_schedules, plain_schedules
 from poetopt.search.deepening import Deepening
 from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided
 from poetopt.search.limits import impossible, within
-from poetopt.search.outer import bound_all, bounding
+from poetopt.search.outer import AllPlans
 from poetopt.search.run import Proof, Run, outdone
 from poetopt.search.scope_search import relax_scope
 from poetopt.search.solution import Listener, Objective, Options, Solution, Status, graded
@@ -263,9 +263,10 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    deepening = Deepening(run)
+    all_plans = AllPlans(run) if of_all else None
+    deepening = Deepening(run, all_plans)
     run.enter(deepening.first)
-    rest = 1.0 - (ALL_SHARE if of_all and bounding(run) is not None else 0.0)
+    rest = 1.0 - (ALL_SHARE if all_plans else 0.0)
     few = decidable(run)
     run.allot(rest)
     try:
@@ -285,8 +286,8 @@ def search(
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
     try:
         run.allot(1.0)
-        if of_all and not run.interrupted:
-            bound_all(run, run.budget)
+        if all_plans and not run.interrupted:
+            all_plans.search()
     except KeyboardInterrupt:
         run.interrupt()
     return _conclude(run, proof, store_all)

@@ -14,15 +14,19 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.within import within
 from poetopt.graph.problem import Problem
 from poetopt.report.proof import failure_words
-from poetopt.search.outer import no_plan
+from poetopt.search.cutting import session_of
+from poetopt.search.outer import SUPPORTS, no_plan
 from poetopt.search.run import Run
-from poetopt.search.search import search
+from poetopt.search.search import search, without_ends
 from poetopt.search.solution import Options, Status
+from poetopt.util.errors import InfeasibleError, ProblemError
 from tests.bruteforce import plan_optimum, steady_optimum
+from tests.every_plan import TooManyStatesError
 from tests.formulations.test_spaces import away_between_two_uses
 from tests.formulations.test_storage_activation import least_overhead_j, waking
 from tests.problems import random_few
 from tests.seeds import some
+from tests.small import small_problem
 from tests.stored import tight_with_parameters
 
 SLACK = 1e-9
@@ -87,6 +91,57 @@ def test_nor_what_a_step_with_paged_parameters_keeps(seed: int) -> None:
     known = steady_optimum(problem, ram_bytes)
     if known is not None:
         assert not proven(problem, ram_bytes, bounded(ENERGY, known.overhead_j + SLACK))
+
+
+def test_stages_that_are_decided_together_bound_all_plans() -> None:
+    """Against searches of all plans: few runs of stages have an optimum below the plans', and often just that."""
+    outer = formulation("retention").outer
+    assert outer is not None
+    same = joined = 0
+    for seed in some(range(600), 60):
+        problem, ram_bytes, least = _known(seed)
+        if least is None:
+            continue
+        for most in (1, 5, 12):
+            bound, together = _optimum(outer, problem, ram_bytes, most)
+            assert bound <= least + 1e-6 * max(1.0, least), (seed, most)
+            joined += together
+            same += together and least > SLACK and bound > 0.9 * least
+    assert joined > 40
+    assert same > 10
+
+
+def _known(seed: int) -> tuple[Problem, int, float | None]:
+    """A random problem, its budget, and the least overhead of any plan, in joules."""
+    if seed % 2:
+        case = replace(small_problem(seed), deadline_s=None)
+        try:
+            return case.problem, case.ram_bytes, case.serving_j
+        except TooManyStatesError:
+            return case.problem, case.ram_bytes, None
+    problem, ram_bytes = random_few(random.Random(seed))
+    known = plan_optimum(problem, ram_bytes)
+    return problem, ram_bytes, None if known is None else known.overhead_j
+
+
+def _optimum(outer: Formulation, problem: Problem, ram_bytes: int, most: int) -> tuple[float, bool]:
+    """The optimum of the model of all plans with some `most` recomputes, and whether it joins stages."""
+    try:
+        problem = without_ends(problem)
+        if problem.beyond(SUPPORTS) is not None:
+            return 0.0, False
+        model = outer.build(problem, ram_bytes=ram_bytes, scope=f"full:{most}")
+        session = session_of(model, Options(ram_bytes=ram_bytes, threads=1), scale=1.0)
+    except (ProblemError, InfeasibleError):
+        return 0.0, False
+    while True:
+        found = session.search(
+            time_limit_s=60.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None
+        )
+        rows = [] if found.point is None else [row for row in outer.separate(model, found.point) if row.core]
+        if not rows:
+            return found.objective, model.space.joined
+        session.add(rows)
 
 
 def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:

@@ -57,6 +57,8 @@ def basic_rows(basis: highspy.HighsBasis) -> NDArray[np.bool_]:
 
 def largest(rows: csr_matrix) -> Floats:
     """(m,) the largest coefficient of each row, as a magnitude."""
+    if not rows.shape[1]:
+        return np.zeros(rows.shape[0])
     found: Floats = abs(rows).max(axis=1).toarray().reshape(-1)
     return found
 

@@ -38,7 +38,7 @@ from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain_rows import Chain, ChainRows
 from poetopt.formulations.retention.memory import stage_bytes
 from poetopt.formulations.retention.repetition import Repetition
-from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
 from poetopt.formulations.rows import Floats, PointLike, Row
 
 # Where memory is short: the stages at which windows of chain cuts are worth beginning.
@@ -61,7 +61,7 @@ class Pressure:
 
     def __init__(self, space: RetentionSpace) -> None:
         self._space = space
-        self._kept_bytes = _store_all_bytes(space)
+        self._kept_bytes = ordinary_bytes(space.problem)
         self.by_stage: Floats = np.zeros(len(self._kept_bytes))
 
     def begun(self, stage: int) -> None:
@@ -72,17 +72,6 @@ class Pressure:
         """Learn from a point: `kept` (n_points,) are its values of k, `streamed` (n_streams,) those of y."""
         here = stage_bytes(self._space, kept, streamed) >= (1 - FULL) * self._space.room_bytes
         self.by_stage += (here | np.append(here[1:], False)) * self._kept_bytes
-
-
-def _store_all_bytes(space: RetentionSpace) -> Floats:
-    """(N,) bytes that are there in each stage of ordinary training."""
-    problem = space.problem
-    steps = np.zeros(len(problem.operators) + 1)
-    for nbytes, tensor, readers in zip(space.tensor_bytes, problem.tensors, problem.readers, strict=True):
-        first = tensor.first_stage
-        steps[first] += nbytes
-        steps[max((first, *readers)) + 1] -= nbytes
-    return np.asarray(np.cumsum(steps)[:-1])
 
 
 Singles = NDArray[np.float32]
@@ -150,8 +139,13 @@ def _images(block: PyomoBlock, chains: list[Chain]) -> list[Chain]:
     block.given.update(chains)
     pressure: Pressure | None = block.pressure
     found: list[Chain] = []
+    space: RetentionSpace = block.model().space
     for chain in chains:
-        for image in block.repetition.images(chain):
+        read = space.uses[chain.path[0]].get(chain.b, chain.b)
+        for other in block.repetition.images(chain._replace(b=read)):
+            image = other._replace(b=int(space.ends[other.b]))
+            if not space.first_stages[image.path[0]] <= image.s < image.b:
+                continue  # of stages that are decided together
             if image in block.given or (pressure is not None and not pressure.by_stage[image.s]):
                 continue
             block.given.add(image)
@@ -215,9 +209,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
     again[space.recompute_operator] = True
     late = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
     # the stages at whose real uses a path may end
-    columns = np.unique(
-        [b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in problem.readers[i]]
-    )
+    columns = np.unique([b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in space.uses[i]])
     columns = columns[columns >= late].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
@@ -225,7 +217,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
     found: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):
         producer, sized = problem.tensors[i].producer, problem.tensors[i].nbytes > 0
-        uses = problem.readers[i] if sized else ()
+        uses = tuple(space.uses[i]) if sized else ()
         early = np.array([b for b in uses if b < late], dtype=np.int64)
         if producer >= 0 and again[producer]:
             distance[i] = _stay(values, i, columns, stages)
@@ -243,7 +235,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
                 _used(values, i, columns, distance[i], leaf=False) if values.streamed else distance[i],
                 pressed,
                 i,
-                problem.tensors[i].first_stage,
+                space.first_stages[i],
                 [(b, column_of[b]) for b in uses if b >= late],
             )
             for u in problem.operators[producer].inputs:
@@ -262,9 +254,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
                 single = _used(values, i, early, single, leaf=True)
             elif values.streamed:
                 single = _used(values, i, early, single, leaf=False)
-            _collect(
-                found, single, pressed, i, problem.tensors[i].first_stage, [(int(b), x) for x, b in enumerate(early)]
-            )
+            _collect(found, single, pressed, i, space.first_stages[i], [(int(b), x) for x, b in enumerate(early)])
         if not pending[i]:
             distance.pop(i, None)
     return found

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.space import Flags, RetentionSpace
 from poetopt.formulations.retention.streams import Streams, streamed_runs
+from poetopt.formulations.rows import Ints
 from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 
@@ -120,6 +121,7 @@ def retention_space(
     remat: bool,
     lean: bool = False,
     transfer_times: bool = False,
+    ends: Ints | None = None,
 ) -> RetentionSpace:
     """Enumerate the decisions of a scope.
 
@@ -137,6 +139,9 @@ def retention_space(
 
     Which runs may stream operands, `retention.streams` says.
 
+    ends
+        See `RetentionSpace`.
+
     With `transfer_times` it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
     and points at every stage from which it can be written.
     """
@@ -146,17 +151,23 @@ def retention_space(
     if lean:
         allowed &= ~replaced(costly)
     operators, n = problem.operators, len(problem.operators)
+    producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
+    made = np.flatnonzero(producers >= 0)
+    if ends is None:
+        ends = np.arange(n)
+    else:
+        allowed = _together(allowed, ends)
+    born = np.full(len(problem.tensors), -1, dtype=np.int64)
+    born[made] = ends[producers[made]]
     real = np.zeros((len(problem.tensors), n), dtype=bool)
     read = np.zeros_like(real)
     for i, readers in enumerate(problem.readers):
         if problem.tensors[i].nbytes:
-            real[i, list(readers)] = True
+            real[i, [t for t in ends[list(readers)].tolist() if t > born[i]]] = True
             read[i] = allowed[:, list(readers)].any(axis=1)
     read |= real
-    producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
     alive = np.logical_or.accumulate(read[:, ::-1], axis=1)[:, ::-1]  # read in this stage or later
     point = read.copy()
-    made = np.flatnonzero(producers >= 0)
     point[made] |= allowed[:, producers[made]].T & alive[made]
     for j, operator in enumerate(operators):
         if operator.outputs:
@@ -178,7 +189,7 @@ def retention_space(
     point_real = real[point_tensor, point_stage]
     producer = producers[point_tensor]
     point_last = np.diff(point_tensor, append=-1) != 0
-    point_previous = np.where(point_first, producer, np.roll(point_stage, 1))
+    point_previous = np.where(point_first, born[point_tensor], np.roll(point_stage, 1))
     stored = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
     carried = np.array([tensor.may_stay for tensor in problem.tensors], dtype=bool)
     latest = np.zeros(len(problem.tensors), dtype=np.int64)
@@ -214,9 +225,17 @@ def retention_space(
         page_index=page_index,
         dominated=costly,
         lean=lean,
+        ends=ends,
         transfer_times=transfer_times,
         streams=streams,
     )
+
+
+def _together(allowed: Flags, ends: Ints) -> Flags:
+    """(n_stages, n_operators) what all stages that are decided together allow, at the last of them."""
+    found = np.zeros_like(allowed)
+    np.logical_or.at(found, ends, allowed)
+    return found & (np.arange(len(ends))[:, None] > ends[None, :])
 
 
 def _streamed_away(problem: Problem, streams: Streams) -> tuple[Flags, Flags]:

@@ -74,16 +74,14 @@ def _build(block: PyomoBlock) -> None:
     budget = space.room_bytes
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
-    after = space.point_after.tolist()
     own_ways = _own_ways(block, space)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
         coefficients = [size[e] for e in spanning[t]]
-        for e in space.points_at.get(t, ()):
-            if not space.point_real[e] and after[e] >= 0:
-                variables.append(k[after[e]])
-                coefficients.append(size[e])
+        for e in space.beyond(t):
+            variables.append(k[e])
+            coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if t in own_ways:
             saved, more, less = own_ways[t]

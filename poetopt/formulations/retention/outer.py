@@ -21,6 +21,17 @@ $k_{i,t^+}$. Sums count each decision once, so never more than the plan's.
 *Each plan that wastes nothing has its shadow in here.* What is wasted may be left out, as far as only sums are bounded:
 blocks that ask for anything else are left out of it (`Formulation.outer_of`).
 
+*Where stages are decided together* (`RetentionSpace.ends`) the shadow has, of those whose last one is b,
+
+- $r_{j,b} = 1$ where j runs again in any of them, unless its first run is one of them; $p_{i,b}$ likewise;
+- $k_{i,q} = 1$ where i is in RAM from the end of the last stage of $q^-$'s until the first of q's begins, without a
+  break.
+
+The same rows hold of it: what is read in any of them was there as they began, or was made or paged in in one. Memory is
+counted where it is certain: what is kept across all of them, and at the last one what is kept beyond it, as that was
+there while its operator ran, unless it wrote it. Rows on recomputes are left out. A network of a thousand operators has
+half a million recomputes; with its stages in 20 runs it has ten thousand, and mostly the same bound.
+
 *Where runs may stream*, an operator takes no more than in its leanest way, and what it streams is paged in or written
 in the same stage, for its share of what the variant costs above the plain run: with $\Phi_v$ the variant's joules,
 
@@ -43,14 +54,14 @@ from poetopt.formulations.block import Limits, PyomoBlock, Space
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing
-from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.enumeration import count_recomputes, retention_space
 from poetopt.formulations.retention.memory import ACTIVE, VIOLATION, memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
 from poetopt.formulations.retention.residency import build, residency
 from poetopt.formulations.retention.rounding import rounding
-from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import Floats, PointLike, Row
+from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 from poetopt.formulations.scope import ALL
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
@@ -66,16 +77,40 @@ def outer_space(
     lean: bool = False,
     transfer_times: bool = False,
 ) -> RetentionSpace:
-    """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing."""
+    """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing.
+
+    With `full:N` as scope stages are decided together until some N recomputes are left.
+    """
     room = limits.ram_bytes - problem.reserve_bytes
     least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
-    space = retention_space(_unstreamed(problem) if paging else _plain(problem), limits, "full", paging, remat)
+    most = int(scope.partition(":")[2] or 0)
+    ends = _ends(problem, limits, paging, most) if remat and most else None
+    plainly = _unstreamed(problem) if paging else _plain(problem)
+    space = retention_space(plainly, limits, "full", paging, remat, ends=ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
     index = np.arange(len(space.point_tensor)) if paging else np.full(len(space.point_tensor), -1, dtype=np.int64)
     known = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
     streams = paging and any(operator.variants for operator in problem.operators)
     known |= {"name": ALL, "page_point": pages, "page_index": index, "least": tuple(least) if streams else ()}
     return OuterSpace(**known)
+
+
+def _ends(problem: Problem, limits: Limits, paging: bool, most: int) -> Ints | None:
+    """(n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None: itself.
+
+    Memory counts at the last of those that are decided together. The stages at which ordinary training has not enough
+    of it are parted into as many runs as leave some `most` recomputes; each run's fullest stage is one of the last.
+    """
+    recomputes = count_recomputes(problem, limits, "full", paging)
+    if recomputes <= most:
+        return None
+    n, room = len(problem.operators), limits.ram_bytes - problem.reserve_bytes
+    live = ordinary_bytes(problem)
+    short = np.flatnonzero(live > room)
+    count = max(1, min(len(short), n * most // recomputes))
+    last = {int(part[np.argmax(live[part])]) for part in np.array_split(short, count) if len(part)} | {n - 1}
+    ends = np.array(sorted(last))
+    return ends[np.searchsorted(ends, np.arange(n))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,6 +199,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The rows of recomputes during which more than the budget is live, whatever the plan."""
     model = block.model()
     space: RetentionSpace = model.space
+    if space.joined:  # nothing is said of a moment inside
+        return []
     r, k = point[model.recompute.r], point[model.residency.k].tolist()
     p = point[model.paging.p].tolist() if space.paging else []
     room, unit = space.room_bytes, space.memory_unit

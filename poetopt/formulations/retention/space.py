@@ -49,6 +49,9 @@ class RetentionSpace:
         (n_operators,) bool: the operators of which a recompute is no better than page-ins.
     lean
         Whether such recomputes are left out.
+    ends
+        (n_stages,) ascending: the stage that decides for each. Itself; or the last of those that are decided together:
+        what one of them would decide counts there, and what is made in one isn't made again in another.
     transfer_times
         Whether a tensor has a point at every stage up to its last read, so that it may be moved in any; not one whose
         home is storage.
@@ -73,6 +76,7 @@ class RetentionSpace:
     page_index: Ints
     dominated: Flags
     lean: bool
+    ends: Ints
     transfer_times: bool = False
     streams: Streams = field(default_factory=Streams)
 
@@ -116,11 +120,49 @@ class RetentionSpace:
         return bool(after or until if self.wrapped[e] else after and until)
 
     def spanned(self, e: int) -> list[int]:
-        """The stages inside of the interval up to point e, its ends left out."""
-        begin, end = int(self.point_previous[e]) + 1, int(self.point_stage[e])
-        if begin > end:
-            return [*range(end), *range(begin, len(self.problem.operators))]
-        return list(range(begin, end))
+        """The stages inside of the interval up to point e, its ends left out: the tensor is there in all of them.
+
+        Of stages that are decided together those up to the point's are left out, as it may be gone in the course of
+        them; what is there as they end was there in the last one already, where that didn't make it.
+        """
+        before, end = int(self.point_previous[e]), self._begins[self.point_stage[e]]
+        if self.wrapped[e]:
+            return [*range(end), *range(before + 1, len(self.problem.operators))]
+        earlier = before >= 0 and self.point_first[e] and not self._touches(before, int(self.point_tensor[e]))
+        return list(range(before + (not earlier), end))
+
+    def beyond(self, t: int) -> list[int]:
+        """Of tensors with a point at t that t's own operator doesn't touch, the points up to which they are kept."""
+        here = [e for e in self.points_at.get(t, ()) if not self._touches(t, int(self.point_tensor[e]))]
+        return [after for e in here if (after := int(self.point_after[e])) >= 0]
+
+    def _touches(self, t: int, i: int) -> bool:
+        operator = self.problem.operators[t]
+        return i in operator.inputs or i in operator.outputs
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        """(n_stages,) the first of the stages that are decided together with each."""
+        found: list[int] = np.searchsorted(self.ends, self.ends).tolist()
+        return found
+
+    @cached_property
+    def joined(self) -> bool:
+        """Say whether any stages are decided together."""
+        return bool((self.ends != np.arange(len(self.ends))).any())
+
+    @cached_property
+    def first_stages(self) -> list[int]:
+        """For each tensor, the stage that decides from which on it is there."""
+        ends = self.ends.tolist()
+        return [ends[made.producer] if made.computed else 0 for made in self.problem.tensors]
+
+    @cached_property
+    def uses(self) -> list[dict[int, int]]:
+        """For each tensor, the stages that decide for operators that read it, ascending, with the last of these."""
+        ends = self.ends.tolist()
+        pairs = zip(self.problem.readers, self.first_stages, self.problem.tensors, strict=True)
+        return [{ends[t]: t for t in readers if ends[t] > first or not made.computed} for readers, first, made in pairs]
 
     @cached_property
     def room_bytes(self) -> int:
@@ -195,8 +237,9 @@ class RetentionSpace:
             paged = np.concatenate(
                 [paged, np.array([i for way in self.stream_ways for i in way.streamed_in], dtype=int)]
             )
-        # what is never written anew is on storage for good
-        unwritten = self.stored & ~np.array([tensor.updated for tensor in self.problem.tensors], dtype=bool)
+        # what is never written anew, or whose new value nothing reads, is on storage for good
+        anew = [tensor.updated and tensor.carried for tensor in self.problem.tensors]
+        unwritten = self.stored & ~np.array(anew, dtype=bool)
         return np.unique(paged[~unwritten[paged]])
 
     @cached_property
@@ -334,6 +377,16 @@ class RetentionSpace:
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
         sizes += [self._slots(way.workspace_bytes) for way in self.stream_ways]
         return float(math.gcd(*map(int, sizes)) or 1)
+
+
+def ordinary_bytes(problem: Problem) -> Floats:
+    """(n_stages,) the bytes of the tensors that are there in each stage of ordinary training."""
+    steps = np.zeros(len(problem.operators) + 1)
+    for tensor, readers in zip(problem.tensors, problem.readers, strict=True):
+        first, nbytes = tensor.first_stage, slots(problem, tensor.nbytes)
+        steps[first] += nbytes
+        steps[max((first, *readers)) + 1] -= nbytes
+    return np.asarray(np.cumsum(steps)[:-1])
 
 
 def _recomputations(space: RetentionSpace) -> list[tuple[str, int]]:
