@@ -18,11 +18,16 @@ from poetopt.search.solution import Options, Solution
 from poetopt.search.tuning import (
     GRACE_S,
     HEURISTICS_SHARE,
+    LAYOUT_WORK,
     OFFER_WORK,
     PLAIN,
-    PROFILE_AIMS,
+    PROFILE_LAST,
     PROFILE_LAYOUTS,
+    PROFILE_LEAST,
     PROFILE_MOST,
+    PROFILE_NEAR,
+    PROFILE_PART,
+    PROFILE_SEEDS,
     PROFILE_STEP,
     PROFILE_WORK,
     QUICK_PRICES,
@@ -103,24 +108,56 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
 
 
 def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
-    """Schedules that recompute at any stage: with less room each time until some have a layout at once.
+    """Schedules that recompute at any stage, for budgets below the room, as a layout takes more than the live bytes.
 
-    Then those of the aims before are laid out at length, as long as some of them have one.
+    One near to the room that has a layout at once is looked for by halves, and made cheaper by parts that leave it one.
+    In the end those without one are laid out at length, the dearest first, as long as some of them have one then.
     """
-    before: list[list[Schedule]] = []
-    for aim in range(PROFILE_AIMS):
-        work = Work(min(PROFILE_WORK * len(run.problem.operators), PROFILE_MOST), until=run.work.until)
-        room = trial.room_bytes - trial.room_bytes * aim // PROFILE_STEP
-        found = [*ProfileSearch(run.problem, room, work).schedules()][: -PROFILE_LAYOUTS - 1 : -1]
-        run.work.done += work.done
-        if not found or run.work.clock_s < 0:
+    problem, room = run.problem, trial.room_bytes
+    most = min(PROFILE_WORK * len(problem.operators), PROFILE_MOST)
+    refused: list[Schedule] = []
+
+    def laid_out(schedule: Schedule) -> bool:
+        run.work.done += LAYOUT_WORK * len(problem.operators)
+        taken = _taken(run, trial, schedule, "heuristic", strict, quick=True)
+        if not taken:
+            refused.append(schedule)
+        return taken
+
+    def fits(share: float) -> bool:
+        for seed in range(PROFILE_SEEDS):
+            work, last = Work(most, until=run.work.until), None
+            for found in ProfileSearch(problem, int(room * share), work, seed).schedules():
+                last = found
+                work.limit = min(most, work.done + PROFILE_PART * most)
+            run.work.done += work.done
+            if last is not None and laid_out(last):
+                return True
+            if last is None or trial.best is None or run.work.clock_s < 0:
+                break
+        return False
+
+    def accept(schedule: Schedule) -> bool:
+        work.spend(LAYOUT_WORK * len(problem.operators))
+        return laid_out(schedule)
+
+    share, step = 1.0, PROFILE_STEP
+    while not fits(share):
+        share -= step
+        if share < PROFILE_LEAST or run.work.clock_s < 0:
             return
-        if any(_taken(run, trial, schedule, "heuristic", strict, quick=True) for schedule in found):
-            break
-        before.append(found)
-    for found in reversed(before):
-        if run.work.clock_s < 0 or not any(_taken(run, trial, one, "heuristic", strict) for one in found):
-            return
+    while share < 1.0 and step > PROFILE_NEAR and run.work.clock_s > 0:
+        step /= 2
+        share += step if fits(share + step) else 0.0
+    assert trial.best is not None
+    work = Work(PROFILE_LAST * most, until=run.work.until)
+    ProfileSearch(problem, room, work).improve(trial.best.schedule, share - PROFILE_NEAR, accept)
+    run.work.done += work.done
+    lost = 0
+    for schedule in sorted(dict.fromkeys(refused), key=trial.weigh, reverse=True):
+        if trial.weigh(schedule) < trial.best.value and lost < PROFILE_LAYOUTS and run.work.clock_s > 0:
+            run.work.done += LAYOUT_WORK * len(problem.operators)
+            lost = 0 if _taken(run, trial, schedule, "heuristic", strict) else lost + 1
 
 
 def _taken(

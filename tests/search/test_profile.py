@@ -53,7 +53,7 @@ def test_schedules_fit_and_get_cheaper_and_no_optimum_is_undercut(seed: int) -> 
     for ram in range(peak - 1, peak * 6 // 10, -2):
         known = plan_optimum(problem, ram, paging=False)
         costs = []
-        for schedule in ProfileSearch(problem, ram, Work(30_000)).schedules():
+        for schedule in ProfileSearch(problem, ram, Work(10_000)).schedules():
             simulation = simulate(plan_of(problem, schedule))
             assert simulation.peak_bytes <= ram
             costs.append(simulation.energy_j - problem.baseline_energy_j)
@@ -73,7 +73,7 @@ def test_most_small_ones_reach_the_optimum() -> None:
             known = plan_optimum(problem, ram, paging=False)
             if known is None or not known.overhead_j:
                 continue
-            made = [*ProfileSearch(problem, ram, Work(30_000)).schedules()]
+            made = [*ProfileSearch(problem, ram, Work(10_000)).schedules()]
             there += 1
             if made:
                 found += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -30,7 +30,7 @@ NOISE = (0.0, 0.2, 0.5)
 """Standard deviations of the logarithm of a price, where a schedule is made anew."""
 WINDOWS = (8, 12, 20, 40)
 """Shares of the stages (one of so many) that are ruined."""
-LOOK_WORK, PRICE_WORK = 100, 40
+LOOK_WORK, PRICE_WORK = 30, 12
 """Units of work of looking for something to drop, or of taking a recompute out; and of each that could be dropped."""
 END_J = 1e-9
 """A schedule is cheaper that saves this share of the recomputes' energy."""
@@ -169,26 +169,54 @@ class ProfileSearch:
 
     def schedules(self) -> Iterator[Schedule]:
         """Give the schedules, until the work is done; none where nothing can be dropped any more."""
-        profile = self.profile
         try:
             if not self._fill(0.0, math.inf):
                 return
-            self._prune(profile.recomputes)
+            self._prune(self.profile.recomputes)
             yield self._schedule()
-            while profile.total_j > 0:
-                self.work.spend(LOOK_WORK)
-                before, joules = dict(profile.recomputes), profile.total_j
-                for key in self._ruined():
-                    profile.remove(key)
-                fits = self._fill(self.draw.choice(NOISE), joules)
-                if fits:
-                    self._prune(profile.recomputes.keys() - before.keys())
-                if not fits or profile.total_j > joules:
-                    profile.change(before)
-                elif profile.total_j < joules * (1 - END_J):
-                    yield self._schedule()
+            while self.profile.total_j > 0:
+                found = self._made_anew()
+                if found is not None:
+                    yield found
         except OutOfWorkError:
             return
+
+    def improve(self, begin: Schedule, least_share: float, accept: Callable[[Schedule], bool]) -> None:
+        """Make `begin` cheaper until the work is done, by what `accept` takes alone.
+
+        least_share
+            Parts are made anew within this share of the budget at least, another one each time: a layout takes more
+            than the sum of what lives.
+        """
+        profile, most = self.profile, self.most
+        profile.change({t * profile.stride + j: j for t, j in begin.recomputes})
+        try:
+            while profile.total_j > 0:
+                self.most = int(most * self.draw.uniform(least_share, 1.0))
+                self._made_anew(accept)
+        except OutOfWorkError:
+            return
+
+    def _made_anew(self, accept: Callable[[Schedule], bool] | None = None) -> Schedule | None:
+        """Ruin a part and make it anew; the schedule, where it is cheaper and accepted. Else all is as before.
+
+        accept
+            Without it a part that costs the same stays too.
+        """
+        profile = self.profile
+        self.work.spend(LOOK_WORK)
+        before, joules = dict(profile.recomputes), profile.total_j
+        for key in self._ruined():
+            profile.remove(key)
+        fits = self._fill(self.draw.choice(NOISE), joules)
+        if fits:
+            self._prune(profile.recomputes.keys() - before.keys())
+        found = self._schedule() if fits and profile.total_j < joules * (1 - END_J) else None
+        if found is not None and (accept is None or accept(found)):
+            return found
+        if accept is not None or not fits or profile.total_j > joules:
+            profile.change(before)
+        return None
 
     def _schedule(self) -> Schedule:
         profile = self.profile
