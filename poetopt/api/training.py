@@ -136,7 +136,8 @@ class Training:
             raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
         check_usable(found)
         found = running(found, runtime)
-        if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
+        updates = self.graph.optimizer == "none" and not self.graph.forward_only
+        if parameters == "paged" and (updates or self.by_rows is not None):
             paged = self._to_page(found.runtime)
             return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         graph = self.on(found.runtime).graph
