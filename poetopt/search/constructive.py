@@ -56,11 +56,14 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
     options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     all_ways, joules = Ways(run.problem), run.chosen.plain
+    profiled = joules and not strict and _profiled(run)
     found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
+            if profiled and found:
+                break  # what is better from there on is found along its profile
             if (
                 trial.best and run.work.seconds > HEURISTICS_SHARE * run.budget.effort_s
             ) or run.work.clock_s < -GRACE_S:
@@ -80,8 +83,8 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
-    if options.remat and not any(operator.backward for operator in run.problem.operators):
-        _profile_schedules(run, trial, strict)
+    if profiled:
+        _profile_schedules(run)
 
 
 def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
@@ -107,19 +110,32 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
             raise KeyboardInterrupt
 
 
-def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
-    """Schedules that recompute at any stage, for budgets below the room, as a layout takes more than the live bytes.
+def _profiled(run: Run) -> bool:
+    """Say whether schedules are made along the memory profile: whose runs are all plain, on a storage that suffices."""
+    problem, options = run.problem, run.options
+    blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
+    short = problem.paging and options.paging and capacity is not None and blocks > capacity
+    plain = all(problem.fits_plain(k, options.ram_bytes) for k in range(len(problem.operators)))
+    return plain and not short and not problem.at_end and (options.remat or (options.paging and problem.paging))
 
-    One near to the room that has a layout at once is looked for by halves, and made cheaper by parts that leave it one.
-    In the end those without one are laid out at length, the dearest first, as long as some of them have one then.
+
+def _profile_schedules(run: Run) -> None:
+    """Schedules along the memory profile, for budgets below the room, as a layout takes more than the live bytes.
+
+    One near to the room that has a layout at once is looked for by halves. The best is made cheaper by parts that leave
+    it a layout. In the end those without one are laid out at length, the dearest first, as long as some have one then.
     """
-    problem, room = run.problem, trial.room_bytes
+    problem, trial, options = run.problem, run.incumbent, run.options
+    room, steps = trial.room_bytes, any(operator.backward for operator in problem.operators)
     most = min(PROFILE_WORK * len(problem.operators), PROFILE_MOST)
     refused: list[Schedule] = []
 
+    def searched(aim: float, work: Work, seed: int = 0) -> ProfileSearch:
+        return ProfileSearch(problem, int(room * aim), work, seed, paging=options.paging, remat=options.remat)
+
     def laid_out(schedule: Schedule) -> bool:
         run.work.done += LAYOUT_WORK * len(problem.operators)
-        taken = _taken(run, trial, schedule, "heuristic", strict, quick=True)
+        taken = _taken(run, trial, schedule, "heuristic", strict=False, quick=True)
         if not taken:
             refused.append(schedule)
         return taken
@@ -127,13 +143,13 @@ def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
     def fits(share: float) -> bool:
         for seed in range(PROFILE_SEEDS):
             work, last = Work(most, until=run.work.until), None
-            for found in ProfileSearch(problem, int(room * share), work, seed).schedules():
+            for found in searched(share, work, seed).schedules():
                 last = found
                 work.limit = min(most, work.done + PROFILE_PART * most)
             run.work.done += work.done
             if last is not None and laid_out(last):
                 return True
-            if last is None or trial.best is None or run.work.clock_s < 0:
+            if last is None or trial.best is None or steps or run.work.clock_s < 0:
                 break
         return False
 
@@ -142,22 +158,22 @@ def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
         return laid_out(schedule)
 
     share, step = 1.0, PROFILE_STEP
-    while not fits(share):
+    while not fits(share) and share > PROFILE_LEAST and run.work.clock_s > 0:
         share -= step
-        if share < PROFILE_LEAST or run.work.clock_s < 0:
-            return
-    while share < 1.0 and step > PROFILE_NEAR and run.work.clock_s > 0:
+    while not steps and share < 1.0 and step > PROFILE_NEAR and run.work.clock_s > 0:
         step /= 2
         share += step if fits(share + step) else 0.0
-    assert trial.best is not None
-    work = Work(PROFILE_LAST * most, until=run.work.until)
-    ProfileSearch(problem, room, work).improve(trial.best.schedule, share - PROFILE_NEAR, accept)
+    best = trial.best
+    if best is None or best.schedule.variants or best.schedule.page_outs:
+        return
+    work = Work(PROFILE_LAST[steps] * most, until=run.work.until)
+    searched(1.0, work).improve(best.schedule, max(share, PROFILE_LEAST) - PROFILE_NEAR, accept)
     run.work.done += work.done
-    lost = 0
+    lost = PROFILE_LAYOUTS if steps else 0
     for schedule in sorted(dict.fromkeys(refused), key=trial.weigh, reverse=True):
-        if trial.weigh(schedule) < trial.best.value and lost < PROFILE_LAYOUTS and run.work.clock_s > 0:
+        if trial.best and trial.weigh(schedule) < trial.best.value and lost < PROFILE_LAYOUTS and run.work.clock_s > 0:
             run.work.done += LAYOUT_WORK * len(problem.operators)
-            lost = 0 if _taken(run, trial, schedule, "heuristic", strict) else lost + 1
+            lost = 0 if _taken(run, trial, schedule, "heuristic", strict=False) else lost + 1
 
 
 def _taken(

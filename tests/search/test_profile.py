@@ -12,7 +12,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
-from poetopt.search.heuristics.profile import Profile, ProfileSearch
+from poetopt.search.heuristics.profile import RECOMPUTE, Profile, ProfileSearch
 from poetopt.search.search import search
 from poetopt.search.solution import Options
 from poetopt.util.work import Work
@@ -38,9 +38,9 @@ def test_the_profile_is_the_simulators_whatever_is_recomputed_and_taken_back(see
         operator = rng.randrange(stage)
         key = stage * profile.stride + operator
         reads = all(profile.uses[i][0] < key for i in profile.reads[operator])
-        if problem.operators[operator].recomputable and key not in profile.recomputes and reads:
-            profile.add(key, operator)
-            keys.append(key)
+        if problem.operators[operator].recomputable and (key, RECOMPUTE) not in profile.decided and reads:
+            profile.add((key, RECOMPUTE))
+            keys.append((key, RECOMPUTE))
     for key in rng.sample(keys, len(keys)):
         profile.remove(key)
     assert np.array_equal(profile.live(), before)
