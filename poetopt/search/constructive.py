@@ -54,20 +54,30 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
     for known in given:
         _taken(run, trial, known, "start", strict)
     options = run.options
+    found = _replayed(run, trial, strict)
+    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
+        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+    if not found and options.deadline_s is not None:
+        _quick_schedules(run, trial, strict)
+    if run.chosen.plain and not strict and _profiled(run):
+        _profile_schedules(run)
+
+
+def _replayed(run: Run, trial: Incumbent, strict: bool) -> bool:
+    """Say whether greedy replays found a schedule, at several targets and in several ways."""
+    options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     all_ways, joules = Ways(run.problem), run.chosen.plain
-    profiled = joules and not strict and _profiled(run)
     found = False  # a given schedule is no reason to look for quick ones any less
     for paging, remat in dict.fromkeys(modes):
         if not paging and not remat:
             continue
         for share in (1.0, 0.97, 0.93, 0.88, 0.8, 0.7):
-            if profiled and found:
-                break  # what is better from there on is found along its profile
             if (
                 trial.best and run.work.seconds > HEURISTICS_SHARE * run.budget.effort_s
             ) or run.work.clock_s < -GRACE_S:
-                return
+                return found
             aim = int(options.ram_bytes * share)
             for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
                 if place and share not in STREAMING_SHARES:
@@ -78,13 +88,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
                     schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways, work=run.work)
                     run.work.done += OFFER_WORK * len(run.problem.operators)
                     found |= _taken(run, trial, schedule, "heuristic", strict)
-    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
-        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
-            found |= _taken(run, trial, schedule, "heuristic", strict)
-    if not found and options.deadline_s is not None:
-        _quick_schedules(run, trial, strict)
-    if profiled:
-        _profile_schedules(run)
+    return found
 
 
 def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
@@ -134,13 +138,16 @@ def _profile_schedules(run: Run) -> None:
         return ProfileSearch(problem, int(room * aim), work, seed, paging=options.paging, remat=options.remat)
 
     def laid_out(schedule: Schedule) -> bool:
-        run.work.done += LAYOUT_WORK * len(problem.operators)
         taken = _taken(run, trial, schedule, "heuristic", strict=False, quick=True)
         if not taken:
             refused.append(schedule)
+        run.work.done += (OFFER_WORK if taken else LAYOUT_WORK) * len(problem.operators)
         return taken
 
+    ended = False
+
     def fits(share: float) -> bool:
+        nonlocal ended
         for seed in range(PROFILE_SEEDS):
             work, last = Work(most, until=run.work.until), None
             for found in searched(share, work, seed).schedules():
@@ -149,16 +156,19 @@ def _profile_schedules(run: Run) -> None:
             run.work.done += work.done
             if last is not None and laid_out(last):
                 return True
+            ended = last is None and work.done >= most
             if last is None or trial.best is None or steps or run.work.clock_s < 0:
                 break
         return False
 
     def accept(schedule: Schedule) -> bool:
-        work.spend(LAYOUT_WORK * len(problem.operators))
-        return laid_out(schedule)
+        done = run.work.done
+        taken = laid_out(schedule)
+        work.done += run.work.done - done
+        return taken
 
     share, step = 1.0, PROFILE_STEP
-    while not fits(share) and share > PROFILE_LEAST and run.work.clock_s > 0:
+    while not fits(share) and not ended and share > PROFILE_LEAST and run.work.clock_s > 0:
         share -= step
     while not steps and share < 1.0 and step > PROFILE_NEAR and run.work.clock_s > 0:
         step /= 2

@@ -43,9 +43,10 @@ before one is found."""
 PROFILE_STEP, PROFILE_NEAR, PROFILE_LEAST = 0.06, 0.01, 0.7
 """The aim is lowered by the first share of the room until a schedule has a layout, or it would be below the last; then
 it is raised by halves of that, the least of them no more than the second."""
-PROFILE_PART, PROFILE_LAST, LAYOUT_WORK = 0.1, (6.0, 0.7), 800
+PROFILE_PART, PROFILE_LAST, LAYOUT_WORK = 0.1, (6.0, 1.0), 800
 """Shares of the work above: of each aim, and of parts made anew with a layout, the latter without a backward pass
-and with one; and what a layout takes for each operator. Measured on Moccasin's random graphs and the zoo."""
+and with one; and what a layout that isn't found takes for each operator. Measured on Moccasin's random graphs and the
+zoo."""
 QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
 """The price of a second, in units of the power that computing takes, where schedules of least energy come late.
 Measured on resnet18-cifar on tx2 at 45 % within 1.25x."""

@@ -1,4 +1,4 @@
-"""Recomputes along the memory profile: valid, counted to the byte, and near the optimum where that is known."""
+"""Recomputes and page-ins along the memory profile: valid, counted to the byte, and near the optimum where that is known."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from poetopt.search.search import search
 from poetopt.search.solution import Options
 from poetopt.util.work import Work
 from tests.bruteforce import plan_optimum
-from tests.problems import random_problem
+from tests.problems import random_problem, random_tight
+from tests.stored import tight_with_parameters
+from tests.taken import tight_with_takes
 
 
 def without_backward(seed: int, operators: int) -> Problem:
@@ -41,8 +43,8 @@ def test_the_profile_is_the_simulators_whatever_is_recomputed_and_taken_back(see
         if problem.operators[operator].recomputable and (key, RECOMPUTE) not in profile.decided and reads:
             profile.add((key, RECOMPUTE))
             keys.append((key, RECOMPUTE))
-    for key in rng.sample(keys, len(keys)):
-        profile.remove(key)
+    for decision in rng.sample(keys, len(keys)):
+        profile.remove(decision)
     assert np.array_equal(profile.live(), before)
 
 
@@ -97,3 +99,27 @@ def test_a_graph_without_a_backward_pass_has_a_plan_at_once() -> None:
     assert found.plan is not None
     assert first[0] == "heuristic"
     assert simulate(found.plan).peak_bytes <= ram
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_page_ins_of_training_steps_are_counted_as_the_simulator_does(seed: int) -> None:
+    """Bytes and joules; parameters with their home on storage, and outputs that take over an input, included."""
+    rng = random.Random(seed)
+    makers = (
+        lambda: random_tight(rng, operators=7),
+        lambda: tight_with_parameters(rng, forward=3),
+        lambda: tight_with_takes(rng),
+    )
+    problem, ram = makers[seed % 3]()
+    searching = ProfileSearch(problem, ram - problem.reserve_bytes, Work(5_000), paging=True)
+    costs = []
+    for schedule in searching.schedules():
+        simulation = simulate(plan_of(problem, schedule))
+        assert simulation.peak_bytes <= ram
+        assert simulation.overhead_j == pytest.approx(searching.profile.total_j)
+        costs.append(simulation.overhead_j)
+    assert costs == sorted(costs, reverse=True)
+    if seed % 3 == 0 and costs:
+        known = plan_optimum(problem, ram)
+        assert known is not None
+        assert costs[-1] >= known.overhead_j - 1e-9

@@ -32,6 +32,9 @@ WINDOWS = (8, 12, 20, 40)
 """Shares of the stages (one of so many) that are ruined."""
 LOOK_WORK, PRICE_WORK = 30, 12
 """Units of work of looking for something to drop, or of taking a recompute out; and of each that could be dropped."""
+SEVERAL = 0.25
+"""The share of what pays at one event that is dropped before prices are asked for again, where there is a backward
+pass: thousands of drops have to be made then."""
 END_J = 1e-9
 """A schedule is cheaper that saves this share of the recomputes' energy."""
 
@@ -239,6 +242,7 @@ class ProfileSearch:
         self.profile = Profile(problem)
         self.draw = random.Random(seed)
         self.remat = remat
+        self.several = SEVERAL if any(operator.backward for operator in problem.operators) else 0.0
         self.pages = [
             paging and problem.paging and (held.stored or problem.may_page_out(i))
             for i, held in enumerate(problem.tensors)
@@ -346,31 +350,41 @@ class ProfileSearch:
             if noise and self.draw.random() < 0.5:
                 above = np.flatnonzero(over > 0)
                 at = int(above[self.draw.randrange(len(above))])
-            best, pressed = self._drop(at, over, noise, given_up)
-            chosen = best or (pressed if forced else None)
-            if chosen is None:
+            moment = int(profile.keys[at])
+            paying, pressed = self._drops(at, over, noise, given_up)
+            if not paying and (pressed is None or not forced):
                 return False
-            forced -= best is None
-            tensor, until, back = chosen
-            excess = int(over.clip(min=0).sum())
-            added = [one for one in sorted(back, key=_in_order) if one not in profile.decided]
-            for decision in added:
-                profile.add(decision)
-            fails = int((profile.live() - self.most).clip(min=0).sum()) >= excess
-            if best is None or fails:
-                given_up.add((tensor, until))
-            if best is not None and fails:
-                for decision in reversed(added):
-                    if decision in profile.decided:
-                        profile.remove(decision)
+            if not paying:
+                assert pressed is not None
+                forced -= 1
+                self._bring_back(pressed[2])
+                given_up.add(pressed[:2])
+                continue
+            for tensor, until, back in paying[: 1 + int(self.several * len(paying))]:
+                if profile.live()[profile.place(moment)] <= self.most:
+                    break
+                excess = int((profile.live() - self.most).clip(min=0).sum())
+                added = self._bring_back(back)
+                if int((profile.live() - self.most).clip(min=0).sum()) >= excess:
+                    given_up.add((tensor, until))
+                    for decision in reversed(added):
+                        if decision in profile.decided:
+                            profile.remove(decision)
 
-    def _drop(
+    def _bring_back(self, back: list[Decision]) -> list[Decision]:
+        """Decide it; what of it is new."""
+        added = [one for one in sorted(back, key=_in_order) if one not in self.profile.decided]
+        for decision in added:
+            self.profile.add(decision)
+        return added
+
+    def _drops(
         self, at: int, over: np.ndarray, noise: float, given_up: set[tuple[int, int]]
-    ) -> tuple[_Drop | None, _Drop | None]:
-        """Find what pays best of what can be dropped at an event, and what adds least of what doesn't pay."""
+    ) -> tuple[list[_Drop], _Drop | None]:
+        """Find what pays of what can be dropped at an event, the best first, and what adds least of what doesn't."""
         profile, moment = self.profile, int(self.profile.keys[at])
-        least = closest = math.inf
-        best: _Drop | None = None
+        closest = math.inf
+        paying: dict[int, tuple[float, _Drop]] = {}
         pressed: _Drop | None = None
         self.work.spend(LOOK_WORK)
         for i, keys in enumerate(profile.uses):
@@ -400,9 +414,9 @@ class ProfileSearch:
                 price = sum(map(self._joules, back)) / gone
                 if noise:
                     price *= math.exp(self.draw.gauss(0, noise))
-                if price < least:
-                    least, best = price, (i, until, back)
-        return best, pressed
+                if i not in paying or price < paying[i][0]:
+                    paying[i] = price, (i, until, back)
+        return [drop for _, drop in sorted(paying.values(), key=lambda one: one[0])], pressed
 
     def _joules(self, decision: Decision) -> float:
         key, paged = decision
