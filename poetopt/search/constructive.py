@@ -60,7 +60,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             found |= _taken(run, trial, schedule, "heuristic", strict)
     if not found and options.deadline_s is not None:
         _quick_schedules(run, trial, strict)
-    if run.chosen.plain and not strict and _profiled(run):
+    if run.chosen.plain and not strict and run.work.clock_s > 0 and _profiled(run):
         _profile_schedules(run)
 
 
@@ -115,12 +115,23 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
 
 
 def _profiled(run: Run) -> bool:
-    """Say whether schedules are made along the memory profile: whose runs are all plain, on a storage that suffices."""
+    """Say whether schedules are made along the memory profile.
+
+    Their runs are all plain, on a storage that suffices. Seconds have no price there: with transfers to hide, a
+    deadline is for the replays.
+    """
     problem, options = run.problem, run.options
     blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
     short = problem.paging and options.paging and capacity is not None and blocks > capacity
     plain = all(problem.fits_plain(k, options.ram_bytes) for k in range(len(problem.operators)))
-    return plain and not short and not problem.at_end and (options.remat or (options.paging and problem.paging))
+    late = options.deadline_s is not None and any(operator.backward for operator in problem.operators)
+    return (
+        plain
+        and not short
+        and not late
+        and not problem.at_end
+        and (options.remat or (options.paging and problem.paging))
+    )
 
 
 def _profile_schedules(run: Run) -> None:
