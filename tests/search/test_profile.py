@@ -1,4 +1,4 @@
-"""Recomputes and page-ins along the memory profile: valid, counted to the byte, and near the optimum where that is known."""
+"""Recomputes and page-ins along the memory profile: valid, counted to the byte, near the optimum where it is known."""
 
 from __future__ import annotations
 
