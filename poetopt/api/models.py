@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
 from poetopt.autodiff.optimizers import CLIP
+from poetopt.graph import FORWARD_ONLY
 from poetopt.ops.runtimes import DEFAULT
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.process import building
@@ -63,7 +64,8 @@ class Model:
 
         loss
             `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
-            model does last and by the output's shape.
+            model does last and by the output's shape. `forward-only`: none, and no backward operators; the step is the
+            network as it is used.
         output
             The output that the loss is on, where several could have it.
         ignore_index, class_weights, label_smoothing
@@ -104,6 +106,12 @@ class Model:
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
+        trains = (optimizer != "none", clip_norm, rates, lazy_tables, straight_through, class_weights, label_smoothing)
+        if loss == FORWARD_ONLY and (any(trains) or ignore_index is not None or self.graph.parts > 1):
+            raise OptionError(
+                "--loss forward-only: nothing is trained; leave out --optimizer, --micro-batch, and --with clip-norm, "
+                "rates, lazy-tables, straight-through, ignore-index, class-weights and label-smoothing"
+            )
         derived = self.training_graph(
             loss=loss,
             output=output,

@@ -142,7 +142,8 @@ class Training:
                 f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
                 f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
             )
-        if parameters == "paged" and (self.graph.optimizer == "none" or self.by_rows is not None):
+        updates = self.graph.optimizer == "none" and not self.graph.forward_only
+        if parameters == "paged" and (updates or self.by_rows is not None):
             paged = self._to_page(found.runtime)
             return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         graph = self.on(found.runtime).graph

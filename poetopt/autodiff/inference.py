@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
-from poetopt.graph import VIEW_OPS, Node, Operator, TrainingGraph
+from poetopt.autodiff.emit import GraphBuilder
+from poetopt.autodiff.forward import prepare
+from poetopt.graph import FORWARD_ONLY, VIEW_OPS, Graph, Node, Operator, Role, TrainingGraph
+from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.notes import About, Note, listed
+from poetopt.util.text import closest
 
 
 def forward_operators(graph: TrainingGraph) -> list[Operator]:
@@ -78,13 +83,16 @@ def needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]
 
 
 def predicting(graph: TrainingGraph) -> TrainingGraph | None:
-    """The network of a step as it is used: from its inputs to the outputs of its file; None where the loss is all.
+    """The network of a step as it is used: from its inputs to the outputs of its file; None where the loss is all, or
+    there is none.
 
     An output that is an input or a stored tensor, or has the bytes of one, is none of its own: nothing computes it.
 
     Its tensors and values are the step's. An operator that inference changes, or that writes what only the backward
     pass reads, is one for each of its nodes; the others are the step's own.
     """
+    if graph.forward_only and graph.loss:
+        return None
     made = {name for node in forward_nodes(graph) for name in node.outputs}
     outputs = [name for name in graph.outputs if name in made and graph.root(name) != graph.root(graph.loss)]
     whole = _toward(graph, outputs)
@@ -93,6 +101,41 @@ def predicting(graph: TrainingGraph) -> TrainingGraph | None:
     if not own:
         return None
     return whole if own == outputs else _toward(graph, own)
+
+
+def forward_only(graph: Graph, output: str | None = None) -> TrainingGraph:
+    """A network as it is used, without loss and backward operators, as a graph that is scheduled like a step.
+
+    output
+        The one that is wanted; by default all.
+
+    Raises OptionError for an unknown output, ModelError where no operator computes any.
+    """
+    if output is not None and output not in graph.outputs:
+        raise OptionError(
+            f"--output {output}: the model has {', '.join(graph.outputs)}{closest(output, graph.outputs)}"
+        )
+    graph = replace(graph, trained=())
+    builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage)
+    operators, states = prepare(graph, builder)
+    of_graph = {field.name: getattr(graph, field.name) for field in fields(Graph)}
+    given = of_graph | {"tensors": builder.tensors, "values": builder.values, "operators": operators}
+    given |= {"outputs": graph.outputs if output is None else (output,)}
+    network = predicting(TrainingGraph(**given, loss="", loss_kind=FORWARD_ONLY, gradients={}, states=states))
+    if network is None:
+        raise ModelError(f"{graph.name}: no operator computes an output, so there is nothing to schedule")
+    roots = {network.root(name) for name in network.outputs}
+    used = {name for one in network.operators for node in one.nodes for name in (*node.inputs, *node.outputs)}
+    tensors = {
+        name: replace(tensor, role=Role.LOSS) if name in roots or name in network.outputs else tensor
+        for name, tensor in network.tensors.items()
+        if name in used or name in network.inputs
+    }
+    values = {name: value for name, value in network.values.items() if name in used}
+    note = Note(f"no loss: the network alone, for {listed(network.outputs)}", About.LOSS)
+    return replace(
+        network, tensors=tensors, values=values, loss=network.outputs[0], notes=(*graph.notes, note), parts=1
+    )
 
 
 def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:

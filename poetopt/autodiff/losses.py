@@ -41,7 +41,7 @@ from poetopt.autodiff.choice import (
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.linear_loss import FrozenLayer, frozen_layer, set_aside, write_loss
 from poetopt.autodiff.registry import downstream, is_float
-from poetopt.graph import Graph, LabelRule, Node, Operator, Role, Tensor
+from poetopt.graph import FORWARD_ONLY, Graph, LabelRule, Node, Operator, Role, Tensor
 from poetopt.ops.losses import LINEAR
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
@@ -49,7 +49,7 @@ from poetopt.util.text import closest
 
 HALF = frozenset({"float16", "bfloat16"})
 """Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
-LOSSES = ("auto", "cross-entropy", "bce", "mse", "none")
+LOSSES = ("auto", "cross-entropy", "bce", "mse", "none", FORWARD_ONLY)
 RULED = "RuledCrossEntropy"
 """The operator of a cross-entropy that doesn't take all labels and classes alike: no ONNX op."""
 

@@ -18,6 +18,7 @@ from poetopt.autodiff.alternatives import Choice, floor_bytes
 from poetopt.autodiff.behind import Behind, has_pole
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import one_value_note, prepare
+from poetopt.autodiff.inference import forward_only
 from poetopt.autodiff.linear_loss import apart
 from poetopt.autodiff.losses import Attached, attach
 from poetopt.autodiff.passes.blocks import low_memory_order
@@ -32,7 +33,7 @@ from poetopt.autodiff.registry import (
     principal,
     rule_of,
 )
-from poetopt.graph import Graph, LabelRule, Operator, Role, Tensor, TrainingGraph
+from poetopt.graph import FORWARD_ONLY, Graph, LabelRule, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError, PoetError
 from poetopt.util.notes import Note, listed
 
@@ -51,7 +52,8 @@ def differentiate(
 
     loss
         `cross-entropy`, `bce`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which picks by the
-        output; what it picked is in `notes`. See `poetopt.autodiff.losses`.
+        output; what it picked is in `notes`. See `poetopt.autodiff.losses`. `forward-only`: the network as it is used,
+        without loss and backward operators.
     output
         Name of the output that the loss is on; needed where several could have it.
     straight_through
@@ -73,6 +75,8 @@ def differentiate(
     """
     if graph.opset < OLDEST_OPSET:
         raise ModelError(f"{graph.name}: opset {graph.opset} is older than {OLDEST_OPSET}; convert the model first")
+    if loss == FORWARD_ONLY:
+        return forward_only(compose(graph), output)
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)

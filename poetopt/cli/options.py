@@ -118,7 +118,10 @@ READING = (
 )
 """Options of reading a model's file; beside the batch."""
 LOSS = (
-    Option("loss", str, AUTO, "auto|cross-entropy|bce|mse|none", "The loss to attach.", None),
+    Option(
+        "loss", str, AUTO, "auto|cross-entropy|bce|mse|none|forward-only",
+        "The loss to attach; none: the output is it; forward-only: no training, the network as it is used.", None,
+    ),
     Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
     Option("ignore_index", _TEXT, None, "-100", "The label of what cross-entropy leaves out of the mean.", flag=""),
     Option("class_weights", _TEXT, None, "W,W,...", "A weight of cross-entropy for each class.", flag=""),

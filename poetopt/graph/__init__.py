@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph.graph import (
     DTYPE_BYTES,
+    FORWARD_ONLY,
     OWN_DOMAIN,
     PACKED,
     TOGETHER,
@@ -27,6 +28,7 @@ from poetopt.graph.graph import (
 
 __all__ = [
     "DTYPE_BYTES",
+    "FORWARD_ONLY",
     "OWN_DOMAIN",
     "PACKED",
     "TOGETHER",

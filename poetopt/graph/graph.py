@@ -47,6 +47,10 @@ def bytes_of_elements(count: int, dtype: str) -> int:
     return -(-count // PACKED[dtype]) if dtype in PACKED else count * DTYPE_BYTES[dtype]
 
 
+FORWARD_ONLY = "forward-only"
+"""In place of a loss: the network as it is used."""
+
+
 class Role(StrEnum):
     """Holds what a tensor is for; it decides whether the tensor lies in the resident region."""
 
@@ -71,7 +75,7 @@ class Role(StrEnum):
     HYPERPARAMETER = "hyperparameter"
     """A scalar that says how parameters are updated, given with each step, or one that follows from such. Resident."""
     LOSS = "loss"
-    """The scalar loss. Resident, so that it outlives the step."""
+    """The scalar loss, or the outputs of a network without one. Resident, so that it outlives the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +378,8 @@ class TrainingGraph(Graph):
     loss
         Name of the scalar loss.
     loss_kind
-        `cross-entropy`, `bce`, `mse`, or `none` (the model's own scalar output is the loss).
+        `cross-entropy`, `bce`, `mse`, `none` (the model's own scalar output is the loss), or `forward-only`: there is
+        none, `loss` is the first of the outputs, and all of them are results.
     gradients
         For each trained parameter, in order, the name of its gradient (`<parameter>.grad`), where gradients are results
         of the step. Empty where the step updates parameters and keeps no gradients.
@@ -454,6 +459,16 @@ class TrainingGraph(Graph):
             closing=None,
         )
 
+    @property
+    def forward_only(self) -> bool:
+        """Says whether it is a network alone, without loss and backward operators."""
+        return self.loss_kind == FORWARD_ONLY
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Gives what the forward pass is for: the loss, or without one the outputs."""
+        return self.outputs if self.forward_only else (self.loss,)
+
     @cached_property
     def updaters(self) -> Mapping[str, Operator]:
         """For each tensor that an operator writes anew over itself, that operator: by the tensor's old name."""
@@ -468,14 +483,14 @@ class TrainingGraph(Graph):
     @cached_property
     def shown_results(self) -> Mapping[str, str]:
         """Gives what an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
-        shown = {self.loss: self.loss} | {f"{name}.grad": made for name, made in self.gradients.items()}
+        shown = {name: name for name in self.targets} | {f"{name}.grad": made for name, made in self.gradients.items()}
         new = (made for old, made in self.carried.items() if old not in self.sums.values())
         return shown | ({name: name for name in new} if self.updaters else {})
 
     @cached_property
     def results(self) -> tuple[str, ...]:
         """Gives what the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
-        return tuple(dict.fromkeys((self.loss, *self.gradients.values(), *self.carried.values())))
+        return tuple(dict.fromkeys((*self.targets, *self.gradients.values(), *self.carried.values())))
 
 
 def inner_storage(operator: Operator) -> Mapping[str, str]:

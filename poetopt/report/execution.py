@@ -116,7 +116,7 @@ def zero_gradients(execution: Execution) -> int:
 
 def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[str, str]]]:
     """The title and the rows of the summary of `poetopt run`."""
-    what = "updates" if execution.updated else "gradients"
+    what = "outputs" if execution.loss is None else "updates" if execution.updated else "gradients"
     rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
     rows += notes.rows(said(plan))
     if zero := zero_gradients(execution):
@@ -124,10 +124,10 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[st
     costed = predicted(plan)
     if costed is not None:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
-    if not math.isfinite(execution.loss):
+    if execution.loss is not None and not math.isfinite(execution.loss):
         rows.append(("note", f"the loss is no number: {_culprits(execution)}"))
     graph = plan.problem.graph
-    if graph is not None and graph.loss != "loss":
+    if graph is not None and graph.loss != "loss" and not graph.forward_only:
         rows.append(("note", f"'loss' is called {graph.loss!r} here: the model has a tensor of that name"))
     if moved := moved_words(execution.bytes_paged, execution.bytes_streamed):
         text = f"{moved} to and from a file in {show_seconds(execution.transfer_s)} of a step"
@@ -270,6 +270,12 @@ def _training_memory(ended: TrainingRun) -> str:
 
 
 def _sameness(execution: Execution) -> str:
+    if execution.loss is None:
+        return f"{execution.outputs} outputs: " + (
+            "bit for bit those of the network computed without the schedule"
+            if execution.bit_identical
+            else f"{len(execution.different)} differ, by up to {execution.max_abs_diff:.3g}"
+        )
     what = f"{execution.gradients} gradients"
     if execution.updated:
         what = f"{execution.updated} updated parameters and states"

@@ -123,7 +123,10 @@ DEAREST = 5
 
 def device_text(plan: Plan, execution: DeviceExecution) -> str:
     """The summary of `poetopt run --on`."""
-    rows = [("gradients", _sameness(execution)), ("memory", _memory(execution))]
+    rows = [
+        ("outputs" if execution.loss is None else "gradients", _sameness(execution)),
+        ("memory", _memory(execution)),
+    ]
     if execution.code_bytes is not None:
         rows.append(("code", f"{execution.code_bytes:,} B beside the weights, by {execution.compiler}"))
     if execution.instructions is not None:
@@ -207,9 +210,7 @@ def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
 
 def _outputs(emitted: Emitted) -> str:
     if emitted.prediction_bytes is None:
-        return (
-            "no po_predict: the network has no output beside its loss, moves rows of tables one by one, or has no room"
-        )
+        return "no po_predict: the step has no outputs beside its results, moves rows of tables, or leaves no room"
     without = ", ".join(emitted.not_predicted)
     more = f", without {without}, which nothing computes" if without else ""
     return f"po_predict takes {emitted.prediction_bytes:,} B of the arena{more}"
@@ -248,7 +249,9 @@ def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:
 
 
 def _sameness(execution: DeviceExecution) -> str:
-    compared = f"{execution.gradients} gradients, the loss ({execution.loss:.6g})"
+    compared = f"{execution.outputs} outputs"
+    if execution.loss is not None:
+        compared = f"{execution.gradients} gradients, the loss ({execution.loss:.6g})"
     if execution.statistics:
         compared += f" and {execution.statistics} statistics"
     same = (

@@ -18,11 +18,16 @@ from poetopt.search.solution import Options, Solution
 from poetopt.search.tuning import (
     GRACE_S,
     HEURISTICS_SHARE,
+    LAYOUT_WORK,
     OFFER_WORK,
     PLAIN,
-    PROFILE_AIMS,
+    PROFILE_LAST,
     PROFILE_LAYOUTS,
+    PROFILE_LEAST,
     PROFILE_MOST,
+    PROFILE_NEAR,
+    PROFILE_PART,
+    PROFILE_SEEDS,
     PROFILE_STEP,
     PROFILE_WORK,
     QUICK_PRICES,
@@ -49,6 +54,19 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
     for known in given:
         _taken(run, trial, known, "start", strict)
     options = run.options
+    found = _replayed(run, trial, strict)
+    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
+        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
+            found |= _taken(run, trial, schedule, "heuristic", strict)
+    if not found and options.deadline_s is not None:
+        _quick_schedules(run, trial, strict)
+    if run.chosen.plain and not strict and run.work.clock_s > 0 and _profiled(run):
+        _profile_schedules(run)
+
+
+def _replayed(run: Run, trial: Incumbent, strict: bool) -> bool:
+    """Say whether greedy replays found a schedule, at several targets and in several ways."""
+    options = run.options
     modes = [(options.paging, False), (options.paging, options.remat), (False, options.remat)]
     all_ways, joules = Ways(run.problem), run.chosen.plain
     found = False  # a given schedule is no reason to look for quick ones any less
@@ -59,7 +77,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
             if (
                 trial.best and run.work.seconds > HEURISTICS_SHARE * run.budget.effort_s
             ) or run.work.clock_s < -GRACE_S:
-                return
+                return found
             aim = int(options.ram_bytes * share)
             for place, ways in enumerate(all_ways.within(aim) if paging else (ALL_PLAIN,)):
                 if place and share not in STREAMING_SHARES:
@@ -70,13 +88,7 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
                     schedule = greedy(lasting, aim, paging=paging, remat=remat, ways=ways, work=run.work)
                     run.work.done += OFFER_WORK * len(run.problem.operators)
                     found |= _taken(run, trial, schedule, "heuristic", strict)
-    if trial.best is None and options.deadline_s is None and run.elapsed_s < options.time_limit_s:
-        for schedule in greedy_schedules(run.problem, options, options.ram_bytes, Work(WORK)):  # what remedies promise
-            found |= _taken(run, trial, schedule, "heuristic", strict)
-    if not found and options.deadline_s is not None:
-        _quick_schedules(run, trial, strict)
-    if options.remat and not any(operator.backward for operator in run.problem.operators):
-        _profile_schedules(run, trial, strict)
+    return found
 
 
 def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
@@ -102,25 +114,87 @@ def plain_schedules(run: Run, solve: Callable[..., Solution]) -> None:
             raise KeyboardInterrupt
 
 
-def _profile_schedules(run: Run, trial: Incumbent, strict: bool) -> None:
-    """Schedules that recompute at any stage: with less room each time until some have a layout at once.
+def _profiled(run: Run) -> bool:
+    """Say whether schedules are made along the memory profile.
 
-    Then those of the aims before are laid out at length, as long as some of them have one.
+    Their runs are all plain, on a storage that suffices. Seconds have no price there: with transfers to hide, a
+    deadline is for the replays.
     """
-    before: list[list[Schedule]] = []
-    for aim in range(PROFILE_AIMS):
-        work = Work(min(PROFILE_WORK * len(run.problem.operators), PROFILE_MOST), until=run.work.until)
-        room = trial.room_bytes - trial.room_bytes * aim // PROFILE_STEP
-        found = [*ProfileSearch(run.problem, room, work).schedules()][: -PROFILE_LAYOUTS - 1 : -1]
-        run.work.done += work.done
-        if not found or run.work.clock_s < 0:
-            return
-        if any(_taken(run, trial, schedule, "heuristic", strict, quick=True) for schedule in found):
-            break
-        before.append(found)
-    for found in reversed(before):
-        if run.work.clock_s < 0 or not any(_taken(run, trial, one, "heuristic", strict) for one in found):
-            return
+    problem, options = run.problem, run.options
+    blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
+    short = problem.paging and options.paging and capacity is not None and blocks > capacity
+    plain = all(problem.fits_plain(k, options.ram_bytes) for k in range(len(problem.operators)))
+    late = options.deadline_s is not None and any(operator.backward for operator in problem.operators)
+    return (
+        plain
+        and not short
+        and not late
+        and not problem.at_end
+        and (options.remat or (options.paging and problem.paging))
+    )
+
+
+def _profile_schedules(run: Run) -> None:
+    """Schedules along the memory profile, for budgets below the room, as a layout takes more than the live bytes.
+
+    One near to the room that has a layout at once is looked for by halves. The best is made cheaper by parts that leave
+    it a layout. In the end those without one are laid out at length, the dearest first, as long as some have one then.
+    """
+    problem, trial, options = run.problem, run.incumbent, run.options
+    room, steps = trial.room_bytes, any(operator.backward for operator in problem.operators)
+    most = min(PROFILE_WORK * len(problem.operators), PROFILE_MOST)
+    refused: list[Schedule] = []
+
+    def searched(aim: float, work: Work, seed: int = 0) -> ProfileSearch:
+        return ProfileSearch(problem, int(room * aim), work, seed, paging=options.paging, remat=options.remat)
+
+    def laid_out(schedule: Schedule) -> bool:
+        taken = _taken(run, trial, schedule, "heuristic", strict=False, quick=True)
+        if not taken:
+            refused.append(schedule)
+        run.work.done += (OFFER_WORK if taken else LAYOUT_WORK) * len(problem.operators)
+        return taken
+
+    ended = False
+
+    def fits(share: float) -> bool:
+        nonlocal ended
+        for seed in range(PROFILE_SEEDS):
+            work, last = Work(most, until=run.work.until), None
+            for found in searched(share, work, seed).schedules():
+                last = found
+                work.limit = min(most, work.done + PROFILE_PART * most)
+            run.work.done += work.done
+            if last is not None and laid_out(last):
+                return True
+            ended = last is None and work.done >= most
+            if last is None or trial.best is None or steps or run.work.clock_s < 0:
+                break
+        return False
+
+    def accept(schedule: Schedule) -> bool:
+        done = run.work.done
+        taken = laid_out(schedule)
+        work.done += run.work.done - done
+        return taken
+
+    share, step = 1.0, PROFILE_STEP
+    while not fits(share) and not ended and share > PROFILE_LEAST and run.work.clock_s > 0:
+        share -= step
+    while not steps and share < 1.0 and step > PROFILE_NEAR and run.work.clock_s > 0:
+        step /= 2
+        share += step if fits(share + step) else 0.0
+    best = trial.best
+    if best is None or best.schedule.variants or best.schedule.page_outs:
+        return
+    work = Work(PROFILE_LAST[steps] * most, until=run.work.until)
+    searched(1.0, work).improve(best.schedule, max(share, PROFILE_LEAST) - PROFILE_NEAR, accept)
+    run.work.done += work.done
+    lost = PROFILE_LAYOUTS if steps else 0
+    for schedule in sorted(dict.fromkeys(refused), key=trial.weigh, reverse=True):
+        if trial.best and trial.weigh(schedule) < trial.best.value and lost < PROFILE_LAYOUTS and run.work.clock_s > 0:
+            run.work.done += LAYOUT_WORK * len(problem.operators)
+            lost = 0 if _taken(run, trial, schedule, "heuristic", strict=False) else lost + 1
 
 
 def _taken(

@@ -37,12 +37,19 @@ WORK = 1_000_000
 second on all of it."""
 OFFER_WORK = 20
 """Units for each operator, of simulating a schedule and finding its layout."""
-PROFILE_WORK, PROFILE_MOST = 6_000, 6_000_000
+PROFILE_WORK, PROFILE_MOST = 2_000, 2_000_000
 """Units for each operator, and at most, of recomputes along the memory profile. Measured on Moccasin's random graphs of
 100, 250 and 1,000 operators: three seconds for the first two at 80 %, ten for the last."""
-PROFILE_AIMS, PROFILE_STEP, PROFILE_LAYOUTS = 8, 100, 3
-"""So many budgets are tried until a schedule has a layout, each smaller by one of so many parts of the room; and so
-many schedules of each are laid out, the cheapest first."""
+PROFILE_SEEDS, PROFILE_LAYOUTS = 3, 3
+"""So many schedules of each aim are laid out; and so many of those without a layout at once are laid out at length
+before one is found."""
+PROFILE_STEP, PROFILE_NEAR, PROFILE_LEAST = 0.06, 0.01, 0.7
+"""The aim is lowered by the first share of the room until a schedule has a layout, or it would be below the last; then
+it is raised by halves of that, the least of them no more than the second."""
+PROFILE_PART, PROFILE_LAST, LAYOUT_WORK = 0.1, (6.0, 1.0), 800
+"""Shares of the work above: of each aim, and of parts made anew with a layout, the latter without a backward pass
+and with one; and what a layout that isn't found takes for each operator. Measured on Moccasin's random graphs and the
+zoo."""
 QUICK_PRICES = (1.0, 4.0, 16.0, 64.0)
 """The price of a second, in units of the power that computing takes, where schedules of least energy come late.
 Measured on resnet18-cifar on tx2 at 45 % within 1.25x."""

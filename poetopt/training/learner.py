@@ -17,7 +17,7 @@ from poetopt.backends.onnxruntime import measure
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
 from poetopt.backends.step.memory import SLICE, descend
-from poetopt.backends.step.places import graph_of
+from poetopt.backends.step.places import check_trains, graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
@@ -42,6 +42,7 @@ DESCENT = {"lr": 1e-3}
 
 def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
     """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
+    check_trains(graph)
     known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
     for name, value in given.items():
         if not isinstance(value, int | float | np.number):

@@ -53,6 +53,7 @@ def passed(execution: Execution) -> None:
     assert execution.bit_identical
     assert execution.max_abs_diff == 0
     assert execution.different == ()
+    assert execution.loss is not None
     assert math.isfinite(execution.loss)
 
 

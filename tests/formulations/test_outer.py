@@ -135,9 +135,7 @@ def _optimum(outer: Formulation, problem: Problem, ram_bytes: int, most: int) ->
     except (ProblemError, InfeasibleError):
         return 0.0, False
     while True:
-        found = session.search(
-            time_limit_s=60.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None
-        )
+        found = session.search(time_limit_s=60.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None)
         rows = [] if found.point is None else [row for row in outer.separate(model, found.point) if row.core]
         if not rows:
             return found.objective, model.space.joined

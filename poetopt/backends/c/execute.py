@@ -176,7 +176,8 @@ def execute_on(
         step_s=mine.step_s,
         store_all_step_s=theirs.step_s,
         fused_step_s=None,
-        loss=float(mine.results[chosen.loss].reshape(-1)[0]),
+        outputs=len(chosen.targets) if chosen.forward_only else 0,
+        loss=None if chosen.forward_only else float(mine.results[chosen.loss].reshape(-1)[0]),
         by_operator=by_operator,
         results={name: mine.results[name] for name in kept},
         batch=batch,
@@ -190,7 +191,9 @@ def unscheduled(plan: Plan) -> Plan:
 
 
 def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Gives what a step makes of a batch: the gradients or, where it updates parameters by them, how far these move."""
+    """Gives what a step makes of a batch: gradients, how far updates move parameters, or outputs without a loss."""
+    if graph.forward_only:
+        return {name: results[name] for name in graph.targets}
     if graph.gradients:
         return {name: results[f"{name}.grad"] for name in graph.gradients}
     return moved_by(graph, whole(graph), results)
@@ -200,13 +203,14 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
     """Gives what the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
     sessions = Sessions(graph, 1)
     shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
+    shown |= {name: name for name in graph.targets if graph.forward_only}
     shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
     exact, *near = (
         {shown[name]: array for name, array in Steps(graph, sessions, seed).take(batch).items() if name in shown}
         for seed in (None, *range(TRIALS))
     )
     went = moved(graph, exact)
-    return sensitivity(went, [moved(graph, one) for one in near], went if graph.gradients else exact)
+    return sensitivity(went, [moved(graph, one) for one in near], exact if graph.updaters else went)
 
 
 def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:

@@ -162,8 +162,8 @@ class DeviceExecution(DeviceChecks):
         As in `Execution`.
     step_s, store_all_step_s, fused_step_s
         Median seconds in C on this machine, scheduled and not, and of onnxruntime's one session; None on an emulator.
-    loss
-        Its value.
+    outputs, loss
+        As in `Execution`.
     by_operator
         Instructions of each operator, by name; empty where it was no emulator.
     """
@@ -177,7 +177,8 @@ class DeviceExecution(DeviceChecks):
     step_s: float | None
     store_all_step_s: float | None
     fused_step_s: float | None
-    loss: float
+    outputs: int
+    loss: float | None
     by_operator: Mapping[str, int] = field(default_factory=dict)
     results: Mapping[str, Array] = field(repr=False, compare=False)
     batch: Mapping[str, Array] = field(repr=False, compare=False)
@@ -192,16 +193,17 @@ class DeviceExecution(DeviceChecks):
     @property
     def message(self) -> str:
         """Gives what failed, in one sentence; empty where nothing did."""
+        count, what = (self.outputs, "outputs") if self.outputs else (1 + self.gradients + self.statistics, "gradients")
         if not self.bit_identical:
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
                 f"on {self.on}, the scheduled step and the unscheduled one differ in {len(self.different)} of "
-                f"{1 + self.gradients + self.statistics} tensors ({shown}), by up to {self.max_abs_diff:.3g}; please "
+                f"{count} tensors ({shown}), by up to {self.max_abs_diff:.3g}; please "
                 "report it with the plan file"
             )
         if not self.close:
             return (
-                f"on {self.on}, the gradients are {self.distance:.3g} away from onnxruntime's (relative), where "
+                f"on {self.on}, the {what} are {self.distance:.3g} away from onnxruntime's (relative), where "
                 f"{TOLERANCE:g} times the {self.sensitivity:.3g} by which one ulp moves them is allowed"
                 f"{far_shown(self.far)}; please report it with the plan file"
             )

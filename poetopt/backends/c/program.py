@@ -305,7 +305,7 @@ def device_program(
         resident.kept + words + lists,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
-            kept(graph.loss),
+            *map(kept, graph.targets),
             *(kept(made, f"{name}.grad") for name, made in graph.gradients.items()),
             *(kept(name) for name in graph.states.values()),
         ),

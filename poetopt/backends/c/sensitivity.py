@@ -98,7 +98,7 @@ class Steps:
                 if joint.tensors[name].role is Role.CONSTANT and len(joint.tensors[name].shape) > 1:
                     self.held[name] = self._moved(self.held[name], data=True)
             self._given |= {name + MOVED: self.held[name] for name in graph.trained}
-        names = tuple(dict.fromkeys((graph.loss, *graph.gradients.values(), *self.carried.values())))
+        names = tuple(dict.fromkeys((*graph.targets, *graph.gradients.values(), *self.carried.values())))
         run = graph if seed is None else _reading_moved(graph)
         self._step = reference_of(run, partial(node_by_node, sessions), self._given, names)
 

@@ -220,6 +220,8 @@ def filled(name: str, values: Mapping[str, object]) -> str:
 
 def does(program: DeviceProgram) -> str:
     """Gives what a step consists of, in words."""
+    if program.graph.forward_only:
+        return "the network alone, whose outputs are its results"
     optimizer = program.graph.optimizer
     return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
 

@@ -133,8 +133,8 @@ class Execution(Checks):
         Median seconds that all of this takes in a step, checksums included.
     fused_bit_identical
         Whether the graph as one session gives the same bits.
-    loss
-        Its value.
+    outputs, loss
+        How many outputs a network without loss has, which were compared; else 0, and the value of the loss.
     threads, sessions, versions
         Threads of each session, how many distinct ones there were, and the libraries that took part.
     results
@@ -165,7 +165,8 @@ class Execution(Checks):
     bytes_streamed: int
     transfer_s: float
     fused_bit_identical: bool
-    loss: float
+    outputs: int
+    loss: float | None
     threads: int
     sessions: int
     versions: Mapping[str, str]
@@ -177,7 +178,7 @@ class Execution(Checks):
     def message(self) -> str:
         """Gives what failed, in one sentence; empty where nothing did."""
         if not self.bit_identical:
-            count = 1 + self.gradients + self.statistics + self.updated
+            count = max(1, self.outputs) + self.gradients + self.statistics + self.updated
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
                 f"the scheduled step and ordinary training differ in {len(self.different)} of {count} tensors "

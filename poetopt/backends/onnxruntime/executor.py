@@ -148,7 +148,8 @@ def execute(
         bytes_streamed=simulation.bytes_streamed,
         transfer_s=transfer_s,
         fused_bit_identical=fused_same,
-        loss=float(mine[joint.loss].reshape(-1)[0]),
+        outputs=len(joint.targets) if joint.forward_only else 0,
+        loss=None if joint.forward_only else float(mine[joint.loss].reshape(-1)[0]),
         threads=threads,
         sessions=len(sessions),
         versions={
@@ -287,7 +288,7 @@ def run_alone(
         times = [seconds, *(clock.time(partial(step.run, batch)) for _ in range(STEPS - 1))]
         peak = peak_bytes()
     figures = {
-        "loss": loss,
+        "loss": None if made.graph.forward_only else loss,
         "arena_bytes": arena_bytes(made.plan),
         "bytes_paged": simulation.bytes_paged,
         "bytes_streamed": simulation.bytes_streamed,

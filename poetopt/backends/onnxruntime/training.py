@@ -26,7 +26,7 @@ from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
 from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, verify
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
 from poetopt.backends.step.memory import descend
-from poetopt.backends.step.places import graph_of
+from poetopt.backends.step.places import check_trains, graph_of
 from poetopt.devices.meters import Meter, Metered, metering
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -313,6 +313,7 @@ def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str
     first
         The values that training begins with, where they are not the graph's.
     """
+    check_trains(graph)
     if "momentum" in graph.hyperparameters and momentum is None:
         default: float = (graph.joint.values if first is None else first)[graph.hyperparameters["momentum"]].item()
         return default

@@ -13,7 +13,7 @@ from poetopt.ops.runtimes.sliced import Sliced
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
-from poetopt.util.errors import PlanError
+from poetopt.util.errors import OptionError, PlanError
 
 
 def graph_of(plan: Plan, graph: TrainingGraph | None = None) -> TrainingGraph:
@@ -24,6 +24,12 @@ def graph_of(plan: Plan, graph: TrainingGraph | None = None) -> TrainingGraph:
             f"{plan.problem.name}: the plan is of a problem file, which has no network to execute; solve an ONNX model"
         )
     return chosen
+
+
+def check_trains(graph: TrainingGraph) -> None:
+    """Raise OptionError for a network without a loss."""
+    if graph.forward_only:
+        raise OptionError("the plan is of a network alone (--loss forward-only), which isn't trained; give a loss")
 
 
 def check_belongs(graph: TrainingGraph, problem: Problem, runtime: Runtime, shown: str) -> None:

@@ -1,4 +1,4 @@
-/* Written by poetopt. One training step of ${model}:
+/* Written by poetopt. One step of ${model}:
    ${does}, scheduled by its plan. README.md says how it is built and called. */
 #ifndef PO_H
 #define PO_H
@@ -45,7 +45,7 @@ typedef struct {
 /* To be written before each ${fed}, which may use their memory for something else: to their address or, where that is 0, to
    their blocks on the storage. */
 extern const po_tensor po_inputs[];
-/* There after a step: the loss, then gradients where they are kept, then updated statistics. */
+/* There after a step: the loss or, without one, the outputs, then gradients where they are kept, then updated statistics. */
 extern const po_tensor po_results[];
 /* What is trained. It stays from step to step, and is the program's to change. Some may be on the storage. */
 extern const po_tensor po_parameters[];
