@@ -29,6 +29,7 @@ from poetopt.search.tuning import (
     PROFILE_PART,
     PROFILE_SEEDS,
     PROFILE_STEP,
+    PROFILE_STEPS,
     PROFILE_WORK,
     QUICK_PRICES,
     QUICK_SHARE,
@@ -118,17 +119,18 @@ def _profiled(run: Run) -> bool:
     """Say whether schedules are made along the memory profile.
 
     Their runs are all plain, on a storage that suffices. Seconds have no price there: with transfers to hide, a
-    deadline is for the replays.
+    deadline is for the replays. And of a step that isn't large models tell more in the time that it takes.
     """
     problem, options = run.problem, run.options
     blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
     short = problem.paging and options.paging and capacity is not None and blocks > capacity
     plain = all(problem.fits_plain(k, options.ram_bytes) for k in range(len(problem.operators)))
-    late = options.deadline_s is not None and any(operator.backward for operator in problem.operators)
+    step = any(operator.backward for operator in problem.operators)
+    quick = step and (options.deadline_s is not None or len(problem.operators) < PROFILE_STEPS)
     return (
         plain
         and not short
-        and not late
+        and not quick
         and not problem.at_end
         and (options.remat or (options.paging and problem.paging))
     )

@@ -30,8 +30,9 @@ NOISE = (0.0, 0.2, 0.5)
 """Standard deviations of the logarithm of a price, where a schedule is made anew."""
 WINDOWS = (8, 12, 20, 40)
 """Shares of the stages (one of so many) that are ruined."""
-LOOK_WORK, PRICE_WORK = 30, 12
-"""Units of work of looking for something to drop, or of taking a recompute out; and of each that could be dropped."""
+LOOK_WORK, PRICE_WORK, CHANGE_WORK = 30, 12, 15
+"""Units of work of looking for something to drop, or of taking a recompute out; of each that could be dropped; and of
+each decision that is taken back to be made anew."""
 SEVERAL = 0.25
 """The share of what pays at one event that is dropped before prices are asked for again, where there is a backward
 pass: thousands of drops have to be made then."""
@@ -295,9 +296,9 @@ class ProfileSearch:
             Without it a part that costs the same stays too.
         """
         profile = self.profile
-        self.work.spend(LOOK_WORK)
-        before, joules = set(profile.decided), profile.total_j
-        for decision in self._ruined():
+        before, joules, ruined = set(profile.decided), profile.total_j, self._ruined()
+        self.work.spend(LOOK_WORK + CHANGE_WORK * len(ruined))
+        for decision in ruined:
             if decision in profile.decided:
                 profile.remove(decision)
         fits = self._fill(self.draw.choice(NOISE), joules)
