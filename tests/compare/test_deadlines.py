@@ -107,7 +107,8 @@ def test_where_everything_fits() -> None:
     assert front.least_deadline_s == pytest.approx(problem.baseline_time_s)
 
 
-def test_text_json_and_picture(front: DeadlineFront, tmp_path: Path) -> None:
+def test_text_json_and_picture(front: DeadlineFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     text = deadline_lines(front)
     assert "shortest feasible deadline" in text[1]
     assert len(text) == len(front.points) + 5

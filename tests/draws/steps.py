@@ -31,13 +31,16 @@ def step_cases(
     loss: str = "mse",
     optimizer: str = "none",
     clip: bool = False,
+    train: str = "*",
 ) -> list[Case]:
     """The runs of nodes in a network's training step that amount to `op_type`, on a random batch.
 
     optimizer, clip
         Whose updates the step has: as one with the gradients where `op_type` is of both; and whether it clips them.
+    train
+        The parameters that are trained.
     """
-    graph = load(model, train="*")
+    graph = load(model, train=train)
     assert isinstance(graph, Graph)
     step = with_updates(differentiate(graph, loss=loss), optimizer, fuse=TOGETHER in op_type, clip=clip)
     if op_type.startswith("DequantizeLinear"):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import OWN_DOMAIN
+from poetopt.ops.losses import LINEAR
 from poetopt.testing.kernel import Case, node_case
 from tests.draws.pieces import (
     Draw,
@@ -117,6 +118,13 @@ def update(op_type: str, optimizer: str, *, clips: float = 0.0) -> Draw:
     return draw
 
 
+def _frozen_head(random: Random) -> list[Case]:
+    rows, features, classes = int(random.integers(6, 11)), int(random.integers(1, 5)), int(random.integers(4100, 5000))
+    w = normal(random, (features, classes))
+    model = network(random, (rows, features), [onnx_node("MatMul", ["h", "w"])], {"w": w})
+    return step_cases(model, LINEAR, random, loss="cross-entropy", train="p")
+
+
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DRAWS: Mapping[tuple[str, str], Draw] = {
     **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")},
@@ -124,6 +132,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "ReduceSum"): _sum,
     ("", "Einsum"): _einsum,
     ("", "Gemm"): _gemm,
+    (OWN_DOMAIN, LINEAR): _frozen_head,
     ("", "MatMul"): _matmul,
     **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
     **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o, clips=0.5) for o in OPTIMIZERS},
