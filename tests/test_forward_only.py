@@ -88,6 +88,15 @@ def test_one_output_alone_may_be_asked_for() -> None:
         po.load(branching(outputs=("y", "t2"))).differentiate(loss="forward-only", output="z")
 
 
+def test_what_nothing_computes_is_left_out_and_named() -> None:
+    model = branching(outputs=("y",))
+    model.graph.output.append(helper.make_tensor_value_info(model.graph.input[0].name, TensorProto.FLOAT, None))
+    report = po.solve(model, loss="forward-only", device="a72", ram="100%")
+    assert po.execute(report).results.keys() == {"y"}
+    (note,) = (text for text in report.to_dict()["notes"] if "no loss" in text)
+    assert note.endswith(f"left out, as no operator computes it: {model.graph.input[0].name}")
+
+
 def test_layers_are_as_in_inference() -> None:
     model, evaluated = branching(normalized=True), branching(normalized=True)
     for node in evaluated.graph.node:

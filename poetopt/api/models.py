@@ -107,10 +107,11 @@ class Model:
         if granularity not in GRANULARITIES:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
         trains = (optimizer != "none", clip_norm, rates, lazy_tables, straight_through, class_weights, label_smoothing)
-        if loss == FORWARD_ONLY and (any(trains) or ignore_index is not None or self.graph.parts > 1):
+        named = self.graph.named or self.graph.parts > 1
+        if loss == FORWARD_ONLY and (any(trains) or ignore_index is not None or named):
             raise OptionError(
-                "--loss forward-only: nothing is trained; leave out --optimizer, --micro-batch, and --with clip-norm, "
-                "rates, lazy-tables, straight-through, ignore-index, class-weights and label-smoothing"
+                "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "
+                "and --with clip-norm, rates, lazy-tables, straight-through, ignore-index, class-weights, label-smoothing"
             )
         derived = self.training_graph(
             loss=loss,

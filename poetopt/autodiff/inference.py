@@ -132,7 +132,10 @@ def forward_only(graph: Graph, output: str | None = None) -> TrainingGraph:
         if name in used or name in network.inputs
     }
     values = {name: value for name, value in network.values.items() if name in used}
-    note = Note(f"no loss: the network alone, for {listed(network.outputs)}", About.LOSS)
+    text = f"no loss: the network alone, for {listed(network.outputs)}"
+    if gone := [name for name in given["outputs"] if name not in network.outputs]:
+        text += f"; left out, as no operator computes it: {listed(gone)}"
+    note = Note(text, About.LOSS)
     return replace(
         network, tensors=tensors, values=values, loss=network.outputs[0], notes=(*graph.notes, note), parts=1
     )

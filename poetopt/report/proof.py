@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import proven_words
+from poetopt.formulations.scope import ALL, proven_words
 from poetopt.graph.problem import Problem
 from poetopt.search.limits import kind
 from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
@@ -211,6 +211,8 @@ class Claim:
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
     """The schedules that were searched, as they read after 'schedule'. The arguments are those of `Claim`."""
+    if scope == ALL:
+        return "whatever"
     if not remat:
         kind = "with nothing recomputed"
     elif scope == "full" and formulation.partition("+")[0] == "poet":

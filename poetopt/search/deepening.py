@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from poetopt.formulations.retention.enumeration import count_recomputes
 from poetopt.formulations.scope import kind_words, scope_depth, scope_name
 from poetopt.search.cutting import limits_of
 from poetopt.search.outer import AllPlans, no_plan
@@ -21,6 +22,8 @@ from poetopt.search.solution import Options
 from poetopt.search.tuning import (
     BESIDE_SHARE,
     CLAIMED_SHARE,
+    FAR_RECOMPUTES,
+    FAR_SHARE,
     FINER,
     FINEST,
     LEAST_S,
@@ -145,12 +148,22 @@ class Deepening:
         assert last is not None
         if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
             last = self._of_all(last, OUTER_SHARE)
-        if last.infeasible and not last.of_all and run.remaining_s(run.budget) >= LEAST_S:
+        lost = last.infeasible and not last.of_all
+        if (lost or (not last.infeasible and self._far)) and run.remaining_s(run.budget) >= LEAST_S:
             last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
         if run.incumbent.best is None and not last.infeasible and run.remaining_s(run.budget) > 2 * LEAST_S:
             self._last = None
             last = self._search(last.asked, run.budget, no_goods=1.0)
         return claim(self._proven, self._nearly, last, gap)
+
+    @property
+    def _far(self) -> bool:
+        """Say whether a bound on all plans leaves much open, and the widest scope is small."""
+        run, limits = self._run, limits_of(self._run.options)
+        value, paging = run.incumbent.value, run.options.paging and run.problem.paging
+        if not self._bounded or value is None or run.least >= FAR_SHARE * value:
+            return False
+        return count_recomputes(run.problem, limits, "full", paging) <= FAR_RECOMPUTES
 
     def _all_proven(self) -> bool:
         """Say whether a first bound on all plans leaves nothing open, so that no wider scope is searched."""

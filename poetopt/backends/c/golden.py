@@ -86,7 +86,7 @@ def golden_of(program: DeviceProgram) -> Golden:
     batch = {**random_batch(graph.whole), **_values(graph.whole, program.inputs, inputs)}
     sessions = Sessions(graph, 1)
     exact, *near = (Steps(graph, sessions, seed).take(batch) for seed in (None, *range(TRIALS)))
-    names = (graph.loss, *graph.gradients.values(), *graph.states.values())
+    names = (*graph.targets, *graph.gradients.values(), *graph.states.values())
     kept = {name: exact[name] for name in names if exact[name].dtype.kind == "f"}
     each = sensitivity(kept, near, kept)
     parameters = list[SignedSum | None]()

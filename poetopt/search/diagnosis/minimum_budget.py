@@ -10,7 +10,8 @@ from typing import TypedDict
 
 from poetopt.formulations import formulation
 from poetopt.graph.problem import Problem
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.simulate import simulate
+from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.search.constructive import greedy_schedules, quick_prices
 from poetopt.search.incumbent import Candidate, Incumbent
 from poetopt.search.limits import hardest_step, placed_bytes, taken_bytes
@@ -127,6 +128,9 @@ def least_ram(
     chosen = formulation(options.formulation)
     if chosen.impossible(problem) is not None or not chosen.judged:
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
+    late = options.deadline_s is not None and problem.closing is not None
+    if late and simulate(store_all(problem)).makespan_s > (options.deadline_s or 0.0):
+        return None  # by what comes behind the last part, whatever the RAM
     # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
     low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))
     high = store_all_bytes(problem)

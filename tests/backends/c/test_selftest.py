@@ -26,6 +26,7 @@ from poetopt.util.errors import ExecutionError
 from tests.backends.c.support import HOST, M4, WARNINGS, dropping_model, needs_emulator, needs_host, network
 from tests.backends.c.test_parts import paged as in_parts
 from tests.backends.c.test_predicting import plan_of
+from tests.test_forward_only import branching
 
 MAIN = """
 #include <stdio.h>
@@ -55,9 +56,11 @@ int main(void)
 
 @cache
 def program_of(kind: str) -> DeviceProgram:
-    """Of gradients; of Adam and drawn numbers; of parts; of running statistics, in RAM, in the arena, on storage."""
+    """Of gradients; two outputs alone; Adam and drawn numbers; parts; running statistics, in RAM or arena, on storage."""
     if kind == "gradients":
         plan = plain(network())
+    elif kind == "alone":
+        plan = plain(po.load(branching(outputs=("y", "t2"))), loss="forward-only")
     elif kind == "adam":
         plan = plain(dropping_model(), optimizer="adam")
     elif kind == "parts":
@@ -66,7 +69,7 @@ def program_of(kind: str) -> DeviceProgram:
         plan = plan_of(kind)
     graph = graph_of(plan)
     program = device_program(plan, graph, prediction=prediction_of(plan, graph))
-    assert program.predicts is not None
+    assert (program.predicts is None) is (kind == "alone")
     return replace(program, golden=golden_of(program))
 
 
@@ -84,7 +87,7 @@ def said(folder: Path) -> str:
     ("kind", "schedule"),
     [
         ("gradients", "code"), ("adam", "code"), ("resident", "table"), ("paged", "code"), ("tight", "table"),
-        ("parts", "code"), ("parts", "table"),
+        ("parts", "code"), ("parts", "table"), ("alone", "code"),
     ],
 )  # fmt: skip
 def test_what_was_emitted_passes(kind: str, schedule: str, tmp_path: Path) -> None:
