@@ -93,8 +93,7 @@ def test_what_nothing_computes_is_left_out_and_named() -> None:
     model.graph.output.append(helper.make_tensor_value_info(model.graph.input[0].name, TensorProto.FLOAT, None))
     report = po.solve(model, loss="forward-only", device="a72", ram="100%")
     assert po.execute(report).results.keys() == {"y"}
-    (note,) = (text for text in report.to_dict()["notes"] if "no loss" in text)
-    assert note.endswith(f"left out, as no operator computes it: {model.graph.input[0].name}")
+    assert f"left out, as no operator computes it: {model.graph.input[0].name}" in str(report.to_dict()["notes"])
 
 
 def test_layers_are_as_in_inference() -> None:

@@ -111,7 +111,7 @@ class Model:
         if loss == FORWARD_ONLY and (any(trains) or ignore_index is not None or named):
             raise OptionError(
                 "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "
-                "and --with clip-norm, rates, lazy-tables, straight-through, ignore-index, class-weights, label-smoothing"
+                "and --with clip-norm, rates, lazy-tables, straight-through and of labels"
             )
         derived = self.training_graph(
             loss=loss,

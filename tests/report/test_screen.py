@@ -83,6 +83,7 @@ def test_more_notes_than_three_are_counted() -> None:
 
 
 def test_a_comparison_shows_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     found = po.compare("mlp", device="a72", ram="40%,80%", methods="capuchin,capuchin-paging-first,revolve,dtr")
     text = comparison_lines(found)
     assert sum("all methods: infeasible, the budget of" in line for line in text) == 1

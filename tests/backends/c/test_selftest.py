@@ -56,11 +56,13 @@ int main(void)
 
 @cache
 def program_of(kind: str) -> DeviceProgram:
-    """Of gradients; two outputs alone; Adam and drawn numbers; parts; running statistics, in RAM or arena, on storage."""
+    """Of gradients; two outputs alone; Adam and drawn numbers; parts; running statistics, in RAM and on storage."""
     if kind == "gradients":
         plan = plain(network())
     elif kind == "alone":
-        plan = plain(po.load(branching(outputs=("y", "t2"))), loss="forward-only")
+        model = po.load(branching(outputs=("y", "t2")))
+        assert isinstance(model, po.Model)
+        plan = plain(model, loss="forward-only")
     elif kind == "adam":
         plan = plain(dropping_model(), optimizer="adam")
     elif kind == "parts":
