@@ -59,14 +59,15 @@ def row(layers: int, device: str, ram: str, limit_s: float) -> str:
     import poetopt as po
 
     model, begin = transformer(layers), time.process_time()
-    found = po.solve(model, device=device, ram=ram, time_limit=limit_s).solution
+    report = po.solve(model, device=device, ram=ram, time_limit=limit_s)
+    found = report.solution
     plans = [told for told in found.trace if told.overhead_j is not None]
     value = plans[-1].overhead_j or 0.0
     last = next(told.elapsed_s for told in plans if told.overhead_j == value)
     near = next(told.elapsed_s for told in plans if (told.overhead_j or 0.0) <= 1.05 * value)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return (
-        f"| {layers} | {len(found.problem.operators):,} | {value:.4f} | {100 * (found.overhead_gap or 0.0):.2f} % | "
+        f"| {layers} | {len(report.problem.operators):,} | {value:.4f} | {100 * (found.overhead_gap or 0.0):.2f} % | "
         f"{found.scope} | {plans[0].elapsed_s:.1f} | {near:.0f} | {last:.0f} | {found.total_s:.0f} | "
         f"{time.process_time() - begin:.0f} | {most:,} |"
     )
