@@ -211,10 +211,10 @@ class Claim:
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
     """The schedules that were searched, as they read after 'schedule'. The arguments are those of `Claim`."""
-    if scope == ALL:
-        return "whatever"
     if not remat:
         kind = "with nothing recomputed"
+    elif scope == ALL:
+        return "whatever" if paging else "with nothing paged"
     elif scope == "full" and formulation.partition("+")[0] == "poet":
         kind = "of the paper's Algorithm 1"
     else:
