@@ -25,7 +25,7 @@ import numpy as np
 from poetopt.autodiff.behind import Behind
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
 from poetopt.graph import PACKED, VIEW_OPS, Operator, Role, Tensor
-from poetopt.ops.quantization import Sharing, settings, sharing
+from poetopt.ops.quantization import Sharing, halves, settings, sharing
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -66,7 +66,7 @@ class FrozenLayer:
     packed: bool = False
 
     def floats(self, k: OperatorBuilder, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """What is taken of W, as `of` takes it of each of its operands."""
+        """The part of W that `of` takes of each of its operands."""
         weight, (axis, block) = of(self.weight), self.sharing
         if not self.scales:
             return weight
@@ -146,8 +146,8 @@ def _elements(tensor: Tensor, builder: GraphBuilder) -> Any:
     value: Any = builder.values[tensor.name]
     if tensor.dtype not in PACKED:
         return value
-    halves = np.stack([value & 15, value >> 4], axis=-1).reshape(-1)[: tensor.size].reshape(tensor.shape)
-    return (halves + 8) % 16 if tensor.dtype == "int4" else halves
+    found = halves(value)[: tensor.size].reshape(tensor.shape)
+    return (found + 8) % 16 if tensor.dtype == "int4" else found
 
 
 def _held(builder: GraphBuilder, value: Array, name: str) -> Tensor:

@@ -36,7 +36,7 @@ ERASED = "\r\x1b[2K"
 _UNTOLD: list[OSError] = []
 """Errors of writing that were met meanwhile."""
 _OWN: list[bool] = []
-"""Whether this process is a command line's alone."""
+"""Holds something where this process is a command line's alone."""
 SPINNER = 3
 """Columns that a spinner takes of a live line."""
 LAYOUT = "\n\t"

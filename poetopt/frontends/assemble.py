@@ -12,6 +12,7 @@ from poetopt.frontends.draft import Draft
 from poetopt.frontends.fold import RANDOM
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto, unique
 from poetopt.frontends.read import Document
+from poetopt.frontends.structure import needed
 from poetopt.graph import PACKED, VIEW_OPS, Graph, Operator, Role, Tensor
 from poetopt.util.errors import ModelError
 
@@ -36,7 +37,7 @@ def assemble(
     `trained` holds the values of the trained parameters in the order of the file. Parameters that no kept
     node reads are dropped, inputs that none reads too. `unread` has the outputs that were lost, and why.
     """
-    nodes = _needed(draft.nodes, outputs)
+    nodes = needed(draft.nodes, outputs)
     if not nodes:
         raise ModelError(f"{draft.where}: every output is constant, there is nothing to train; export the model again")
     notes = list(notes)
@@ -91,16 +92,6 @@ def _packed(array: Array) -> Array:
     packed = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
     packed.setflags(write=False)
     return packed
-
-
-def _needed(nodes: Sequence[NodeProto], outputs: Sequence[str]) -> list[NodeProto]:
-    wanted = set(outputs)
-    kept = []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(filter(None, node.input))
-    return kept[::-1]
 
 
 def list_statistics(document: Document) -> None:

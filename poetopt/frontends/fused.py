@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
@@ -18,6 +19,9 @@ from poetopt.frontends.proto import attribute_int, dtype_name, unique
 from poetopt.frontends.read import Document
 from poetopt.frontends.structure import describe
 from poetopt.util.errors import ModelError
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
 
 OWN = "com.microsoft"
 _SAME_AXES = frozenset({"Add", "Cast", "Div", "LayerNormalization", "Mul", "Sub"})
@@ -95,7 +99,9 @@ class NodeWriter:
 
     def constant(self, value: float | list[int]) -> str:
         """A number of the network's type, or a list of whole ones."""
-        array = np.array(value, np.int64 if isinstance(value, list) else self.dtype)
+        return self._stored(np.array(value, np.int64 if isinstance(value, list) else self.dtype))
+
+    def _stored(self, array: Array) -> str:
         return self.add("Constant", value=numpy_helper.from_array(array))
 
     def whole(self, name: str, default: int) -> int:
@@ -104,7 +110,7 @@ class NodeWriter:
 
     def number_of(self, value: int) -> str:
         """A whole number."""
-        return self.add("Constant", value=numpy_helper.from_array(np.array(value, np.int64)))
+        return self._stored(np.array(value, np.int64))
 
     def size_of(self, x: str, axis: int) -> str:
         """Steps of an axis."""
@@ -125,7 +131,7 @@ class NodeWriter:
         return int(self.document.weights[name].dims[-1])
 
     def axes_of(self, name: str, unknown: int) -> int:
-        """How many a tensor has: a stored one, an input, what a Transpose or elementwise ops write; else `unknown`."""
+        """The rank of a stored tensor, an input, of what a Transpose or elementwise ops write; else `unknown`."""
         given = {info.name: info.type.tensor_type.shape.dim for info in self.document.proto.graph.input}
         given |= {one: proto.dims for one, proto in self.document.weights.items()}
         writers = {made: node for node in self.document.proto.graph.node for made in node.output}

@@ -18,7 +18,8 @@ from onnx import NodeProto, helper
 
 from poetopt.frontends.proto import PARAMETERS, attribute_int, copied, unique
 from poetopt.frontends.read import Document, array_of, read_model
-from poetopt.frontends.rewriting import Product, Source, needed, products, put, whole, written
+from poetopt.frontends.rewriting import Product, Source, products, put, whole, written
+from poetopt.frontends.structure import needed
 from poetopt.frontends.trained import LORA
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import listed

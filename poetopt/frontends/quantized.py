@@ -26,7 +26,7 @@ from poetopt.frontends.proto import attribute_int, copied, dtype_name, unique
 from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.structure import describe
 from poetopt.graph import PACKED
-from poetopt.ops.quantization import sharing
+from poetopt.ops.quantization import halves, sharing
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -87,12 +87,6 @@ def _is_own(node: NodeProto) -> bool:
     return node.op_type in (_PRODUCT, _TABLE) and node.domain == "com.microsoft"
 
 
-def _halves(packed: Array) -> Array:
-    """Elements of four bits along the last axis, two to a byte: low bits first."""
-    bits = packed.astype(np.uint8)
-    return np.stack([bits & 15, bits >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-
-
 def _of_table(document: Document, node: NodeProto) -> NodeProto:
     """The same of a GatherBlockQuantized."""
     bits, size, axis = (attribute_int(node, n, d) for n, d in (("bits", 4), ("block_size", 128), ("quantize_axis", 1)))
@@ -114,7 +108,7 @@ def _of_table(document: Document, node: NodeProto) -> NodeProto:
     if kind == TensorProto.UINT8:
         zero = zero or [np.full(scale.shape, 1 << (bits - 1), np.uint8)]
         if bits == 4:
-            data, zero = _halves(data), [_halves(z)[..., : scale.shape[-1]] if len(stored) > 2 else z for z in zero]
+            data, zero = halves(data), [halves(z)[..., : scale.shape[-1]] if len(stored) > 2 else z for z in zero]
     return _put(
         document,
         names[0],
@@ -169,7 +163,7 @@ def _of_product(document: Document, node: NodeProto) -> NodeProto:
     def integers(k: int, row: int, what: str) -> Array:
         """Rows of so many bytes, unpacked: low bits first."""
         found = stored(k, columns * row, lambda p: p.data_type == TensorProto.UINT8, what).reshape(columns, row)
-        return found if bits == 8 else _halves(found)
+        return found if bits == 8 else halves(found)
 
     weight = integers(1, blocks * size * bits // 8, "weight")[:, :depth]
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)

@@ -18,7 +18,8 @@ from onnx import NodeProto, TensorProto, helper
 
 from poetopt.frontends.proto import attribute_int, copied, unique
 from poetopt.frontends.read import Document, array_of, read_model
-from poetopt.frontends.rewriting import Source, needed, products, put, whole, written
+from poetopt.frontends.rewriting import Source, products, put, whole, written
+from poetopt.frontends.structure import needed
 from poetopt.frontends.trained import LORA
 from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
 from poetopt.util.text import closest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ class Product:
 
     @property
     def names(self) -> list[str]:
-        """What a pattern may call it: its weight with and without `.weight`, its node, and that one's module."""
+        """Names for patterns: of its weight with and without `.weight`, of its node, and of that one's module."""
         plain = re.sub(r"(\.turned)?_Q[48]$", "", self.weight)
         found = [plain.removesuffix(".weight"), plain, self.node.name, self.node.name.rpartition("/")[0]]
         return [name for name in dict.fromkeys(found) if name]
@@ -72,16 +72,6 @@ def put(document: Document, name: str, value: Array) -> str:
     """Have a weight of this name and value."""
     document.weights[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
     return name
-
-
-def needed(nodes: Sequence[NodeProto], names: Iterable[str]) -> list[NodeProto]:
-    """Those of `nodes` that lead to `names`."""
-    wanted, kept = {*names}, list[NodeProto]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(node.input)
-    return kept[::-1]
 
 
 def whole(document: Document, nodes: Iterable[NodeProto] | None = None) -> onnx.ModelProto:

@@ -125,8 +125,7 @@ def _profiled(run: Run) -> bool:
     blocks, capacity = sum(map(problem.blocks, range(len(problem.tensors)))), problem.storage_blocks
     short = problem.paging and options.paging and capacity is not None and blocks > capacity
     plain = all(problem.fits_plain(k, options.ram_bytes) for k in range(len(problem.operators)))
-    step = any(operator.backward for operator in problem.operators)
-    quick = step and (options.deadline_s is not None or len(problem.operators) < PROFILE_STEPS)
+    quick = problem.has_backward and (options.deadline_s is not None or len(problem.operators) < PROFILE_STEPS)
     return (
         plain
         and not short
@@ -143,7 +142,7 @@ def _profile_schedules(run: Run) -> None:
     it a layout. In the end those without one are laid out at length, the dearest first, as long as some have one then.
     """
     problem, trial, options = run.problem, run.incumbent, run.options
-    room, steps = trial.room_bytes, any(operator.backward for operator in problem.operators)
+    room, steps = trial.room_bytes, problem.has_backward
     most = min(PROFILE_WORK * len(problem.operators), PROFILE_MOST)
     refused: list[Schedule] = []
 

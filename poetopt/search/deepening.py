@@ -71,7 +71,7 @@ class Deepening:
     def __init__(self, run: Run, all_plans: AllPlans | None = None) -> None:
         options = run.options
         self._run = run
-        self._all, self._bounded = all_plans, False
+        self._all = all_plans
         self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
         self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
@@ -138,8 +138,8 @@ class Deepening:
             if last.closed:
                 settled = self._proven is not None and not paid
                 self._proven = last
-                if self._all and self._all_proven():
-                    break
+                if self._all and self._all.prove():
+                    break  # no wider scope has a better one
             elif last.within(NEARLY):
                 settled = self._proven is not None and not paid
                 self._nearly = last
@@ -161,19 +161,9 @@ class Deepening:
         """Say whether a bound on all plans leaves much open, and the widest scope is small."""
         run, limits = self._run, limits_of(self._run.options)
         value, paging = run.incumbent.value, run.options.paging and run.problem.paging
-        if not self._bounded or value is None or run.least >= FAR_SHARE * value:
+        if self._all is None or not self._all.relaxed or value is None or run.least >= FAR_SHARE * value:
             return False
         return count_recomputes(run.problem, limits, "full", paging) <= FAR_RECOMPUTES
-
-    def _all_proven(self) -> bool:
-        """Say whether a first bound on all plans leaves nothing open, so that no wider scope is searched."""
-        run, gap = self._run, self._run.options.gap
-        if not self._bounded:
-            self._bounded = True
-            assert self._all is not None
-            return self._all.relax()
-        value = run.incumbent.value
-        return value is not None and value - run.least <= gap * value
 
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""

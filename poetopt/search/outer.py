@@ -69,9 +69,15 @@ class AllPlans:
     def __bool__(self) -> bool:
         return self._outer is not None
 
-    def relax(self) -> bool:
-        """Bound by the first relaxation alone. Says whether the incumbent is proven by it."""
-        self._raise(lambda: self._climb(self._again))
+    @property
+    def relaxed(self) -> bool:
+        """Say whether anything is bounded yet."""
+        return len(self._levels) < len(LEVELS)
+
+    def prove(self) -> bool:
+        """Bound by the first relaxation alone, once. Says whether the incumbent is proven."""
+        if not self.relaxed:
+            self._raise(lambda: self._climb(self._again))
         value, gap = self._run.incumbent.value, self._run.options.gap
         return value is not None and value - self._run.least <= gap * value
 
@@ -155,7 +161,7 @@ class AllPlans:
                 on_bound=enough,
                 on_point=seen,
             )
-        if cutting.infeasible and run.incumbent.value is not None:  # by what is tightened: no plan is better
+        if cutting.infeasible and session.tightened and run.incumbent.value is not None:  # no plan is better
             self._raised(run.incumbent.value)
         run.proving.root = (run.work.seconds, run.bound)
 

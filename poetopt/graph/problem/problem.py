@@ -293,6 +293,11 @@ class Problem:
         return max((i for i, operator in enumerate(self.operators) if not operator.backward), default=-1)
 
     @cached_property
+    def has_backward(self) -> bool:
+        """Says whether it is a training step, and no network alone."""
+        return any(operator.backward for operator in self.operators)
+
+    @cached_property
     def baseline_energy_j(self) -> float:
         """Joules of one compute of each operator, in each part."""
         own = sum(operator.energy_j for operator in self.operators)

@@ -11,9 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from poetopt.graph import PACKED, Node, Tensor
+
+if TYPE_CHECKING:
+    from poetopt.graph import Array
+
+
+def halves(packed: Array) -> Array:
+    """Elements of four bits, from 0 to 15, along the last axis of bytes that hold two each: low bits first."""
+    bits = packed.astype(np.uint8)
+    return np.stack([bits & 15, bits >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 class Sharing(NamedTuple):

@@ -109,7 +109,7 @@ class Profile:
             if problem.readers[i] and not self.stays[i]:
                 self.add((problem.first_reads[i] * self.stride, i))
         self.fixed = frozenset(self.decided)
-        """What each schedule has."""
+        """The decisions of each schedule."""
 
     def place(self, key: int) -> int:
         """The number of an event, or of the first one behind the key."""
@@ -243,7 +243,7 @@ class ProfileSearch:
         self.profile = Profile(problem)
         self.draw = random.Random(seed)
         self.remat = remat
-        self.several = SEVERAL if any(operator.backward for operator in problem.operators) else 0.0
+        self.several = SEVERAL if problem.has_backward else 0.0
         self.pages = [
             paging and problem.paging and (held.stored or problem.may_page_out(i))
             for i, held in enumerate(problem.tensors)
