@@ -63,7 +63,9 @@ def test_the_peak_of_the_worst_act(acts: list[tuple[int, ...]], expected: int) -
     peak = peak_beside_bytes([allocating(*sizes) for sizes in acts], nothing, expected=expected + PAGE)
     if peak is None:
         pytest.skip("this platform doesn't say what is resident")
-    assert expected - 2 * PAGE <= peak <= expected + 4 * PAGE
+    # The first and the last page of each block may hold something else already.
+    blocks = max(len(sizes) for sizes in acts)
+    assert expected - 2 * PAGE * blocks <= peak <= expected + 4 * PAGE
 
 
 def pinned(size: int, kept: list[object]) -> Callable[[], object]:
