@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from poetopt.frontends.draft import PLAIN, Draft, Type, most_elements, work
 from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
@@ -98,6 +97,8 @@ def evaluate(
 
 
 def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
+    from onnx.reference import ReferenceEvaluator
+
     try:
         with np.errstate(all="ignore"):
             found = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
