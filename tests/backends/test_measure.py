@@ -63,9 +63,9 @@ def test_the_peak_of_the_worst_act(acts: list[tuple[int, ...]], expected: int) -
     peak = peak_beside_bytes([allocating(*sizes) for sizes in acts], nothing, expected=expected + PAGE)
     if peak is None:
         pytest.skip("this platform doesn't say what is resident")
-    # The first and the last page of each block may hold something else already.
+    # The first and the last page of each block may hold something else already, and others' pages come and go.
     blocks = max(len(sizes) for sizes in acts)
-    assert expected - 2 * PAGE * blocks <= peak <= expected + 4 * PAGE
+    assert expected - (2 * blocks + 4) * PAGE <= peak <= expected + 4 * PAGE
 
 
 def pinned(size: int, kept: list[object]) -> Callable[[], object]:
