@@ -365,12 +365,6 @@ FAULTS = (
         ("devices",),
     ),
     Fault(
-        "sensitivity: latency counts in bandwidth",
-        "in_s = ins * in_latency + (tensor.page_in_s - ins * in_latency) / factor",
-        "in_s = tensor.page_in_s / factor",
-        ("compare",),
-    ),
-    Fault(
         "H-Revolve writes at a read's price",
         "self.write = [sum(tensors[i].page_out_j for i in state) for state in chain.boundary]",
         "self.write = [sum(tensors[i].page_in_j for i in state) for state in chain.boundary]",

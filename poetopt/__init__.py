@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         store_all_peak_bytes,
         train,
     )
-    from poetopt.api.comparing import compare, pareto, sensitivity
+    from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
     from poetopt.api.plans import write_schedule
@@ -105,7 +105,6 @@ __all__ = [
     "quantize",
     "report",
     "restore",
-    "sensitivity",
     "show",
     "simulate",
     "solve",
@@ -175,7 +174,6 @@ _HOMES = {
     "verify": "poetopt.api.verification",
     "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
-    "sensitivity": "poetopt.api.comparing",
     "show": "poetopt.report.show",
     "sweep": "poetopt.api.sweeps.run",
     "write_schedule": "poetopt.api.plans",

@@ -87,10 +87,6 @@ def test_where_none_fits_the_smallest_is_told(run: Runner) -> None:
     [
         (("--batch", "most", "--ram", "1MB"), "--batch most: must be a whole number from 1 on, or max"),
         (("--batch", "max", "--ram", "40%"), "--ram 40% grows with the batch"),
-        (
-            ("--batch", "max", "--ram", "1MB", "--with", "sensitivity"),
-            "--with sensitivity: is of one problem; give what --batch max finds",
-        ),
     ],
 )
 def test_what_bounds_no_batch_is_refused(run: Runner, options: tuple[str, ...], says: str) -> None:

@@ -244,10 +244,10 @@ REMOVED = {
             "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
             "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
             "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
-            "sensitivity": "", "allow-symlinks": "", "micro-batch-statistics": "",
+            "allow-symlinks": "", "micro-batch-statistics": "",
         }.items()
     },
-    "--sensitivity-plot": "give --with sensitivity=PICTURE",
+    "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
     "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
     "--order": "orders of the operators aren't searched any more",
@@ -255,16 +255,10 @@ REMOVED = {
 """Options of the last release, and what to do instead, or why they are gone."""
 
 
-def sharing(*options: Option, sensitivity: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`.
-
-    sensitivity
-        Whether it takes `--with sensitivity`.
-    """
+def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`."""
     named = [option for option in options if option.flag != ""]
     behind = {option.spelled: option for option in options if option.flag == "" and option is not BLOCKS}
-    if sensitivity:
-        behind["sensitivity"] = Option("sensitivity", str, None, "PICTURE", "", flag="")
     if behind or BLOCKS in options:
         words = [f"{name}{f'={one.words}' if one.words else ''}" for name, one in behind.items()]
         words += ["a block (`poetopt formulations`)"] if BLOCKS in options else []
@@ -318,13 +312,14 @@ def asked(
             if not blocks:
                 known = closest(name, behind) or f": it takes {', '.join(behind)}"
                 raise OptionError(f"--with {text}: {name} is nothing that this command takes{known}")
+            instead = REMOVED.get(f"--{name.strip()}", "give --with")
+            if not instead.startswith("give --with"):
+                raise OptionError(f"--with {text}: it is gone; {instead}")
             asked_blocks.append(text)
         elif option.kind is bool:
             if equals:
                 raise OptionError(f"--with {text}: it takes no value; write --with {option.spelled}")
             found[option.name] = True
-        elif not equals and option.name == "sensitivity":
-            found[option.name] = ""
         elif not value.strip():
             raise OptionError(f"--with {text}: say --with {option.spelled}={option.words}")
         elif option.kind == _LIST:

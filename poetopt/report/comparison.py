@@ -1,8 +1,6 @@
 """A comparison as text for people, and as CSV.
 
 Fronts as text for people.
-
-A plan's sensitivity for people: a table, a sentence, and a picture.
 """
 
 from __future__ import annotations
@@ -11,13 +9,11 @@ import csv
 import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import isclose
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import DeadlineFront, Front
 from poetopt.comparison.refine import FrontPoint
 from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
-from poetopt.comparison.sensitivity import Change, Sensitivity
 from poetopt.formulations.scope import kind_words, proven_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
@@ -103,50 +99,6 @@ def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
         f"{point.recomputes} + {point.page_ins}",
         show_seconds(point.solve_s),
         proof_words(point, gap=False),
-    )
-
-
-HEADING = ("changed", "factor", "overhead", "best there", "bound there", "loss of energy", "at most", "plain plan", "")
-OPEN = 0.01
-"""A part of the overhead that is open there, from which on it is told in words."""
-
-
-def sensitivity_text(found: Sensitivity) -> str:
-    """A row for each parameter and factor, and what follows in a sentence."""
-    rows: list[tuple[str, ...]] = [HEADING]
-    here = next((change.deadline_s for change in found.changes if change.factor == 1.0), None)
-    rows += [_row(change, here) for change in found.changes]
-    return "\n".join(["If the device's figures are off", *aligned(rows), found.sentence, *_open(found)])
-
-
-def _open(found: Sensitivity) -> list[str]:
-    """The rest that searches for the best plans have left open, where that is worth a line."""
-    widest = found.most_open
-    if widest is None or (widest.open_share or 0.0) <= OPEN:
-        return []
-    return [
-        f"The best there are what short searches found: with {widest.parameter} x{widest.factor:g} up to "
-        f"{show_share(widest.open_share or 0.0)} of",
-        "that overhead is open. 'At most' is the loss against the bound, below which no plan is there.",
-    ]
-
-
-def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
-    loss = "-" if change.loss is None else show_share(change.loss) if change.loss else "none"
-    remarks = ["transfers timed anew"] if change.retimed else [] if change.in_time else ["late"]
-    if change.deadline_s is not None and deadline_s is not None and not isclose(change.deadline_s, deadline_s):
-        remarks.append(f"deadline {show_seconds(change.deadline_s)}")
-    remarks += [f"{change.alternative} is as good"] if change.overtaken else []
-    return (
-        change.parameter,
-        f"x{change.factor:g}",
-        show_joules(change.energy_j - change.baseline_j),
-        "-" if change.optimum_j is None else show_joules(max(0.0, change.optimum_j - change.baseline_j)),
-        "-" if change.bound_j is None else show_joules(max(0.0, change.bound_j - change.baseline_j)),
-        loss,
-        "-" if change.most_loss is None else show_share(change.most_loss) if change.most_loss > 1e-9 else "none",
-        "-" if change.least_alternative_j is None else show_joules(change.least_alternative_j - change.baseline_j),
-        ", ".join(remarks),
     )
 
 

@@ -23,15 +23,7 @@ SOLVE = ("--device", "a72", "--ram", "70%")
         (("--with", "flash-wear=1MB", "--with", "flash-wear=2MB"), ("--with flash-wear=2MB", "already")),
         (("--formulation", "retension"), ("retension", "closest: retention")),
         (("--with", "solver-option=zzzzzz=1"), ("--with solver-option=zzzzzz=1", "see the list")),
-        (("--with", "sensitivity=plot.docx"), ("--with sensitivity plot.docx", ".png")),
-        (
-            ("--with", "sensitivity", "--with", "energy-limit=1.2x"),
-            ("--with", "sensitivity", "leave out --with energy-limit"),
-        ),
-        (
-            ("--with", "sensitivity=plot.png", "--with", "static-power=1W"),
-            ("--with", "sensitivity", "leave out --with static-power"),
-        ),
+        (("--with", "sensitivity"), ("--with sensitivity: it is gone", 'base = "a72"')),
     ],
     ids=lambda value: " ".join(value),
 )

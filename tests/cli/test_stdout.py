@@ -69,7 +69,6 @@ def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
         ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"), ("-o", "export mlp --device a72 -o -"),
         ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
         ("--with log", "solve mlp --device a72 --with log=-"), ("--dump", "run plan.json --dump -"),
-        ("--with sensitivity", "solve mlp --device a72 --with sensitivity=-"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_refused_there(run: Runner, option: str, line: str) -> None:
