@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
     from poetopt.comparison import baselines
-    from poetopt.comparison.goals import front, lexicographic
     from poetopt.devices import Device
     from poetopt.frontends.lora import lora, merge_lora
     from poetopt.frontends.quantizing import quantize
@@ -90,11 +89,9 @@ __all__ = [
     "fit",
     "fit_on",
     "formulations",
-    "front",
     "frontends",
     "import_solution",
     "inspect",
-    "lexicographic",
     "load",
     "load_plan",
     "lora",
@@ -150,8 +147,6 @@ _HOMES = {
     "add_late_rows": "poetopt.api",
     "compare": "poetopt.api.comparing",
     "export": "poetopt.api",
-    "front": "poetopt.comparison.goals",
-    "lexicographic": "poetopt.comparison.goals",
     "lora": "poetopt.frontends.lora",
     "merge_lora": "poetopt.frontends.lora",
     "quantize": "poetopt.frontends.quantizing",

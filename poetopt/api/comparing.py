@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from poetopt.api.problems import CompareOptions, checked_scope, taken
 from poetopt.comparison.baselines import Baseline, names
@@ -12,9 +11,9 @@ from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.compare import Told as ToldMethod
 from poetopt.comparison.compare import compare as run
-from poetopt.comparison.pareto import DeadlineFront, Front, deadline_front
+from poetopt.comparison.pareto import Front
+from poetopt.comparison.pareto import Told as ToldPoint
 from poetopt.comparison.pareto import pareto as trace
-from poetopt.comparison.refine import Told as ToldPoint
 from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
@@ -27,7 +26,6 @@ from poetopt.util.units import (
     parse_fraction,
     parse_ram,
     parse_time,
-    show_seconds,
 )
 
 if TYPE_CHECKING:
@@ -93,84 +91,41 @@ def compare(
     return run(found, in_ram, asked, settings, next_up)
 
 
-class FrontOptions(CompareOptions, total=False):
-    """The options of `pareto` beside `against`."""
-
-    ram: str | int | Share | None
-    points: int
-    time_limit: str | float
-    told: ToldPoint | None
-    progress: bool
-
-
-@overload
-def pareto(problem: Solvable, *, against: Literal["ram"] = "ram", **options: Unpack[FrontOptions]) -> Front: ...
-
-
-@overload
-def pareto(problem: Solvable, *, against: Literal["deadline"], **options: Unpack[FrontOptions]) -> DeadlineFront: ...
-
-
 def pareto(
     problem: Solvable,
     *,
-    against: str = "ram",
-    ram: str | int | Share | None = None,
     points: int = 14,
     time_limit: str | float = 230.0,
     told: ToldPoint | None = None,
     progress: bool = False,
     **options: Unpack[CompareOptions],
-) -> Front | DeadlineFront:
-    """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
+) -> Front:
+    """The front of least energy against RAM, from the smallest feasible budget to store-all.
 
     problem, options
-        As in `compare`; a front against the deadline has no `deadline`, and the gap is 2 % by default.
-    against
-        `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
-    ram
-        The budget that a front against the deadline is at.
+        As in `compare`; the gap is 2 % by default.
     points
         At most this many of them.
     time_limit
         No new point is taken up after this many seconds.
     told, progress
-        As in `compare`, with a limit and why it is next.
+        As in `compare`, with a budget and why it is next.
 
-    Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
-    to the other front.
+    Raises InfeasibleError where no schedule keeps the deadline.
     """
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
     say = telling(progress)
 
-    def next_up(limit: float, why: str) -> None:
-        say(point_words(limit, why, against))
+    def next_up(budget: int, why: str) -> None:
+        say(f"{budget:,} B: {why}")
         if told is not None:
-            told(limit, why)
+            told(budget, why)
 
     limit = parse_time(time_limit, option="--time-limit")
-    if against not in ("ram", "deadline"):
-        raise OptionError(f"--against {against}: must be ram or deadline")
     found, rest = taken(problem, options)
     settings = _settings(found, min(POINT_S, limit), 0.02, rest)
-    if against == "ram":
-        if ram is not None:
-            raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
-        return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
-    if settings.deadline_s is not None:
-        raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
-    if ram is None:
-        raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
-    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(found))
-    return deadline_front(found, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
-
-
-def point_words(limit: float, why: str, against: str) -> str:
-    """A point that is next, for people."""
-    if math.isinf(limit):
-        return f"without a deadline: {why}"
-    return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
+    return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 
 def _settings(problem: Problem, time_limit_s: float, gap: float, options: Mapping[str, Any]) -> Settings:

@@ -145,7 +145,7 @@ app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(sch
 app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
 app.command(short_help="Show a plan as a page, a picture, a text or a trace.", cls=Paneled)(show)
 app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)
-app.command(short_help="Draw the least energy against RAM or time.", cls=Paneled)(pareto)
+app.command(short_help="Draw the least energy against RAM.", cls=Paneled)(pareto)
 app.command(short_help="Show which batches fit which memory, and their cost.", cls=Paneled)(fit)
 app.command(short_help="Solve many points on many processors; it resumes.", cls=Paneled)(sweep)
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from poetopt.cli import completion
-from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
@@ -167,31 +166,15 @@ def compare(
 )
 def pareto(
     model: ModelArgument,
-    against: Annotated[
-        str,
-        typer.Option(
-            "--against",
-            metavar="ram|deadline",
-            help="What the energy is drawn against.",
-            autocompletion=choices("ram", "deadline"),
-        ),
-    ] = "ram",
-    ram: Annotated[
-        str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
-    ] = None,
     points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
     out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
-    """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
+    """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
     import poetopt as po
-    from poetopt.api.comparing import point_words
-    from poetopt.comparison.pareto import DeadlineFront
 
     check_outputs([model], {"-o": out, "--json": json})
-    if against not in ("ram", "deadline"):
-        raise OptionError(f"--against {against}: must be ram or deadline")
     if out is not None:
         from poetopt.report.plots import check_picture
 
@@ -201,11 +184,9 @@ def pareto(
         try:
             front = po.pareto(
                 model,
-                against="deadline" if against == "deadline" else "ram",
-                ram=ram,
                 points=points,
                 **options,
-                told=lambda limit, why: told(point_words(limit, why, against)),
+                told=lambda budget, why: told(f"{budget:,} B: {why}"),
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
@@ -215,10 +196,10 @@ def pareto(
         from poetopt.report.plots import save_front
 
         save_front(front, out)
-    from poetopt.report.comparison import deadline_lines, front_lines
+    from poetopt.report.comparison import front_lines
 
     write_json(front.to_dict(), json)
-    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=[json])
+    say("\n".join(front_lines(front)), unless=[json])
     return 0
 
 

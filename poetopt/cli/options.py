@@ -250,6 +250,7 @@ REMOVED = {
     "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
     "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
+    "--against": "solve with a --deadline for each point of a front against time",
     "--order": "orders of the operators aren't searched any more",
 }  # fmt: skip
 """Options of the last release, and what to do instead, or why they are gone."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import FrontPoint
+from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
-from poetopt.formulations.scope import kind_words, proven_words
+from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
 from poetopt.report.layout import LEAST, aligned, terminal_width, wrapped
@@ -22,8 +21,6 @@ from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FRONT_HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
-MOST_DIGITS = 17
-"""Beyond them floats don't differ."""
 LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
 
 
@@ -44,49 +41,6 @@ def front_lines(front: Front) -> list[str]:
         LEGEND,
         *kinds_legend(point.scope for point in front.points)[1:],
     ]
-
-
-def deadline_lines(front: DeadlineFront) -> list[str]:
-    """The front against the deadline as a table."""
-    problem = front.problem
-    budget = front.ram_budget_bytes
-    least = (
-        f"shortest {'' if front.least_is_proven else 'known '}feasible deadline {show_seconds(front.least_deadline_s)}"
-    )
-    if front.deadline_bound_s <= problem.baseline_time_s:
-        known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
-    else:
-        known = f"no schedule with {proven_words(front.bound_scope)} keeps {show_seconds(front.deadline_bound_s)}"
-    table: list[tuple[str, ...]] = [("deadline", "of a pass", *FRONT_HEADER)]
-    deadlines = [point.deadline_s or 0.0 for point in front.points]
-    one_pass = problem.baseline_time_s
-    passes = told_apart([time / one_pass if one_pass else 0.0 for time in deadlines], "{:.{}g}x".format, 5)
-    for point, time, times in zip(front.points, told_apart(deadlines, _seconds, 3), passes, strict=True):
-        table.append((time, times if one_pass else "-", *_front_cells(point, problem)))
-    return [
-        f"{problem.name} on {problem.device} with {budget:,} B ({show_share(budget / front.store_all_peak_bytes)} of "
-        f"store-all): {len(front.points)} points in {show_seconds(front.total_s)}",
-        f"  {least}, {'proven: ' if front.least_is_proven else ''}{known}; more than "
-        f"{show_seconds(front.points[-1].deadline_s or 0.0)} saves nothing",
-        *columns(table),
-        LEGEND,
-        *kinds_legend(point.scope for point in front.points)[1:],
-    ]
-
-
-def told_apart(values: Sequence[float], show: Callable[[float, int], str], digits: int) -> list[str]:
-    """Each value with so many digits, or with as many more as tell different ones apart."""
-    while True:
-        shown = [show(value, digits) for value in values]
-        if len(set(shown)) == len(set(values)) or digits >= MOST_DIGITS:
-            return shown
-        digits += 1
-
-
-def _seconds(time: float, digits: int) -> str:
-    if digits <= 3:
-        return show_seconds(time)
-    return f"{time:.{digits}g} s" if time >= 1 else f"{1e3 * time:.{digits}g} ms"
 
 
 def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
@@ -119,7 +73,7 @@ def comparison_csv(found: Comparison) -> str:
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """A table a budget, then all overheads side by side, then the findings."""
+    """A table a budget, then all overheads side by side."""
     problem = found.problem
     lines = [
         f"{problem.name} on {problem.device}: {len(problem.operators)} operators; store-all takes "
@@ -133,8 +87,6 @@ def comparison_lines(found: Comparison) -> list[str]:
         lines += columns([HEADER, *different]) if (different := [*_different(rows, found)]) else []
         lines += _reasons(rows)
     lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
-    for finding in found.findings:
-        lines += ["", f"finding: {finding}"]
     lines += kinds_legend(row.scope for row in found.rows)
     lines += ["", f"{len(found.rows)} rows in {show_seconds(found.total_s)}"]
     return lines

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import FrontPoint
+from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
 from poetopt.report.goals import Fits
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.files import write_atomically
-from poetopt.util.units import show_bytes, show_seconds
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,9 +77,9 @@ def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
     save_figure(_comparison(found, path), path)
 
 
-def save_front(front: Front | DeadlineFront, path: str | os.PathLike[str]) -> None:
+def save_front(front: Front, path: str | os.PathLike[str]) -> None:
     """Draw a front to a file. Raises as `check_picture`, and OutputError."""
-    save_figure(_deadlines(front, path) if isinstance(front, DeadlineFront) else _budgets(front, path), path)
+    save_figure(_budgets(front, path), path)
 
 
 def save_fits(title: str, rows: Sequence[Fits], path: str | os.PathLike[str]) -> None:
@@ -180,34 +179,6 @@ def _budgets(front: Front, path: str | os.PathLike[str]) -> Figure:
     _limit(axes, 100 * front.ram_bound_bytes / peak, words)
     axes.set_title(f"{front.problem.name} on {front.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
-    axes.legend(loc="upper right", frameon=False, fontsize=9)
-    return figure
-
-
-def _deadlines(front: DeadlineFront, path: str | os.PathLike[str]) -> Figure:
-    figure, axes = _axes(path, 7.4, 4.6)
-    problem = front.problem
-    one_pass = problem.baseline_time_s or 1.0
-    _band(axes, problem, front.points, [(point.deadline_s or 0.0) / one_pass for point in front.points])
-    quicker = f"no schedule of scope {front.bound_scope} is quicker"
-    words = quicker if front.deadline_bound_s > one_pass else "one pass"
-    _limit(axes, front.deadline_bound_s / one_pass, words)
-    left, right = axes.get_xlim()
-    if front.deadline_bound_s <= one_pass < left + 0.02 * (right - left):
-        axes.set_xlim(left - 0.04 * (right - left), right)
-    budget = f"{show_bytes(front.ram_budget_bytes)}, {100 * front.ram_budget_bytes / front.store_all_peak_bytes:.3g} %"
-    axes.set_title(f"{problem.name} on {problem.device}, {budget} of store-all", loc="left", fontsize=11)
-    axes.set_xlabel(f"deadline of a step, times one pass ({show_seconds(one_pass)})")
-
-    def seconds(passes: Any) -> Any:
-        return passes * one_pass
-
-    def passes(seconds: Any) -> Any:
-        return seconds / one_pass
-
-    top = axes.secondary_xaxis("top", functions=(seconds, passes))
-    top.set_xlabel("deadline of a step, s", fontsize=9)
-    top.tick_params(labelsize=8)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     return figure
 

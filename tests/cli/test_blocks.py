@@ -170,7 +170,6 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
         ("poetopt solve x --with gran", "granularity="),
         ("poetopt show x --format t", "trace"),
         ("poetopt compare x --methods chen", "chen-sqrtn"),
-        ("poetopt pareto x --against d", "deadline"),
         ("poetopt formulations --show p", "poet"),
         ("poetopt devices --show pi", "pico"),
     ],

@@ -117,7 +117,6 @@ INTERRUPTED = (130, "", "poetopt: interrupted\n")
     ("inside", "line"),
     [
         ("pareto/deepen", "pareto chain.json --gap 0"),
-        ("unhurried/deepen", "pareto chain.json --against deadline --ram 30%"),
         ("compare/deepen", "compare chain.json --methods poet --gap 0 --plans made"),
         ("compare/deepen", "compare chain.json --methods checkmate"),
         ("pareto/_heuristic_fits", "pareto chain.json"),
