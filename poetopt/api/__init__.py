@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.api.exchange import add_cuts, add_late_rows, export, import_solution, plan_of
+    from poetopt.api.exchange import add_cuts, add_late_rows, plan_of
     from poetopt.api.models import Model, device, load
     from poetopt.api.plans import execute, load_plan, simulate, train
     from poetopt.api.problems import store_all_peak_bytes
@@ -31,8 +31,6 @@ __all__ = [
     "add_late_rows",
     "device",
     "execute",
-    "export",
-    "import_solution",
     "load",
     "load_plan",
     "plan_of",
@@ -51,8 +49,6 @@ _HOMES = {
     "add_late_rows": "poetopt.api.exchange",
     "device": "poetopt.api.models",
     "execute": "poetopt.api.plans",
-    "export": "poetopt.api.exchange",
-    "import_solution": "poetopt.api.exchange",
     "load": "poetopt.api.models",
     "load_plan": "poetopt.api.plans",
     "plan_of": "poetopt.api.exchange",

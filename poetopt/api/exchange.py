@@ -1,68 +1,11 @@
-"""`export` and `import_solution`: a model out for another solver, and its solution back."""
+"""A Pyomo model that somebody else solves: the rows that it still lacks, and its plan."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Unpack
-
-from poetopt.api.problems import asked, taken
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from poetopt.api.problems import AskOptions, Solvable
-    from poetopt.backends.solvers.solver import Backend
     from poetopt.plan.instructions import Plan
-    from poetopt.report.report import Report
-    from poetopt.search.exchange.model_files import Exported
-
-
-def export(
-    problem: Solvable,
-    path: str | os.PathLike[str],
-    *,
-    also: Sequence[str | os.PathLike[str]] = (),
-    backend: str | Backend = "highs",
-    time_limit: str | float = 20.0,
-    **options: Unpack[AskOptions],
-) -> Exported:
-    """Write the model as `.mps`, `.lp` or `.nl` (with `.col` and `.row` beside), for a solver of your own.
-
-    problem
-        As in `compare`.
-    path
-        Its suffix says the format.
-    also
-        Solutions that `import_solution` refused for rows that are only written where a solution breaks them.
-    backend, time_limit
-        What finds cuts on the relaxation, and for how long; they are written with the model.
-    options
-        Those of `solve` that say what is asked, but that the scope `auto` is `depth:8`.
-
-    Raises OptionError for an option that can't be understood, InfeasibleError
-    where even the relaxation has no solution, PlanError for an `also` that doesn't fit the model,
-    BackendUnavailableError where the backend isn't installed.
-    """
-    from poetopt.search.exchange.model_files import export as write
-
-    found, rest = taken(problem, options)
-    return write(found, asked(found, backend=backend, time_limit=time_limit, **rest), path, also=also)
-
-
-def import_solution(problem: Solvable, path: str | os.PathLike[str], **options: Unpack[AskOptions]) -> Report:
-    """The report on a solution file's schedule, simulated and laid out. Nothing is proven about it.
-
-    path
-        What HiGHS, Gurobi, CBC, SCIP, CPLEX or an AMPL solver wrote, or lines of a name and a value.
-
-    The options are those of the export. Raises PlanError for a file that is of another model, incomplete or
-    fractional, and for a schedule that is refused.
-    """
-    from poetopt.report.report import Report
-    from poetopt.search.exchange.model_files import import_solution as read
-    from poetopt.search.solution import IMPORTED
-
-    found, rest = taken(problem, options)
-    return Report(problem=found, solution=read(found, asked(found, backend=IMPORTED, **rest), path))
 
 
 def add_late_rows(model: Any) -> int:
@@ -81,7 +24,7 @@ def add_late_rows(model: Any) -> int:
     Raises PlanError for a model without a solution, or with one that isn't whole; FormulationError for a model that no
     formulation has built.
     """
-    from poetopt.search.exchange import solved
+    from poetopt.search import solved
 
     return solved.add_late_rows(model)
 
@@ -105,7 +48,7 @@ def add_cuts(model: Any) -> int:
     Raises PlanError for a model without a solution; FormulationError for a model that no formulation has built, or one
     whose budget may change.
     """
-    from poetopt.search.exchange import solved
+    from poetopt.search import solved
 
     return solved.add_cuts(model)
 
@@ -120,6 +63,6 @@ def plan_of(model: Any) -> Plan:
     budget (`add_late_rows` helps), the deadline or a block's rule; FormulationError for a model that no formulation
     has built.
     """
-    from poetopt.search.exchange import solved
+    from poetopt.search import solved
 
     return solved.plan_in(model)

@@ -284,20 +284,6 @@ class CostOptions(TrainingOptions, total=False):
     runtime: str | None
 
 
-class AskOptions(CostOptions, total=False):
-    """The same, and what is asked of a schedule, as in `solve`."""
-
-    ram: str | float | Share | None
-    deadline: str | float | Factor | None
-    steps: int
-    deadline_model: str
-    formulation: str | Formulation | ModuleType
-    blocks: Sequence[str | Block]
-    scope: str
-    paging: bool
-    remat: bool
-
-
 class CompareOptions(CostOptions, total=False):
     """The same, and what is asked of each solve of a comparison or a front, as in `solve`."""
 

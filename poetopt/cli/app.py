@@ -21,7 +21,7 @@ from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
 from poetopt.cli.plans import emit, restore, run, schedule, show, verify
 from poetopt.cli.profile import profile
-from poetopt.cli.solve import export, import_solution, solve
+from poetopt.cli.solve import solve
 from poetopt.cli.train import train
 from poetopt.util import files, interrupts, notes
 from poetopt.util.errors import OptionError
@@ -33,10 +33,14 @@ MISSING = {
     "--out": "say where to write it, as in -o FILE",
     "MODEL": "give an .onnx file, or a network that `poetopt zoo` lists",
     "PLAN": "give a plan, which `poetopt solve MODEL --device a72 -o plan.json` writes",
-    "SOLUTION": "give the solution that a solver wrote of what `poetopt export` wrote",
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
+_PYOMO = (
+    "in Python, po.formulations.retention.build makes the model, Pyomo writes it, and po.plan_of reads its solution"
+)
+GONE = {"export": _PYOMO, "import-solution": _PYOMO}
+"""Commands of the last release, and what to do instead."""
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
 KINDS = (
@@ -99,10 +103,12 @@ def _missing(text: str) -> str | None:
 
 
 def _no_command(text: str) -> str | None:
-    """A model where the command should be."""
+    """A model where the command should be, or a command of the last release."""
     match = re.match(r"no such command '(.*?)'$", text)
     if match is None:
         return None
+    if match[1] in GONE:
+        return f"poetopt {match[1]}: there is no such command any more; {GONE[match[1]]}"
     from poetopt import zoo
 
     name = match[1]
@@ -151,8 +157,6 @@ app.command(short_help="Solve many points on many processors; it resumes.", cls=
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
 app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
 app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
-app.command(short_help="Write the model for a solver of your own.", cls=Paneled)(export)
-app.command("import-solution", short_help="Read that solver's solution back as a plan.", cls=Paneled)(import_solution)
 app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
 app.command(short_help="List the devices, or show one with its sources.", cls=Paneled)(devices)
 app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)

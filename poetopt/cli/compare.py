@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli import completion
 from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
@@ -117,7 +116,7 @@ def compare(
     ] = "20%..100%/9",
     methods: Annotated[
         str,
-        typer.Option(metavar="all|A,B", help="The methods; all of them by default.", autocompletion=completion.methods),
+        typer.Option(metavar="all|A,B", help="The methods; all of them by default."),
     ] = "all",
     out: PictureOption = None,
     csv: CsvOption = None,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
 from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, MeterOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
@@ -65,7 +64,6 @@ def run(
             metavar="none|first|N",
             help="Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from "
             "the first on; default: the step, and with --steps nothing.",
-            autocompletion=choices("none", "first", "1"),
         ),
     ] = None,
     meter: MeterOption = None,
@@ -79,7 +77,6 @@ def run(
             "--on",
             metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
             help="Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.",
-            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
     json: JsonOption = None,
@@ -244,7 +241,6 @@ def emit(
         typer.Option(
             metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
             help="What it is for: start-up and linker script come with a Cortex-M.",
-            autocompletion=choices("linux", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = "linux",
     schedule: Annotated[
@@ -252,7 +248,6 @@ def emit(
         typer.Option(
             metavar="code|table",
             help="The plan as calls, or as bytes that are decoded.",
-            autocompletion=choices("code", "table"),
         ),
     ] = "code",
     weights: Annotated[
@@ -260,7 +255,6 @@ def emit(
         typer.Option(
             metavar="flash|storage",
             help="Where the first values of the parameters are.",
-            autocompletion=choices("flash", "storage"),
         ),
     ] = "flash",
     prefix: Annotated[
@@ -272,7 +266,6 @@ def emit(
             "--as",
             metavar="plain|cmake|zephyr|arduino|platformio|esp-idf",
             help="Sources with an example, or a package of that build.",
-            autocompletion=choices("plain", "cmake", "zephyr", "arduino", "platformio", "esp-idf"),
         ),
     ] = "plain",
     selftest: Annotated[
@@ -391,7 +384,6 @@ def show(
             "--format",
             metavar="html|png|svg|txt|trace",
             help="Default: by the suffix of FILE, else html.",
-            autocompletion=choices("html", "png", "svg", "txt", "trace"),
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,

@@ -24,7 +24,6 @@ from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.certificate import Certificate
 from poetopt.search.solution import (
-    IMPORTED,
     RAM,
     DeadlineModel,
     Objective,
@@ -253,7 +252,7 @@ def compared(
     if name not in formulations():
         taken.append(Taken(f"formulation ({printable(name)})", "none of that name is installed"))
     backend, asks = report.get("backend"), report.get("asks")
-    if backend is not None and backend not in (IMPORTED, *backends()):
+    if backend is not None and backend not in backends():
         taken.append(Taken(f"backend ({printable(str(backend))})", "none of that name is known"))
     if blocks or asks:
         words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)

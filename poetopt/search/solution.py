@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 OPTIMAL_GAP = 1e-6
 """An `overhead_gap` up to this is called optimal."""
-IMPORTED = "imported"
-"""The name in results of the backend of a schedule that a solver elsewhere found."""
 
 
 class Status(StrEnum):

@@ -48,19 +48,6 @@ def test_a_limit_that_is_too_low_blames_nothing_else(run: Runner, problem: Path)
     assert "--ram" not in ended.err
 
 
-def test_what_an_export_writes_beside_is_no_other_output(run: Runner, problem: Path, tmp_path: Path) -> None:
-    columns = tmp_path / "model.col"
-    ended = run("export", problem, *SOLVE, "-o", tmp_path / "model.nl", "--json", columns)
-    ended.assert_one_message("--json", "model.col", code=2)
-    assert not list(tmp_path.glob("model.*"))
-
-
-def test_an_export_without_a_schedule_names_model_and_remedy(run: Runner, problem: Path, tmp_path: Path) -> None:
-    ended = run("export", problem, "--device", "a72", "--ram", "1500", "-o", tmp_path / "model.mps")
-    ended.assert_one_message("on a72", "3,000", "--ram", code=3)
-    assert not list(tmp_path.glob("model.*"))
-
-
 def test_plans_go_into_a_folder(run: Runner, problem: Path, tmp_path: Path) -> None:
     file = tmp_path / "plans"
     file.write_text("kept")

@@ -66,7 +66,7 @@ def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"), ("-o", "export mlp --device a72 -o -"),
+        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"),
         ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
         ("--with log", "solve mlp --device a72 --with log=-"), ("--dump", "run plan.json --dump -"),
     ],
