@@ -384,14 +384,8 @@ FAULTS = (
     ),
     Fault(
         "a sweep goes through what is done",
-        "missing = [point for point in points if point.index not in done]",
+        "missing = [point for point in points if point.key not in done]",
         "missing = list(points)",
-        ("api",),
-    ),
-    Fault(
-        "a sweep's batch of zero",
-        "or isinstance(batch, bool) or batch < 1):",
-        "or isinstance(batch, bool) or batch < 0):",
         ("api",),
     ),
     # reports, API, torch

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
     from poetopt.api.plans import write_schedule
-    from poetopt.api.sweeps.run import sweep
+    from poetopt.api.sweeps import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
     from poetopt.comparison import baselines
@@ -164,7 +164,7 @@ _HOMES = {
     "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
     "show": "poetopt.report.show",
-    "sweep": "poetopt.api.sweeps.run",
+    "sweep": "poetopt.api.sweeps",
     "write_schedule": "poetopt.api.plans",
 }
 

@@ -60,27 +60,20 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
     ] = None,
-    retries: Annotated[
-        int, typer.Option(metavar="N", help="How often a point is run again whose worker died.", min=0)
-    ] = 1,
     csv: CsvOption = None,
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
-    from poetopt.api.sweeps.points import ERROR
-    from poetopt.api.sweeps.run import progress_line, sweep_csv, sweep_lines
-    from poetopt.api.sweeps.run import sweep as run
+    from poetopt.api.sweeps import ERROR
+    from poetopt.api.sweeps import sweep as run
 
     check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
-    with _told("reading the sweep") as told:
-        found = run(
-            file, out=out, scheduler=scheduler, workers=workers, retries=retries,
-            told=lambda state: told(progress_line(state)),
-        )  # fmt: skip
+    with _told("starting workers") as told:
+        found = run(file, out=out, scheduler=scheduler, workers=workers, told=told)
     if csv is not None:
-        write_text(sweep_csv(found), csv, option="--csv")
+        write_text(found.to_csv(), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say("\n".join(sweep_lines(found)), unless=[csv, json])
+    say(str(found), unless=[csv, json])
     if found.lost:
         point, reason = found.lost[0]
         raise ExecutionError(
