@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.models import differentiated, read
 from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of, stream_of
 from poetopt.frontends.parts import divisors
-from poetopt.report.goals import STORE_ALL, AtBatch, LargestBatch, PartsTried, batch_of, figures_at
+from poetopt.report.goals import LargestBatch, PartsTried, batch_of
 from poetopt.util.errors import ModelError, OptionError, PoetError
 from poetopt.util.units import show_seconds
 
@@ -58,8 +58,10 @@ class Looked:
         The refusal, "" where there is none.
     open
         The problems that aren't refused.
-    problem, schedule, figures
-        One of them with a schedule, that schedule, and what it takes; None where none is known.
+    problem, schedule
+        One of them with a schedule, and that schedule; None where none is known.
+    plain
+        Whether it keeps everything.
     """
 
     batch: int
@@ -68,7 +70,7 @@ class Looked:
     open: tuple[Problem, ...] = ()
     problem: Problem | None = None
     schedule: Schedule | None = None
-    figures: AtBatch | None = None
+    plain: bool = False
 
 
 def largest_batch(
@@ -97,19 +99,14 @@ def largest_batch(
     best, refused = _with_schedule(batches, refused)
     if best is None:
         return None
-    plain = _Batches(usual, ask, told, begin, most)
-    if best.figures is not None and best.figures.found == STORE_ALL:  # there was no need for the most room
-        again = plain.scheduled(best.batch, search=False)
-        best = again if again.figures is not None else best
-    told_of = sorted({1, best.batch // 4, best.batch // 2} & set(range(1, best.batch)))
-    smaller = [plain.scheduled(batch, search=False) for batch in told_of if batch == 1 or batches.early]
-    figures = [one.figures for one in (*smaller, best) if one.figures is not None]
+    if best.plain:  # there was no need for the most room
+        again = _Batches(usual, ask, told, begin, most).scheduled(best.batch, search=False)
+        best = again if again.schedule is not None else best
     largest = LargestBatch(
         batch=best.batch,
         refused=refused.batch if refused else None,
         why=refused.why if refused else "",
         most=most,
-        at=tuple(figures),
     )
     return largest, best
 
@@ -157,14 +154,14 @@ class _Batches:
     def scheduled(self, batch: int, *, search: bool = True) -> Looked:
         """The same with a schedule: one of heuristics or, while it is early, of a search, which may prove otherwise."""
         looked = self.look(batch)
-        if looked.figures is not None:
+        if looked.schedule is not None:
             return looked
         for problem in looked.open:
             options = self.ask(problem)
             known = known_schedule(problem, options)
             if known is not None:
-                figures = figures_at(batch, known.plan, known.simulation, known.arena_bytes)
-                looked = replace(looked, problem=problem, schedule=known.schedule, figures=figures)
+                plain = not (known.schedule.recomputes or known.schedule.page_ins or known.simulation.overhead_j)
+                looked = replace(looked, problem=problem, schedule=known.schedule, plain=plain)
             elif search and self.early:
                 looked = _searched(looked, problem, options)
         self.known[batch] = looked
@@ -180,9 +177,8 @@ def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     found = search(problem, replace(options, gap=1.0, time_limit_s=SEARCH_SHARE * options.time_limit_s))
     if found.interrupted:
         raise KeyboardInterrupt
-    if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
-        figures = figures_at(looked.batch, found.plan, found.simulation, found.arena_bytes)
-        return replace(looked, problem=problem, schedule=schedule_of(found.plan), figures=figures)
+    if found.plan is not None:
+        return replace(looked, problem=problem, schedule=schedule_of(found.plan))
     if found.status is Status.INFEASIBLE:
         return replace(looked, open=(), why="a search proves that there is no schedule")
     return looked
@@ -226,7 +222,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
     trial = beyond - 1
     while (best.batch if best else 0) < beyond - 1:
         looked = batches.scheduled(trial)
-        if looked.figures is not None:
+        if looked.schedule is not None:
             best = looked
         else:
             beyond = trial

@@ -72,8 +72,7 @@ def solve(
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with what `load` (`batch`, `train`, ...) and `Model.differentiate` (`loss`,
         `optimizer`, ...) take, as the command has them.
-        `batch="max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what refuses the next
-        one, and what a sample takes.
+        `batch="max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what refuses more.
         `micro_batch="auto"`: the batch in as many parts as take the least energy; `report.tried` has them all.
     device, profile, runtime
         As for `Training.cost`.
@@ -144,7 +143,7 @@ def solve(
     imports.check_solving()
     from poetopt.formulations import formulation as formulation_of
     from poetopt.ops.runtimes.c.steps import check_runs
-    from poetopt.report.goals import training_run, with_solved
+    from poetopt.report.goals import training_run
     from poetopt.report.layout import listening
     from poetopt.report.proof import failure_words
     from poetopt.report.report import Report
@@ -264,7 +263,6 @@ def solve(
     if _without(report.solution):
         smaller = fitting_batch(made, ask)
         report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
-    largest = largest and with_solved(largest, report.solution)
     report = replace(report, run=run_of(made), largest=largest)
     interrupts.hold()
     if report.plan is None:

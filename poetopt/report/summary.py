@@ -116,12 +116,6 @@ def _largest(document: Document) -> Iterator[str]:
                 f"{text} with a known schedule, and {found['refused']:,} has none: {found['why']}; nothing is known in "
                 "between"
             )
-        for one in found["batches"]:
-            yield (
-                f"{one['batch']:,}: {show_seconds(one['time_s_per_sample'])} and "
-                f"{show_joules(one['energy_j_per_sample'])} a sample, {show_bytes(one['total_ram_bytes'])} in all "
-                f"({one['schedule']})"
-            )
     parts = document.get("micro_batches") or 1
     if parts > 1:
         yield f"in {parts:,} parts, each by this schedule; all figures are of the whole step"
