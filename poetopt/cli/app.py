@@ -149,7 +149,7 @@ app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(
 app.command(short_help="Write the network that a device has learned, of a copy of its storage.", cls=Paneled)(restore)
 app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(schedule)
 app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
-app.command(short_help="Show a plan as a page, a picture, a text or a trace.", cls=Paneled)(show)
+app.command(short_help="Show a plan as a page, a picture or a text.", cls=Paneled)(show)
 app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)
 app.command(short_help="Draw the least energy against RAM.", cls=Paneled)(pareto)
 app.command(short_help="Show which batches fit which memory, and their cost.", cls=Paneled)(fit)

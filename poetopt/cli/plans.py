@@ -382,14 +382,14 @@ def show(
         str | None,
         typer.Option(
             "--format",
-            metavar="html|png|svg|txt|trace",
+            metavar="html|png|svg|txt",
             help="Default: by the suffix of FILE, else html.",
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     json: JsonOption = None,
 ) -> int:
-    """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
+    """Show a schedule: as a page for the browser, a picture, or a text."""
     from poetopt.report.show import show as display
 
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))

@@ -38,7 +38,7 @@ def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
     assert ended.document["report"]["energy_j"] == json.loads(Path("report.json").read_text())["energy_j"]
 
 
-@pytest.mark.parametrize("form", ["txt", "html", "svg", "trace"])
+@pytest.mark.parametrize("form", ["txt", "html", "svg"])
 def test_a_schedule_is_shown_on_stdout_as_in_a_file(run: Runner, problem: Path, form: str) -> None:
     assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
     assert run("show", "plan.json", "--format", form, "-o", "shown").code == 0
