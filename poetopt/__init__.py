@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
-    from poetopt.api.plans import write_schedule
     from poetopt.api.sweeps import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
@@ -108,7 +107,6 @@ __all__ = [
     "train",
     "train_on",
     "verify",
-    "write_schedule",
     "zoo",
 ]
 
@@ -165,7 +163,6 @@ _HOMES = {
     "plan_of": "poetopt.api",
     "show": "poetopt.report.show",
     "sweep": "poetopt.api.sweeps",
-    "write_schedule": "poetopt.api.plans",
 }
 
 

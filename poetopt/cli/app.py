@@ -19,7 +19,7 @@ from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
-from poetopt.cli.plans import emit, restore, run, schedule, show, verify
+from poetopt.cli.plans import emit, restore, run, show, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solve import solve
 from poetopt.cli.train import train
@@ -39,7 +39,11 @@ MISSING = {
 _PYOMO = (
     "in Python, po.formulations.retention.build makes the model, Pyomo writes it, and po.plan_of reads its solution"
 )
-GONE = {"export": _PYOMO, "import-solution": _PYOMO}
+GONE = {
+    "export": _PYOMO,
+    "import-solution": _PYOMO,
+    "schedule": "poetopt run and poetopt train keep to a plan; poetopt grad writes its training step as ONNX",
+}
 """Commands of the last release, and what to do instead."""
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
@@ -147,7 +151,6 @@ app.command(short_help="Execute a plan and check its gradients, or train with it
 app.command(short_help="Train for epochs by a plan, and write the trained network.", cls=Paneled)(train)
 app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(emit)
 app.command(short_help="Write the network that a device has learned, of a copy of its storage.", cls=Paneled)(restore)
-app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(schedule)
 app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
 app.command(short_help="Show a plan as a page, a picture or a text.", cls=Paneled)(show)
 app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)

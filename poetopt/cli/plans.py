@@ -16,26 +16,6 @@ if TYPE_CHECKING:
 
 
 @sharing(ALLOW_SYMLINKS)
-def schedule(
-    plan: PlanArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="STEP.onnx", help="Write the schedule there.")],
-    model: PlanModelOption = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
-    """Write a plan's order and recomputes as one standard ONNX file, for runtimes that keep the order of its nodes."""
-    import poetopt as po
-
-    check_outputs([plan, model], {"-o": out, "--json": json})
-    with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, **options)
-        written = po.write_schedule(loaded, out)
-    write_json(written.to_dict(), json)
-    say(str(written), unless=[json])
-    return 0
-
-
-@sharing(ALLOW_SYMLINKS)
 def run(
     plan: PlanArgument,
     model: PlanModelOption = None,
