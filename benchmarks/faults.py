@@ -238,7 +238,7 @@ FAULTS = (
         "single assignment without the runtime's reserve",
         "max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes",
         "max(live[0], *work, live[len(computes) + 1])",
-        ("backends", "test_largest_batch.py", "test_batches.py"),
+        ("backends", "test_largest_batch.py"),
     ),
     Fault(
         "a chunk of a held tensor starts nowhere",

@@ -180,7 +180,6 @@ GOALS = (
         "Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.", None, least=1,
     ),
     Option("epochs", _WHOLE, None, "E", "With --samples: for so many epochs; default: 1.", None, least=1),
-    Option("battery", _TEXT, None, "CHARGE", "The share of a battery that it takes: 3000mAh@3.7V, 40kJ.", flag=""),
     Option("minimize", str, "energy", "energy|ram", "ram: the least that has a schedule.", flag=""),
     Option("energy_limit", _TEXT, None, "JOULES|FACTOR", "Least time, or RAM, within this energy.", flag=""),
 )  # fmt: skip
@@ -227,12 +226,13 @@ REMOVED = {
         f"--{name}": f"give --with {name}{value}"
         for name, value in {
             "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
-            "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
+            "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
             "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
             "allow-symlinks": "", "micro-batch-statistics": "",
         }.items()
     },
     "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
+    "--battery": "the answer has the joules; divide them by what the battery holds",
     "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
     "--against": "solve with a --deadline for each point of a front against time",

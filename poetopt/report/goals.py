@@ -1,4 +1,4 @@
-"""All of a training, where a solve was asked about more than one step: steps, hours, joules, share of a battery.
+"""All of a training, where a solve was asked about more than one step: steps, hours, joules.
 
 Into how many parts a batch was cut to see which takes the least energy, and what each number came to.
 
@@ -9,7 +9,6 @@ The largest batch that fits, and what refuses the next one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -87,19 +86,16 @@ class WholeTraining:
         How many steps there are: whole batches, as training takes them; what is left of an epoch is left out.
     epochs, samples, batch
         What they come from: samples of an epoch, and of a step. None where the steps were given.
-    battery_j
-        What the battery holds, or None.
     """
 
     steps: int = 1
     epochs: int | None = None
     samples: int | None = None
     batch: int | None = None
-    battery_j: float | None = None
 
     def of(self, solution: Solution) -> dict[str, object]:
         """The object `training` of `solve --json`: all of the training by that schedule."""
-        simulation, limit_s, held = solution.simulation, solution.options.deadline_s, self.battery_j
+        simulation, limit_s = solution.simulation, solution.options.deadline_s
         energy_j = None if simulation is None else self.steps * step_energy_j(solution)
         return {
             **asdict(self),
@@ -108,19 +104,17 @@ class WholeTraining:
             "deadline_s": None if limit_s is None else self.steps * limit_s,
             "energy_j": energy_j,
             "bytes_written": None if simulation is None else self.steps * simulation.bytes_written,
-            "battery_share": None if held is None or energy_j is None else energy_j / held,
-            "battery_steps": None if held is None or not energy_j else math.floor(held * self.steps / energy_j),
         }
 
 
 def training_run(
-    problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None, battery_j: float | None
+    problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None
 ) -> WholeTraining | None:
     """The training that was asked about; None for a step alone. Raises OptionError."""
     if epochs is None and samples is None:
         if steps < 1:
             raise OptionError(f"--steps {steps}: must be at least 1")
-        return WholeTraining(steps=steps, battery_j=battery_j) if steps > 1 or battery_j is not None else None
+        return WholeTraining(steps=steps) if steps > 1 else None
     if steps != 1:
         raise OptionError(
             f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
@@ -137,7 +131,7 @@ def training_run(
     if samples < batch:
         raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
     steps = epochs * (samples // batch)
-    return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
+    return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch)
 
 
 def batch_of(problem: Problem) -> int | None:

@@ -367,7 +367,7 @@ def _run(report: Mapping[str, object]) -> WholeTraining | None:
     counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
     steps = told.get("steps")
-    return WholeTraining(steps=steps if isinstance(steps, int) else 0, battery_j=finite(told.get("battery_j")), **whole)
+    return WholeTraining(steps=steps if isinstance(steps, int) else 0, **whole)
 
 
 def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
@@ -375,11 +375,7 @@ def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, 
     energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
     if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
         return dict(made)
-    held, steps = finite(made["battery_j"]), made["steps"]
-    assert isinstance(steps, int)
-    share = None if held is None else energy_j / held
-    lasts = None if held is None else math.floor(held * steps / energy_j)
-    return {**made, "energy_j": energy_j, "battery_share": share, "battery_steps": lasts}
+    return {**made, "energy_j": energy_j}
 
 
 def uncertified(

@@ -167,8 +167,6 @@ class Solution:
         For an infeasible problem: the smallest that is feasible, where it was found.
     ram_bound_bytes, deadline_bound_s
         Proven lower bounds on the RAM and the time of any schedule.
-    fitting_batch
-        For an infeasible problem: a smaller batch for which a schedule was found, as whoever reads models may know.
     timing
         Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
     exhausted
@@ -197,7 +195,6 @@ class Solution:
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
     deadline_bound_s: float | None = None
-    fitting_batch: int | None = None
     exhausted: bool = False
     reason: str = ""
     why: tuple[str, ...] = ()
