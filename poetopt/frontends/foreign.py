@@ -13,8 +13,8 @@ HEAD_BYTES = 65536
 KINDS: dict[str, tuple[str, str]] = {
     "torch": (
         "a PyTorch file or a Python pickle, which is never opened here",
-        "load the module in PyTorch, and export it in Python: import poetopt as po; po.torch.export(module, x, {out!r}), with "
-        "a batch x as the module takes it",
+        "load the module in PyTorch, and export it: import poetopt as po; po.torch.export(module, x, {out!r}), "
+        "with a batch x as the module takes it",
     ),
     "tensorflow": (
         "a TensorFlow model",
