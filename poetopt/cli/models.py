@@ -125,7 +125,6 @@ def inspect(
     from poetopt.api.inspection import inspect as look
 
     check_outputs([model], {"--json": json})
-    options.pop("fuse")
     found = look(model, device=device, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
