@@ -238,7 +238,7 @@ FAULTS = (
         "single assignment without the runtime's reserve",
         "max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes",
         "max(live[0], *work, live[len(computes) + 1])",
-        ("backends", "test_largest_batch.py", "test_batches.py"),
+        ("backends", "test_largest_batch.py"),
     ),
     Fault(
         "a chunk of a held tensor starts nowhere",
@@ -365,12 +365,6 @@ FAULTS = (
         ("devices",),
     ),
     Fault(
-        "sensitivity: latency counts in bandwidth",
-        "in_s = ins * in_latency + (tensor.page_in_s - ins * in_latency) / factor",
-        "in_s = tensor.page_in_s / factor",
-        ("compare",),
-    ),
-    Fault(
         "H-Revolve writes at a read's price",
         "self.write = [sum(tensors[i].page_out_j for i in state) for state in chain.boundary]",
         "self.write = [sum(tensors[i].page_in_j for i in state) for state in chain.boundary]",
@@ -390,14 +384,8 @@ FAULTS = (
     ),
     Fault(
         "a sweep goes through what is done",
-        "missing = [point for point in points if point.index not in done]",
+        "missing = [point for point in points if point.key not in done]",
         "missing = list(points)",
-        ("api",),
-    ),
-    Fault(
-        "a sweep's batch of zero",
-        "or isinstance(batch, bool) or batch < 1):",
-        "or isinstance(batch, bool) or batch < 0):",
         ("api",),
     ),
     # reports, API, torch

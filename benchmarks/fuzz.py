@@ -126,7 +126,7 @@ def _run(command: list[str]) -> int:
         return invoke(command)
 
     def points() -> int:
-        from poetopt.api.sweeps.points import read_sweep
+        from poetopt.api.sweeps import read_sweep
 
         read_sweep(command[1])
         return 0

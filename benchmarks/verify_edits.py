@@ -268,7 +268,6 @@ STATEMENTS: Mapping[str, Edit] = {
     "the least RAM": says(least_ram_bytes=1, ram_bound_bytes=1000),
     "no schedule is shorter": says(deadline_bound_s=lambda report: 0.9 * report["makespan_s"]),
     "the least deadline": says(least_deadline_s=lambda report: report["makespan_s"]),
-    "a batch that fits": says(fitting_batch=1),
     "reasons": says(why=["no schedule of any order needs less RAM"]),
     "an important note that isn't": says(important=[{"about": "loss", "text": "loss: the best there is"}]),
     "important notes of no kind": says(important=[None, 5]),

@@ -23,12 +23,9 @@ if TYPE_CHECKING:
         Model,
         Training,
         TrainingFile,
-        add_cuts,
         add_late_rows,
         device,
         execute,
-        export,
-        import_solution,
         load,
         load_plan,
         plan_of,
@@ -37,15 +34,13 @@ if TYPE_CHECKING:
         store_all_peak_bytes,
         train,
     )
-    from poetopt.api.comparing import compare, pareto, sensitivity
+    from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
     from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
-    from poetopt.api.plans import write_schedule
-    from poetopt.api.sweeps.run import sweep
+    from poetopt.api.sweeps import sweep
     from poetopt.api.trainer import Trainer
     from poetopt.api.verification import verify
     from poetopt.comparison import baselines
-    from poetopt.comparison.goals import front, lexicographic
     from poetopt.devices import Device
     from poetopt.frontends.lora import lora, merge_lora
     from poetopt.frontends.quantizing import quantize
@@ -75,7 +70,6 @@ __all__ = [
     "TrainingFile",
     "TrainingGraph",
     "__version__",
-    "add_cuts",
     "add_late_rows",
     "autodiff",
     "backends",
@@ -86,15 +80,11 @@ __all__ = [
     "emit",
     "execute",
     "execute_on",
-    "export",
     "fit",
     "fit_on",
     "formulations",
-    "front",
     "frontends",
-    "import_solution",
     "inspect",
-    "lexicographic",
     "load",
     "load_plan",
     "lora",
@@ -105,7 +95,6 @@ __all__ = [
     "quantize",
     "report",
     "restore",
-    "sensitivity",
     "show",
     "simulate",
     "solve",
@@ -116,7 +105,6 @@ __all__ = [
     "train",
     "train_on",
     "verify",
-    "write_schedule",
     "zoo",
 ]
 
@@ -147,12 +135,8 @@ _HOMES = {
     "Training": "poetopt.api",
     "TrainingFile": "poetopt.api",
     "TrainingGraph": "poetopt.graph",
-    "add_cuts": "poetopt.api",
     "add_late_rows": "poetopt.api",
     "compare": "poetopt.api.comparing",
-    "export": "poetopt.api",
-    "front": "poetopt.comparison.goals",
-    "lexicographic": "poetopt.comparison.goals",
     "lora": "poetopt.frontends.lora",
     "merge_lora": "poetopt.frontends.lora",
     "quantize": "poetopt.frontends.quantizing",
@@ -170,15 +154,12 @@ _HOMES = {
     "restore": "poetopt.api.on_device",
     "train_on": "poetopt.api.on_device",
     "device": "poetopt.api",
-    "import_solution": "poetopt.api",
     "inspect": "poetopt.api.inspection",
     "verify": "poetopt.api.verification",
     "pareto": "poetopt.api.comparing",
     "plan_of": "poetopt.api",
-    "sensitivity": "poetopt.api.comparing",
     "show": "poetopt.report.show",
-    "sweep": "poetopt.api.sweeps.run",
-    "write_schedule": "poetopt.api.plans",
+    "sweep": "poetopt.api.sweeps",
 }
 
 

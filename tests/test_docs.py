@@ -44,8 +44,6 @@ ELSEWHERE = {
     "make docs": "what builds the pages",
     "pip install poetopt": "make installs it",
     "pip install 'poetopt[dask]'": "make test installs that extra",
-    "poetopt solve mobilenetv2 --device a72 --ram 60% --no-paging -o plan.json": "seconds; tests/backends has smaller",
-    "poetopt schedule plan.json -o step.onnx": "tests/backends/test_single_assignment.py",
     "poetopt sweep sweep.toml": "minutes; tests/api runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
     "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/api",

@@ -150,13 +150,6 @@ def test_paced_lines() -> None:
     assert paced(silent) is silent
 
 
-def test_sensitivity_of_a_report(tmp_path: Path) -> None:
-    problem = po.load(write_problem(tmp_path / "chain.json", chain())).differentiate().cost("a72")
-    found = po.sensitivity(po.solve(problem, ram="70%", time_limit=10), time_limit=2)
-    assert found.changes
-    assert found.sentence
-
-
 def test_a_sweep_by_its_function() -> None:
     with pytest.raises(OptionError, match=r"nothere\.toml"):
         po.sweep("nothere.toml")

@@ -15,24 +15,21 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.api.exchange import add_cuts, add_late_rows, export, import_solution, plan_of
     from poetopt.api.models import Model, device, load
     from poetopt.api.plans import execute, load_plan, simulate, train
     from poetopt.api.problems import store_all_peak_bytes
     from poetopt.api.solving import solve
     from poetopt.api.training import SAME_BYTES, Training, TrainingFile
+    from poetopt.search.solved import add_late_rows, plan_of
 
 __all__ = [
     "SAME_BYTES",
     "Model",
     "Training",
     "TrainingFile",
-    "add_cuts",
     "add_late_rows",
     "device",
     "execute",
-    "export",
-    "import_solution",
     "load",
     "load_plan",
     "plan_of",
@@ -47,15 +44,12 @@ _HOMES = {
     "SAME_BYTES": "poetopt.api.training",
     "Training": "poetopt.api.training",
     "TrainingFile": "poetopt.api.training",
-    "add_cuts": "poetopt.api.exchange",
-    "add_late_rows": "poetopt.api.exchange",
+    "add_late_rows": "poetopt.search.solved",
     "device": "poetopt.api.models",
     "execute": "poetopt.api.plans",
-    "export": "poetopt.api.exchange",
-    "import_solution": "poetopt.api.exchange",
     "load": "poetopt.api.models",
     "load_plan": "poetopt.api.plans",
-    "plan_of": "poetopt.api.exchange",
+    "plan_of": "poetopt.search.solved",
     "simulate": "poetopt.api.plans",
     "solve": "poetopt.api.solving",
     "store_all_peak_bytes": "poetopt.api.problems",

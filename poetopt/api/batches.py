@@ -1,6 +1,4 @@
-"""A smaller batch for which a schedule is known, where none is for the one that was asked for.
-
-`--batch max`: the largest batch with a schedule, by bisection over what sums prove of each.
+"""`--batch max`: the largest batch with a schedule, by bisection over what sums prove of each.
 
 What a step needs at least grows with the batch, so the largest that isn't refused is bracketed: by the secant of what
 two batches leave free, and by halves where that is no help. Each batch is read once.
@@ -10,18 +8,15 @@ The number of parts of a batch whose step takes the least energy, of all that di
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import floor, inf, isfinite
 from typing import TYPE_CHECKING
 
-from poetopt.api.models import differentiated, read
-from poetopt.api.training import DEVICE, PROFILE, TrainingFile, parameters_of, stream_of
 from poetopt.frontends.parts import divisors
-from poetopt.report.goals import STORE_ALL, AtBatch, LargestBatch, PartsTried, batch_of, figures_at
-from poetopt.util.errors import ModelError, OptionError, PoetError
+from poetopt.report.goals import LargestBatch, PartsTried
+from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.units import show_seconds
 
 if TYPE_CHECKING:
@@ -58,8 +53,10 @@ class Looked:
         The refusal, "" where there is none.
     open
         The problems that aren't refused.
-    problem, schedule, figures
-        One of them with a schedule, that schedule, and what it takes; None where none is known.
+    problem, schedule
+        One of them with a schedule, and that schedule; None where none is known.
+    plain
+        Whether it keeps everything.
     """
 
     batch: int
@@ -68,7 +65,7 @@ class Looked:
     open: tuple[Problem, ...] = ()
     problem: Problem | None = None
     schedule: Schedule | None = None
-    figures: AtBatch | None = None
+    plain: bool = False
 
 
 def largest_batch(
@@ -97,19 +94,14 @@ def largest_batch(
     best, refused = _with_schedule(batches, refused)
     if best is None:
         return None
-    plain = _Batches(usual, ask, told, begin, most)
-    if best.figures is not None and best.figures.found == STORE_ALL:  # there was no need for the most room
-        again = plain.scheduled(best.batch, search=False)
-        best = again if again.figures is not None else best
-    told_of = sorted({1, best.batch // 4, best.batch // 2} & set(range(1, best.batch)))
-    smaller = [plain.scheduled(batch, search=False) for batch in told_of if batch == 1 or batches.early]
-    figures = [one.figures for one in (*smaller, best) if one.figures is not None]
+    if best.plain:  # there was no need for the most room
+        again = _Batches(usual, ask, told, begin, most).scheduled(best.batch, search=False)
+        best = again if again.schedule is not None else best
     largest = LargestBatch(
         batch=best.batch,
         refused=refused.batch if refused else None,
         why=refused.why if refused else "",
         most=most,
-        at=tuple(figures),
     )
     return largest, best
 
@@ -157,14 +149,14 @@ class _Batches:
     def scheduled(self, batch: int, *, search: bool = True) -> Looked:
         """The same with a schedule: one of heuristics or, while it is early, of a search, which may prove otherwise."""
         looked = self.look(batch)
-        if looked.figures is not None:
+        if looked.schedule is not None:
             return looked
         for problem in looked.open:
             options = self.ask(problem)
             known = known_schedule(problem, options)
             if known is not None:
-                figures = figures_at(batch, known.plan, known.simulation, known.arena_bytes)
-                looked = replace(looked, problem=problem, schedule=known.schedule, figures=figures)
+                plain = not (known.schedule.recomputes or known.schedule.page_ins or known.simulation.overhead_j)
+                looked = replace(looked, problem=problem, schedule=known.schedule, plain=plain)
             elif search and self.early:
                 looked = _searched(looked, problem, options)
         self.known[batch] = looked
@@ -180,9 +172,8 @@ def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     found = search(problem, replace(options, gap=1.0, time_limit_s=SEARCH_SHARE * options.time_limit_s))
     if found.interrupted:
         raise KeyboardInterrupt
-    if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
-        figures = figures_at(looked.batch, found.plan, found.simulation, found.arena_bytes)
-        return replace(looked, problem=problem, schedule=schedule_of(found.plan), figures=figures)
+    if found.plan is not None:
+        return replace(looked, problem=problem, schedule=schedule_of(found.plan))
     if found.status is Status.INFEASIBLE:
         return replace(looked, open=(), why="a search proves that there is no schedule")
     return looked
@@ -226,7 +217,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
     trial = beyond - 1
     while (best.batch if best else 0) < beyond - 1:
         looked = batches.scheduled(trial)
-        if looked.figures is not None:
+        if looked.schedule is not None:
             best = looked
         else:
             beyond = trial
@@ -325,71 +316,8 @@ def _figures(parts: int, report: Report) -> PartsTried:
     return PartsTried(parts=parts, time_s=said["makespan_s"], **figures)  # type: ignore[arg-type]
 
 
-MOST_OPERATORS = 2_000
-"""Reading a larger network some times more takes longer than what is known at once is worth."""
-
-
-def fitting_batch(problem: Problem, ask: Callable[[Problem], Options]) -> int | None:
-    """A batch with a schedule that heuristics find, the largest of a few that are tried; None where none has one.
-
-    problem
-        Its model is read again, with batch 1 and one or two between.
-    ask
-        What is asked of a problem: shares and multiples are of that problem's own figures.
-    """
-    batch = batch_of(problem)
-    if batch is None or batch < 2 or PROFILE in problem.recipe or len(problem.operators) > MOST_OPERATORS:
-        return None
-    try:
-        one = _with_batch(problem, 1)
-        if one is None or not _fits(one, ask(one)):
-            return None
-        return next((size for size in _between(problem, one, batch, ask) if _fitting(problem, size, ask)), 1)
-    except (PoetError, OSError):  # its batch can't be changed, or it is read but once
-        return None
-
-
-def _between(problem: Problem, one: Problem, batch: int, ask: Callable[[Problem], Options]) -> Iterator[int]:
-    """Batches to try: where the least RAM would reach the budget if it grew evenly, and half of that."""
-    low, high, ram = one.least_ram_bytes, problem.least_ram_bytes, ask(one).ram_bytes
-    most = batch - 1 if ram >= high else 1 + int((batch - 1) * (ram - low) / max(high - low, 1))
-    sizes = (min(most, batch - 1), min(most, batch - 1) // 2)
-    return (size for size in sizes if size > 1)
-
-
-def _fitting(problem: Problem, size: int, ask: Callable[[Problem], Options]) -> bool:
-    smaller = _with_batch(problem, size)
-    return smaller is not None and _fits(smaller, ask(smaller))
-
-
-def _with_batch(problem: Problem, batch: int) -> Problem | None:
-    """The same model with another batch; None where that isn't to be had. Raises PoetError."""
-    from poetopt.frontends.reading import from_recipe
-
-    reference, recipe = problem.model_ref, problem.recipe
-    if not reference or (os.path.exists(reference) and not os.path.isfile(reference)):
-        return None
-    loaded = read(reference, replace(from_recipe(recipe), batch=batch))
-    if isinstance(loaded, TrainingFile):
-        return None
-    path = recipe.get(DEVICE)
-    device = path if isinstance(path, str) else problem.device
-    step, parameters = differentiated(loaded, recipe), parameters_of(recipe)
-    made = step.cost(device, runtime=problem.runtime or None, parameters=parameters, stream=stream_of(recipe))
-    alike = made.device_ram_bytes == problem.device_ram_bytes and made.paging == problem.paging
-    return made if alike and batch_of(made) == batch else None
-
-
-def _fits(problem: Problem, options: Options) -> bool:
-    return known_schedule(problem, options, first=True) is not None
-
-
-def known_schedule(problem: Problem, options: Options, *, first: bool = False) -> Candidate | None:
-    """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time.
-
-    first
-        Whether any will do, else the best that they find.
-    """
+def known_schedule(problem: Problem, options: Options) -> Candidate | None:
+    """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time."""
     from poetopt.formulations import formulation
     from poetopt.plan.storeall import everything
     from poetopt.search.constructive import greedy_schedules
@@ -405,6 +333,5 @@ def known_schedule(problem: Problem, options: Options, *, first: bool = False) -
     if trial.offer(everything(problem), quick=True):
         return trial.best
     for found in greedy_schedules(problem, options, options.ram_bytes, Work(WORK)):
-        if trial.offer(found, quick=True) and first:
-            break
+        trial.offer(found, quick=True)
     return trial.best

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from poetopt.api.problems import CompareOptions, checked_scope, taken
 from poetopt.comparison.baselines import Baseline, names
@@ -13,9 +11,9 @@ from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.compare import Told as ToldMethod
 from poetopt.comparison.compare import compare as run
-from poetopt.comparison.pareto import DeadlineFront, Front, deadline_front
+from poetopt.comparison.pareto import Front
+from poetopt.comparison.pareto import Told as ToldPoint
 from poetopt.comparison.pareto import pareto as trace
-from poetopt.comparison.refine import Told as ToldPoint
 from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
 from poetopt.plan.storeall import store_all_bytes
@@ -28,85 +26,10 @@ from poetopt.util.units import (
     parse_fraction,
     parse_ram,
     parse_time,
-    show_seconds,
 )
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
-    from poetopt.comparison.sensitivity import Sensitivity, Told
-    from poetopt.devices import Device
-    from poetopt.devices.model import Storage
-    from poetopt.devices.profile import Profile
-    from poetopt.report.report import Report
-
-TIME_S = 10.0
-"""For each optimum."""
-
-
-def sensitivity(
-    report: Report,
-    *,
-    device: Device | str | os.PathLike[str] | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    deadline: str | float | Factor | None = None,
-    time_limit: str | float = TIME_S,
-    told: Told | None = None,
-    progress: bool = False,
-) -> Sensitivity:
-    """The loss of a report's plan against the optimum where storage or CPU are off by up to four times.
-
-    device, profile
-        As given to `Training.cost`: what part of a transfer's power is the storage's, and its latencies. By default the
-        device of the catalogue that has the problem's name.
-    deadline
-        As given to `solve`: one in passes (`"1.5x"`) moves with the CPU's rate, any other stays.
-    time_limit
-        For each of the optima that are solved.
-    told, progress
-        Called with a line before each solve; whether lines go to stderr.
-
-    Raises OptionError for a report of what isn't least energy, PlanError for one without a plan.
-    """
-    from poetopt.comparison.sensitivity import sensitivity as changes
-
-    graph = report.problem.graph
-    found = None if graph is None else _device_of(device or report.problem.device, profile)
-    storage = None if found is None else found.storage
-    return changes(
-        report.problem,
-        report.solution,
-        time_limit_s=parse_time(time_limit, option="--time-limit"),
-        storage_share=_storage_share(storage),
-        latencies_s=None if storage is None else (storage.page_in_latency_s, storage.page_out_latency_s),
-        by_time=profile is not None or found is None or found.flop_per_j is None,
-        relative_deadline=deadline is not None and isinstance(parse_deadline(deadline), Factor),
-        told=told or telling(progress),
-    )
-
-
-def _storage_share(storage: Storage | None) -> float:
-    """The part of a transfer's power that is the storage's; 1 where that isn't known."""
-    total = storage.power_w + storage.cpu_power_w if storage is not None else 0.0
-    return storage.power_w / total if storage is not None and total else 1.0
-
-
-def _device_of(
-    device: Device | str | os.PathLike[str], profile: Profile | str | os.PathLike[str] | None
-) -> Device | None:
-    """`device`, with the storage that the profile measured where there is one; None: not known."""
-    from poetopt.devices import Device
-    from poetopt.devices import device as device_of
-    from poetopt.devices.profile import Profile, load_profile, measured_device
-    from poetopt.util.errors import DeviceError
-
-    try:
-        found = device if isinstance(device, Device) else device_of(device)
-    except DeviceError:
-        return None  # a problem file has devices of its own
-    if profile is None:
-        return found
-    return measured_device(found, profile if isinstance(profile, Profile) else load_profile(profile))
-
 
 POINT_S = 20.0
 """Seconds for one point of a front."""
@@ -168,84 +91,41 @@ def compare(
     return run(found, in_ram, asked, settings, next_up)
 
 
-class FrontOptions(CompareOptions, total=False):
-    """The options of `pareto` beside `against`."""
-
-    ram: str | int | Share | None
-    points: int
-    time_limit: str | float
-    told: ToldPoint | None
-    progress: bool
-
-
-@overload
-def pareto(problem: Solvable, *, against: Literal["ram"] = "ram", **options: Unpack[FrontOptions]) -> Front: ...
-
-
-@overload
-def pareto(problem: Solvable, *, against: Literal["deadline"], **options: Unpack[FrontOptions]) -> DeadlineFront: ...
-
-
 def pareto(
     problem: Solvable,
     *,
-    against: str = "ram",
-    ram: str | int | Share | None = None,
     points: int = 14,
     time_limit: str | float = 230.0,
     told: ToldPoint | None = None,
     progress: bool = False,
     **options: Unpack[CompareOptions],
-) -> Front | DeadlineFront:
-    """The front of least energy against RAM, from the smallest feasible budget to store-all, or against the deadline.
+) -> Front:
+    """The front of least energy against RAM, from the smallest feasible budget to store-all.
 
     problem, options
-        As in `compare`; a front against the deadline has no `deadline`, and the gap is 2 % by default.
-    against
-        `"ram"`, or `"deadline"`: from the shortest feasible deadline to where more time saves nothing.
-    ram
-        The budget that a front against the deadline is at.
+        As in `compare`; the gap is 2 % by default.
     points
         At most this many of them.
     time_limit
         No new point is taken up after this many seconds.
     told, progress
-        As in `compare`, with a limit and why it is next.
+        As in `compare`, with a budget and why it is next.
 
-    Raises InfeasibleError where no schedule keeps the deadline or the budget, OptionError for an option that belongs
-    to the other front.
+    Raises InfeasibleError where no schedule keeps the deadline.
     """
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
     say = telling(progress)
 
-    def next_up(limit: float, why: str) -> None:
-        say(point_words(limit, why, against))
+    def next_up(budget: int, why: str) -> None:
+        say(f"{budget:,} B: {why}")
         if told is not None:
-            told(limit, why)
+            told(budget, why)
 
     limit = parse_time(time_limit, option="--time-limit")
-    if against not in ("ram", "deadline"):
-        raise OptionError(f"--against {against}: must be ram or deadline")
     found, rest = taken(problem, options)
     settings = _settings(found, min(POINT_S, limit), 0.02, rest)
-    if against == "ram":
-        if ram is not None:
-            raise OptionError("--ram: a front against RAM has all budgets; leave it out, or give --against deadline")
-        return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
-    if settings.deadline_s is not None:
-        raise OptionError("--deadline: a front against the deadline has all of them; leave it out")
-    if ram is None:
-        raise OptionError("--against deadline: say at which budget with --ram, as in --ram 40%")
-    (ram_bytes,) = in_bytes((parse_ram(ram),), store_all_bytes(found))
-    return deadline_front(found, ram_bytes, points=points, settings=settings, time_limit_s=limit, told=next_up)
-
-
-def point_words(limit: float, why: str, against: str) -> str:
-    """A point that is next, for people."""
-    if math.isinf(limit):
-        return f"without a deadline: {why}"
-    return f"{limit:,.0f} B: {why}" if against == "ram" else f"{show_seconds(limit)}: {why}"
+    return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 
 def _settings(problem: Problem, time_limit_s: float, gap: float, options: Mapping[str, Any]) -> Settings:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from poetopt.api.models import Model, load
-from poetopt.api.problems import LoadOptions
+from poetopt.api.problems import READ, TrainingOptions
 from poetopt.api.training import SAME_BYTES, TrainingFile, running
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
@@ -29,17 +28,8 @@ def inspect(
     model: Model | TrainingFile | onnx.ModelProto | str | os.PathLike[str],
     *,
     device: str | None = None,
-    loss: str = "auto",
-    output: str | None = None,
-    ignore_index: int | str | None = None,
-    class_weights: Sequence[float] | str | None = None,
-    label_smoothing: float | str = 0.0,
-    straight_through: bool = False,
-    optimizer: str = "none",
-    clip_norm: bool = False,
-    rates: Mapping[str, float] | str | Sequence[str] | None = None,
     runtime: str | None = None,
-    **read: Unpack[LoadOptions],
+    **options: Unpack[TrainingOptions],
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
 
@@ -47,21 +37,21 @@ def inspect(
         What `load` gave, or what it takes: a path, a zoo network's name.
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
-    loss, output, ignore_index, class_weights, label_smoothing, straight_through, optimizer, clip_norm, rates
-        As in `Model.differentiate`.
     runtime
         What runs the operators, whatever the device names.
-    read
-        For what isn't loaded yet: the options of `load`.
+    options
+        As in `Model.differentiate`, and for what isn't loaded yet those of `load`.
 
     Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
     """
+    read = {name: value for name, value in options.items() if name in READ}
+    asked: dict[str, Any] = {name: value for name, value in options.items() if name not in READ}
     if not isinstance(model, Model | TrainingFile):
-        model = load(model, **read)
+        model = load(model, **read)  # type: ignore[arg-type]
     elif read:
         raise OptionError(f"{', '.join(read)}: too late for what is loaded; give the model's path with them")
     if isinstance(model, TrainingFile):
-        model.differentiate(optimizer=optimizer, clip_norm=clip_norm)
+        model.differentiate(**asked)
         problem = model.cost(device or next(iter(model.file.costs)), runtime=runtime)
         return Inspection(
             contents={
@@ -75,19 +65,9 @@ def inspect(
         )
     found = running(device_of(device or SAME_BYTES), runtime)
     contents = summary(model.graph)
-    missing = tuple(unsupported(model.graph, straight_through=straight_through))
+    missing = tuple(unsupported(model.graph, straight_through=asked.get("straight_through", False)))
     try:
-        training = model.differentiate(
-            loss=loss,
-            output=output,
-            straight_through=straight_through,
-            optimizer=optimizer,
-            clip_norm=clip_norm,
-            rates=rates,
-            ignore_index=ignore_index,
-            class_weights=class_weights,
-            label_smoothing=label_smoothing,
-        ).on(found.runtime)
+        training = model.differentiate(**asked).on(found.runtime)
     except ModelError as error:
         return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
     problem = training.cost(found)

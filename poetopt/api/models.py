@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Unpack
 
-from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
+from poetopt.api.training import LAZY, OVER, LoadOptions, StepOptions, Training, TrainingFile, described, scheduled
 from poetopt.autodiff.optimizers import CLIP
 from poetopt.graph import FORWARD_ONLY
 from poetopt.ops.runtimes import DEFAULT
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LABELS = ("ignore_index", "class_weights", "label_smoothing")
 """Keys of the recipe of a step whose cross-entropy doesn't take all labels and classes alike."""
+TRAINS = ("clip_norm", "rates", "straight_through", "class_weights", "label_smoothing")
+"""Options that make no sense where nothing is trained."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,11 @@ class Model:
     def differentiate(
         self,
         *,
-        loss: str = "auto",
-        output: str | None = None,
-        ignore_index: int | str | None = None,
-        class_weights: Sequence[float] | str | None = None,
-        label_smoothing: float | str = 0.0,
         granularity: str = "operator",
-        straight_through: bool = False,
-        optimizer: str = "none",
-        fuse: bool = True,
-        clip_norm: bool = False,
-        rates: Mapping[str, float] | str | Sequence[str] | None = None,
+        lazy_tables: bool = False,
         maxima: bool = True,
         over: bool = True,
-        lazy_tables: bool = False,
+        **step: Unpack[StepOptions],
     ) -> Training:
         """Attach a loss and derive the backward operators.
 
@@ -106,53 +99,32 @@ class Model:
 
         if granularity not in GRANULARITIES:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
-        trains = (optimizer != "none", clip_norm, rates, lazy_tables, straight_through, class_weights, label_smoothing)
+        rule = label_rule(step.get("ignore_index"), step.get("class_weights"), step.get("label_smoothing", 0.0))
         named = self.graph.named or self.graph.parts > 1
-        if loss == FORWARD_ONLY and (any(trains) or ignore_index is not None or named):
+        trains = lazy_tables or step.get("optimizer", "none") != "none" or any(map(step.get, TRAINS))
+        if step.get("loss") == FORWARD_ONLY and (trains or step.get("ignore_index") is not None or named):
             raise OptionError(
                 "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "
                 "and --with clip-norm, rates, lazy-tables, straight-through and of labels"
             )
-        derived = self.training_graph(
-            loss=loss,
-            output=output,
-            ignore_index=ignore_index,
-            class_weights=class_weights,
-            label_smoothing=label_smoothing,
-            straight_through=straight_through,
-            optimizer=optimizer,
-            fuse=fuse,
-            clip_norm=clip_norm,
-            rates=rates,
-            maxima=maxima,
-            over=over,
-        )
-        recipe = {**self.recipe, "loss": loss, "output": output}
-        if maxima:
-            recipe["maxima"] = True
-        if over:
-            recipe[OVER] = True
-        recipe |= _of_labels(label_rule(ignore_index, class_weights, label_smoothing))
-        if straight_through:
-            recipe["straight_through"] = True
-        if granularity == "block":
-            recipe["granularity"] = granularity
-        if optimizer != "none":
-            recipe |= {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
-        if clip_norm:
-            recipe[CLIP] = True
-        if rates:
-            recipe["rates"] = parse_rates(rates)
-        if lazy_tables:
-            recipe[LAZY] = True
-        asked = {
-            "loss": loss, "output": output, "ignore_index": ignore_index, "class_weights": class_weights,
-            "label_smoothing": label_smoothing, "straight_through": straight_through, "fuse": fuse,
-            "clip_norm": clip_norm, "rates": rates, "maxima": maxima, "over": over,
-        }  # fmt: skip
+        derived = self.training_graph(**step, maxima=maxima, over=over)
+        recipe = {**self.recipe, "loss": step.get("loss", "auto"), "output": step.get("output")}
+        recipe |= {name: True for name, asked in (("maxima", maxima), (OVER, over)) if asked} | _of_labels(rule)
+        recipe |= {"straight_through": True} if step.get("straight_through") else {}
+        recipe |= {"granularity": granularity} if granularity == "block" else {}
+        if (optimizer := step.get("optimizer", "none")) != "none":
+            recipe |= {"optimizer": optimizer} if step.get("fuse", True) else {"optimizer": optimizer, "fuse": False}
+        recipe |= {CLIP: True} if step.get("clip_norm") else {}
+        recipe |= {"rates": parse_rates(step["rates"])} if step.get("rates") else {}
+        recipe |= {LAZY: True} if lazy_tables else {}
+        asked: dict[str, Any] = {
+            **{name: value for name, value in step.items() if name != "optimizer"},
+            "maxima": maxima,
+            "over": over,
+        }
         tables = with_rows(self.graph) is not self.graph
         anew = tables or (self.graph.parts > 1 and optimizer == "none")
-        by_rows = partial(self.training_graph, **asked, rows=tables) if anew else None  # type: ignore[arg-type]
+        by_rows = partial(self.training_graph, **asked, rows=tables) if anew else None
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
     def training_graph(
@@ -209,18 +181,7 @@ def _of_labels(rule: LabelRule) -> dict[str, object]:
     return {name: value for name, value in zip(LABELS, said, strict=True) if value is not None}
 
 
-def load(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    *,
-    batch: int | None = None,
-    train: str | Sequence[str] | None = None,
-    dims: Mapping[str, int | str] | None = None,
-    shapes: Mapping[str, str | Sequence[int | None]] | None = None,
-    values: Mapping[str, object] | None = None,
-    allow_symlinks: bool = False,
-    micro_batch: int | None = None,
-    micro_batch_statistics: bool = False,
-) -> Model | TrainingFile:
+def load(model: str | os.PathLike[str] | onnx.ModelProto, **options: Unpack[LoadOptions]) -> Model | TrainingFile:
     """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
 
     batch
@@ -247,19 +208,7 @@ def load(
     """
     from poetopt import frontends
 
-    return read(
-        model,
-        frontends.read_options(
-            batch=batch,
-            train=train,
-            dims=dims,
-            shapes=shapes,
-            values=values,
-            allow_symlinks=allow_symlinks,
-            micro_batch=micro_batch,
-            micro_batch_statistics=micro_batch_statistics,
-        ),
-    )
+    return read(model, frontends.read_options(**options))
 
 
 def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:

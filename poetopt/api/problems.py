@@ -14,10 +14,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from poetopt.api.models import Model, load
-from poetopt.api.training import Training, TrainingFile
+from poetopt.api.training import DerivedOptions, LoadOptions, Training, TrainingFile
 from poetopt.devices import device as device_of
 from poetopt.devices.cost import PARAMETERS, STREAM
 from poetopt.graph.problem import Problem, check_problem
@@ -234,7 +234,15 @@ def _found(on: Device | str | os.PathLike[str]) -> Device:
     return device_of(on) if isinstance(on, str | os.PathLike) else on
 
 
-class _Read(TypedDict, total=False):
+class TrainingOptions(LoadOptions, DerivedOptions, total=False):
+    """The options of the training step: those of `load` and of `Model.differentiate`."""
+
+
+class SolveOptions(DerivedOptions, total=False):
+    """The same for `solve`, which takes `max` for the largest batch that fits, and `auto` for the parts of one."""
+
+    batch: int | str | None
+    micro_batch: int | str | None
     train: str | Sequence[str] | None
     dims: Mapping[str, int | str] | None
     shapes: Mapping[str, str | Sequence[int | None]] | None
@@ -243,59 +251,12 @@ class _Read(TypedDict, total=False):
     micro_batch_statistics: bool
 
 
-class LoadOptions(_Read, total=False):
-    """The options of `load`: a model's file as it is read."""
-
-    batch: int | None
-    micro_batch: int | None
-
-
-class _Derived(TypedDict, total=False):
-    loss: str
-    output: str | None
-    ignore_index: int | str | None
-    class_weights: Sequence[float] | str | None
-    label_smoothing: float | str
-    granularity: str
-    straight_through: bool
-    optimizer: str
-    fuse: bool
-    clip_norm: bool
-    rates: Mapping[str, float] | str | Sequence[str] | None
-    lazy_tables: bool
-
-
-class TrainingOptions(LoadOptions, _Derived, total=False):
-    """The options of the training step: those of `load` and of `Model.differentiate`."""
-
-
-class SolveOptions(_Read, _Derived, total=False):
-    """The same for `solve`, which takes `max` for the largest batch that fits, and `auto` for the parts of one."""
-
-    batch: int | str | None
-    micro_batch: int | str | None
-
-
 class CostOptions(TrainingOptions, total=False):
     """The options that make a problem of a model: the options of `TrainingOptions` and of `Training.cost`."""
 
     device: Device | str | os.PathLike[str] | None
     profile: Profile | str | os.PathLike[str] | None
     runtime: str | None
-
-
-class AskOptions(CostOptions, total=False):
-    """The same, and what is asked of a schedule, as in `solve`."""
-
-    ram: str | float | Share | None
-    deadline: str | float | Factor | None
-    steps: int
-    deadline_model: str
-    formulation: str | Formulation | ModuleType
-    blocks: Sequence[str | Block]
-    scope: str
-    paging: bool
-    remat: bool
 
 
 class CompareOptions(CostOptions, total=False):
@@ -315,7 +276,7 @@ OF_TRAINING = {
 }
 """Advice on options that are of the training, not of the plan."""
 READ = tuple(LoadOptions.__annotations__)
-DERIVED = tuple(_Derived.__annotations__)
+DERIVED = tuple(DerivedOptions.__annotations__)
 
 
 def problem_of(

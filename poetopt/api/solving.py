@@ -10,14 +10,14 @@ from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Unpack
 
-from poetopt.api.batches import AUTO, MAX, fitting_batch, largest_batch, least_energy
+from poetopt.api.batches import AUTO, MAX, largest_batch, least_energy
 from poetopt.api.problems import SolveOptions, asked, problems, step_of, store_all_peak_bytes, total_bytes
 from poetopt.api.training import Training, TrainingFile
 from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.util.files import write_atomically
-from poetopt.util.units import Factor, Share, parse_battery, parse_energy, parse_ram, parse_time
+from poetopt.util.units import Factor, Share, parse_energy, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.api.problems import Solvable
@@ -46,7 +46,6 @@ def solve(
     steps: int = 1,
     epochs: int | None = None,
     samples: int | None = None,
-    battery: str | float | None = None,
     deadline_model: str = "makespan",
     minimize: str = "energy",
     energy_limit: str | float | Factor | None = None,
@@ -72,8 +71,7 @@ def solve(
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with what `load` (`batch`, `train`, ...) and `Model.differentiate` (`loss`,
         `optimizer`, ...) take, as the command has them.
-        `batch="max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what refuses the next
-        one, and what a sample takes.
+        `batch="max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what refuses more.
         `micro_batch="auto"`: the batch in as many parts as take the least energy; `report.tried` has them all.
     device, profile, runtime
         As for `Training.cost`.
@@ -96,8 +94,6 @@ def solve(
         How many training steps an absolute deadline is for, and totals that blocks are given (joules, bytes).
     epochs, samples
         The same in epochs (1 by default) of so many samples, divided by the batch.
-    battery
-        What the battery holds (`"3000mAh@3.7V"`, `"11.1Wh"`, joules): the report says which share of it is used.
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
     minimize
@@ -144,7 +140,7 @@ def solve(
     imports.check_solving()
     from poetopt.formulations import formulation as formulation_of
     from poetopt.ops.runtimes.c.steps import check_runs
-    from poetopt.report.goals import training_run, with_solved
+    from poetopt.report.goals import training_run
     from poetopt.report.layout import listening
     from poetopt.report.proof import failure_words
     from poetopt.report.report import Report
@@ -158,8 +154,7 @@ def solve(
     if begin is None and not isinstance(given, Problem | Training | TrainingFile):
         begin = now
     listener = listening(telling(progress), listener)
-    battery_j = None if battery is None else parse_battery(battery)
-    run_of = partial(training_run, steps=steps, epochs=epochs, samples=samples, battery_j=battery_j)
+    run_of = partial(training_run, steps=steps, epochs=epochs, samples=samples)
     least = _least_ram(minimize, model)
     if energy_limit is not None and not least:
         text = f"{energy_limit.times}x" if isinstance(energy_limit, Factor) else energy_limit
@@ -261,10 +256,6 @@ def solve(
         report = answered
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
-    if _without(report.solution):
-        smaller = fitting_batch(made, ask)
-        report = replace(report, solution=replace(report.solution, fitting_batch=smaller))
-    largest = largest and with_solved(largest, report.solution)
     report = replace(report, run=run_of(made), largest=largest)
     interrupts.hold()
     if report.plan is None:

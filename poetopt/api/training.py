@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from poetopt.devices.cost import STREAM
 from poetopt.ops.runtimes import DEFAULT, unknown
@@ -35,6 +35,45 @@ OVER = "over"
 """Key of the recipe of a step whose gradients may be written over what they are computed of."""
 LAZY = "lazy_tables"
 """Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
+
+
+class LoadOptions(TypedDict, total=False):
+    """The options of `load`: a model's file as it is read."""
+
+    batch: int | None
+    micro_batch: int | None
+    train: str | Sequence[str] | None
+    dims: Mapping[str, int | str] | None
+    shapes: Mapping[str, str | Sequence[int | None]] | None
+    values: Mapping[str, object] | None
+    allow_symlinks: bool
+    micro_batch_statistics: bool
+
+
+class StepOptions(TypedDict, total=False):
+    """The options of the training graph that is derived of a network."""
+
+    loss: str
+    output: str | None
+    ignore_index: int | str | None
+    class_weights: Sequence[float] | str | None
+    label_smoothing: float | str
+    straight_through: bool
+    optimizer: str
+    fuse: bool
+    clip_norm: bool
+    rates: Mapping[str, float] | str | Sequence[str] | None
+
+
+class DerivedOptions(StepOptions, total=False):
+    """The options of `Model.differentiate`."""
+
+    granularity: str
+    lazy_tables: bool
+
+
+USUAL = {"loss": "auto", "granularity": "operator", "optimizer": "none", "fuse": True}
+"""Values of these options where nothing is asked for; those of the others are false."""
 
 
 @dataclass(frozen=True)
@@ -217,43 +256,14 @@ class TrainingFile:
     def __repr__(self) -> str:
         return f"<TrainingFile {shown(self.file.source)}, costs for {shown(', '.join(self.file.costs))}>"
 
-    def differentiate(
-        self,
-        *,
-        loss: str = "auto",
-        output: str | None = None,
-        ignore_index: int | str | None = None,
-        class_weights: Sequence[float] | str | None = None,
-        label_smoothing: float | str = 0.0,
-        granularity: str = "operator",
-        straight_through: bool = False,
-        optimizer: str = "none",
-        fuse: bool = True,
-        clip_norm: bool = False,
-        rates: Mapping[str, float] | str | Sequence[str] | None = None,
-        lazy_tables: bool = False,
-    ) -> TrainingFile:
+    def differentiate(self, **asked: Unpack[DerivedOptions]) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        asked = (
-            loss,
-            output,
-            ignore_index,
-            class_weights,
-            label_smoothing,
-            granularity,
-            straight_through,
-            optimizer,
-            fuse,
-            clip_norm,
-            rates,
-            lazy_tables,
-        )
-        if asked != ("auto", None, None, None, 0.0, "operator", False, "none", True, False, None, False):
+        said = [name for name, value in asked.items() if (value != USUAL[name] if name in USUAL else value)]
+        if said:
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
                 "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "
-                "separate-updates, clip-norm, rates and "
-                "lazy-tables"
+                "separate-updates, clip-norm, rates and lazy-tables"
             )
         return self
 

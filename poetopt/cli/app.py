@@ -19,9 +19,9 @@ from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, zoo
 from poetopt.cli.options import REMOVED, Paneled
-from poetopt.cli.plans import emit, restore, run, schedule, show, verify
+from poetopt.cli.plans import emit, restore, run, show, verify
 from poetopt.cli.profile import profile
-from poetopt.cli.solve import export, import_solution, solve
+from poetopt.cli.solve import solve
 from poetopt.cli.train import train
 from poetopt.util import files, interrupts, notes
 from poetopt.util.errors import OptionError
@@ -33,10 +33,18 @@ MISSING = {
     "--out": "say where to write it, as in -o FILE",
     "MODEL": "give an .onnx file, or a network that `poetopt zoo` lists",
     "PLAN": "give a plan, which `poetopt solve MODEL --device a72 -o plan.json` writes",
-    "SOLUTION": "give the solution that a solver wrote of what `poetopt export` wrote",
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
+_PYOMO = (
+    "in Python, po.formulations.retention.build makes the model, Pyomo writes it, and po.plan_of reads its solution"
+)
+GONE = {
+    "export": _PYOMO,
+    "import-solution": _PYOMO,
+    "schedule": "poetopt run and poetopt train keep to a plan; poetopt grad writes its training step as ONNX",
+}
+"""Commands of the last release, and what to do instead."""
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
 KINDS = (
@@ -99,10 +107,12 @@ def _missing(text: str) -> str | None:
 
 
 def _no_command(text: str) -> str | None:
-    """A model where the command should be."""
+    """A model where the command should be, or a command of the last release."""
     match = re.match(r"no such command '(.*?)'$", text)
     if match is None:
         return None
+    if match[1] in GONE:
+        return f"poetopt {match[1]}: there is no such command any more; {GONE[match[1]]}"
     from poetopt import zoo
 
     name = match[1]
@@ -141,18 +151,15 @@ app.command(short_help="Execute a plan and check its gradients, or train with it
 app.command(short_help="Train for epochs by a plan, and write the trained network.", cls=Paneled)(train)
 app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(emit)
 app.command(short_help="Write the network that a device has learned, of a copy of its storage.", cls=Paneled)(restore)
-app.command(short_help="Write a plan's order as an ONNX file.", cls=Paneled)(schedule)
 app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
-app.command(short_help="Show a plan as a page, a picture, a text or a trace.", cls=Paneled)(show)
+app.command(short_help="Show a plan as a page, a picture or a text.", cls=Paneled)(show)
 app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)
-app.command(short_help="Draw the least energy against RAM or time.", cls=Paneled)(pareto)
+app.command(short_help="Draw the least energy against RAM.", cls=Paneled)(pareto)
 app.command(short_help="Show which batches fit which memory, and their cost.", cls=Paneled)(fit)
 app.command(short_help="Solve many points on many processors; it resumes.", cls=Paneled)(sweep)
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
 app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
 app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
-app.command(short_help="Write the model for a solver of your own.", cls=Paneled)(export)
-app.command("import-solution", short_help="Read that solver's solution back as a plan.", cls=Paneled)(import_solution)
 app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
 app.command(short_help="List the devices, or show one with its sources.", cls=Paneled)(devices)
 app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli import completion
-from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
@@ -62,27 +60,20 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
     ] = None,
-    retries: Annotated[
-        int, typer.Option(metavar="N", help="How often a point is run again whose worker died.", min=0)
-    ] = 1,
     csv: CsvOption = None,
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
-    from poetopt.api.sweeps.points import ERROR
-    from poetopt.api.sweeps.run import progress_line, sweep_csv, sweep_lines
-    from poetopt.api.sweeps.run import sweep as run
+    from poetopt.api.sweeps import ERROR
+    from poetopt.api.sweeps import sweep as run
 
     check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
-    with _told("reading the sweep") as told:
-        found = run(
-            file, out=out, scheduler=scheduler, workers=workers, retries=retries,
-            told=lambda state: told(progress_line(state)),
-        )  # fmt: skip
+    with _told("starting workers") as told:
+        found = run(file, out=out, scheduler=scheduler, workers=workers, told=told)
     if csv is not None:
-        write_text(sweep_csv(found), csv, option="--csv")
+        write_text(found.to_csv(), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say("\n".join(sweep_lines(found)), unless=[csv, json])
+    say(str(found), unless=[csv, json])
     if found.lost:
         point, reason = found.lost[0]
         raise ExecutionError(
@@ -118,7 +109,7 @@ def compare(
     ] = "20%..100%/9",
     methods: Annotated[
         str,
-        typer.Option(metavar="all|A,B", help="The methods; all of them by default.", autocompletion=completion.methods),
+        typer.Option(metavar="all|A,B", help="The methods; all of them by default."),
     ] = "all",
     out: PictureOption = None,
     csv: CsvOption = None,
@@ -167,31 +158,15 @@ def compare(
 )
 def pareto(
     model: ModelArgument,
-    against: Annotated[
-        str,
-        typer.Option(
-            "--against",
-            metavar="ram|deadline",
-            help="What the energy is drawn against.",
-            autocompletion=choices("ram", "deadline"),
-        ),
-    ] = "ram",
-    ram: Annotated[
-        str | None, typer.Option(metavar="SIZE|PERCENT", help="With --against deadline: the budget, as in `solve`.")
-    ] = None,
     points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
     out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
-    """Draw the least energy against RAM or time, refined where it bends, with what is proven of each point."""
+    """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
     import poetopt as po
-    from poetopt.api.comparing import point_words
-    from poetopt.comparison.pareto import DeadlineFront
 
     check_outputs([model], {"-o": out, "--json": json})
-    if against not in ("ram", "deadline"):
-        raise OptionError(f"--against {against}: must be ram or deadline")
     if out is not None:
         from poetopt.report.plots import check_picture
 
@@ -201,11 +176,9 @@ def pareto(
         try:
             front = po.pareto(
                 model,
-                against="deadline" if against == "deadline" else "ram",
-                ram=ram,
                 points=points,
                 **options,
-                told=lambda limit, why: told(point_words(limit, why, against)),
+                told=lambda budget, why: told(f"{budget:,} B: {why}"),
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
@@ -215,10 +188,10 @@ def pareto(
         from poetopt.report.plots import save_front
 
         save_front(front, out)
-    from poetopt.report.comparison import deadline_lines, front_lines
+    from poetopt.report.comparison import front_lines
 
     write_json(front.to_dict(), json)
-    say("\n".join(deadline_lines(front) if isinstance(front, DeadlineFront) else front_lines(front)), unless=[json])
+    say("\n".join(front_lines(front)), unless=[json])
     return 0
 
 

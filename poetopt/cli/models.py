@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from poetopt.cli import completion
 from poetopt.cli.console import check_outputs, say, write_json
 from poetopt.cli.options import (
     BATCH,
@@ -33,7 +32,6 @@ def formulations(
         typer.Option(
             metavar="NAME",
             help="One formulation or block: its mathematics in full.",
-            autocompletion=completion.formulations,
         ),
     ] = None,
     json: JsonOption = None,
@@ -51,9 +49,7 @@ def formulations(
 def devices(
     show: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE", help="One device: each figure with its source.", autocompletion=completion.devices
-        ),
+        typer.Option(metavar="NAME|FILE", help="One device: each figure with its source."),
     ] = None,
     toml: Annotated[
         bool, typer.Option("--toml", help="With --show: print its file, to start one of your own from.")
@@ -87,9 +83,7 @@ def devices(
 def zoo(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME]", help="A network; without one, they are listed.", autocompletion=completion.networks
-        ),
+        typer.Argument(metavar="[NAME]", help="A network; without one, they are listed."),
     ] = None,
     out: Annotated[
         str | None, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")
@@ -131,7 +125,6 @@ def inspect(
     from poetopt.api.inspection import inspect as look
 
     check_outputs([model], {"--json": json})
-    options.pop("fuse")
     found = look(model, device=device, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])

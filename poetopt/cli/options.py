@@ -15,9 +15,6 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer.core import TyperCommand
 
-from poetopt.autodiff.optimizers import NAMES
-from poetopt.cli import completion
-from poetopt.cli.completion import Completion, choices
 from poetopt.util.errors import OptionError
 from poetopt.util.text import closest
 
@@ -35,7 +32,7 @@ class Option:
     kind, default
         What the parser makes of it.
     words
-        The metavar; those of a choice are completed.
+        The metavar.
     flag
         Where it isn't the name; "" where only `--with` takes it.
     """
@@ -47,7 +44,6 @@ class Option:
     help: str
     panel: str | None = ADVANCED
     flag: str | None = None
-    completes: Completion | None = None
     least: int | None = None
 
     @property
@@ -57,10 +53,7 @@ class Option:
 
     def parameter(self) -> inspect.Parameter:
         """As the parser takes it."""
-        completes = self.completes or (choices(*self.words.split("|")) if "|" in self.words else None)
         given: dict[str, Any] = {"metavar": self.words} if self.words else {}
-        if completes is not None:
-            given["autocompletion"] = completes
         if self.least is not None:
             given["min"] = self.least
         flag = self.flag or f"--{self.spelled}"
@@ -76,11 +69,10 @@ class Option:
 _TEXT, _LIST, _WHOLE = str | None, list[str] | None, int | None
 DEVICE = Option(
     "device", str, ..., "NAME|FILE", "A device (`poetopt devices`), or a TOML file of one.", None, "--device",
-    completion.devices,
 )  # fmt: skip
 RUNTIME = Option(
     "runtime", _TEXT, None, "NAME", "What runs the operators: onnxruntime, c, or an installed one; default: the "
-    "device's.", completes=completion.runtimes,
+    "device's.",
 )  # fmt: skip
 PROFILE = Option("profile", _TEXT, None, "FILE", "Measured costs (`poetopt profile`), in place of estimates.")
 PARAMETERS = Option(
@@ -91,14 +83,12 @@ STREAM = Option("stream", str, AUTO, "auto|never", "Whether operators may stream
 BATCH = Option("batch", _WHOLE, None, "N", "Batch size.", None, least=1)
 BATCH_OR_MAX = replace(
     BATCH, kind=_TEXT, words="N|max", help="Batch size; max: the largest that fits RAM and deadline.", least=None,
-    completes=choices(MAX),
 )  # fmt: skip
 MICRO_BATCH = Option(
     "micro_batch", _TEXT, None, "K|auto",
     "Cut the batch into K parts and sum their gradients; auto: the K of least energy that fits.",
-    completes=choices(AUTO),
 )  # fmt: skip
-PARTS = replace(MICRO_BATCH, words="K", help="Cut the batch into K parts and sum their gradients.", completes=None)
+PARTS = replace(MICRO_BATCH, words="K", help="Cut the batch into K parts and sum their gradients.")
 STATISTICS = Option(
     "micro_batch_statistics", bool, False, "",
     "With --micro-batch: BatchNormalization in training mode takes each part's own statistics.", flag="",
@@ -135,7 +125,6 @@ UPDATES = (
     Option(
         "optimizer", str, "none", "none|sgd|momentum|adam|adamw",
         "Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.", None,
-        completes=choices(*NAMES),
     ),
     Option("separate_updates", bool, False, "", "Updates are operators of their own.", flag=""),
     Option("clip_norm", bool, False, "", "Updates clip gradients by the norm of all of them.", flag=""),
@@ -159,18 +148,15 @@ DEADLINE_MODEL = Option(
 SPACE = (
     Option(
         "formulation", str, "retention", "NAME", "Which model is solved: retention, poet (`poetopt formulations`).",
-        completes=completion.formulations,
     ),
     Option(
         "scope", str, AUTO, "auto|depth:D|forward|full", "Which schedules the proof covers.",
-        completes=choices(*completion.SCOPES),
     ),
     Option("no_paging", bool, False, "", "Recompute only."),
     Option("no_remat", bool, False, "", "Page only."),
 )  # fmt: skip
 BACKEND = Option(
     "backend", str, "highs", "NAME", "The solver: highs, gurobi, cbc, scip, or another one that is installed.",
-    completes=completion.backends,
 )  # fmt: skip
 GAP = Option("gap", str, "0.1%", "PERCENT", "Stop when the overhead is proven to be this close to the least.", None)
 TIME_LIMIT = Option("time_limit", str, "60s", "TIME", "Stop the search after that.", None)
@@ -194,7 +180,6 @@ GOALS = (
         "Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.", None, least=1,
     ),
     Option("epochs", _WHOLE, None, "E", "With --samples: for so many epochs; default: 1.", None, least=1),
-    Option("battery", _TEXT, None, "CHARGE", "The share of a battery that it takes: 3000mAh@3.7V, 40kJ.", flag=""),
     Option("minimize", str, "energy", "energy|ram", "ram: the least that has a schedule.", flag=""),
     Option("energy_limit", _TEXT, None, "JOULES|FACTOR", "Least time, or RAM, within this energy.", flag=""),
 )  # fmt: skip
@@ -208,7 +193,6 @@ ModelArgument = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="An .onnx file, a problem file (.json), or a zoo network (`poetopt zoo`).",
-        autocompletion=completion.models,
     ),
 ]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
@@ -242,42 +226,29 @@ REMOVED = {
         f"--{name}": f"give --with {name}{value}"
         for name, value in {
             "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
-            "battery": "=11.1Wh", "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
+            "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
             "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
-            "sensitivity": "", "allow-symlinks": "", "micro-batch-statistics": "",
+            "allow-symlinks": "", "micro-batch-statistics": "",
         }.items()
     },
-    "--sensitivity-plot": "give --with sensitivity=PICTURE",
+    "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
+    "--battery": "the answer has the joules; divide them by what the battery holds",
     "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
+    "--against": "solve with a --deadline for each point of a front against time",
     "--order": "orders of the operators aren't searched any more",
 }  # fmt: skip
 """Options of the last release, and what to do instead, or why they are gone."""
 
 
-def sharing(*options: Option, sensitivity: bool = False) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`.
-
-    sensitivity
-        Whether it takes `--with sensitivity`.
-    """
+def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`."""
     named = [option for option in options if option.flag != ""]
     behind = {option.spelled: option for option in options if option.flag == "" and option is not BLOCKS}
-    if sensitivity:
-        behind["sensitivity"] = Option("sensitivity", str, None, "PICTURE", "", flag="")
     if behind or BLOCKS in options:
         words = [f"{name}{f'={one.words}' if one.words else ''}" for name, one in behind.items()]
         words += ["a block (`poetopt formulations`)"] if BLOCKS in options else []
-        spelled = [f"{name}=" if one.words else name for name, one in behind.items()]
-        mine = choices(*spelled)
-        also = completion.blocks if BLOCKS in options else choices()
-        named.append(
-            replace(
-                WITH,
-                help=WITH.help.format(names=", ".join(words)),
-                completes=lambda incomplete: list(dict.fromkeys([*mine(incomplete), *also(incomplete)])),
-            )
-        )
+        named.append(replace(WITH, help=WITH.help.format(names=", ".join(words))))
 
     def taking(command: Callable[..., int]) -> Callable[..., int]:
         hints = get_type_hints(command, include_extras=True)
@@ -318,13 +289,14 @@ def asked(
             if not blocks:
                 known = closest(name, behind) or f": it takes {', '.join(behind)}"
                 raise OptionError(f"--with {text}: {name} is nothing that this command takes{known}")
+            instead = REMOVED.get(f"--{name.strip()}", "give --with")
+            if not instead.startswith("give --with"):
+                raise OptionError(f"--with {text}: it is gone; {instead}")
             asked_blocks.append(text)
         elif option.kind is bool:
             if equals:
                 raise OptionError(f"--with {text}: it takes no value; write --with {option.spelled}")
             found[option.name] = True
-        elif not equals and option.name == "sensitivity":
-            found[option.name] = ""
         elif not value.strip():
             raise OptionError(f"--with {text}: say --with {option.spelled}={option.words}")
         elif option.kind == _LIST:

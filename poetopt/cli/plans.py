@@ -7,33 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
 from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, MeterOption, PlanArgument, PlanModelOption, sharing
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
     from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
-
-
-@sharing(ALLOW_SYMLINKS)
-def schedule(
-    plan: PlanArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="STEP.onnx", help="Write the schedule there.")],
-    model: PlanModelOption = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
-    """Write a plan's order and recomputes as one standard ONNX file, for runtimes that keep the order of its nodes."""
-    import poetopt as po
-
-    check_outputs([plan, model], {"-o": out, "--json": json})
-    with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, **options)
-        written = po.write_schedule(loaded, out)
-    write_json(written.to_dict(), json)
-    say(str(written), unless=[json])
-    return 0
 
 
 @sharing(ALLOW_SYMLINKS)
@@ -65,7 +44,6 @@ def run(
             metavar="none|first|N",
             help="Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from "
             "the first on; default: the step, and with --steps nothing.",
-            autocompletion=choices("none", "first", "1"),
         ),
     ] = None,
     meter: MeterOption = None,
@@ -79,7 +57,6 @@ def run(
             "--on",
             metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
             help="Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.",
-            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
     json: JsonOption = None,
@@ -244,7 +221,6 @@ def emit(
         typer.Option(
             metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
             help="What it is for: start-up and linker script come with a Cortex-M.",
-            autocompletion=choices("linux", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = "linux",
     schedule: Annotated[
@@ -252,7 +228,6 @@ def emit(
         typer.Option(
             metavar="code|table",
             help="The plan as calls, or as bytes that are decoded.",
-            autocompletion=choices("code", "table"),
         ),
     ] = "code",
     weights: Annotated[
@@ -260,7 +235,6 @@ def emit(
         typer.Option(
             metavar="flash|storage",
             help="Where the first values of the parameters are.",
-            autocompletion=choices("flash", "storage"),
         ),
     ] = "flash",
     prefix: Annotated[
@@ -272,7 +246,6 @@ def emit(
             "--as",
             metavar="plain|cmake|zephyr|arduino|platformio|esp-idf",
             help="Sources with an example, or a package of that build.",
-            autocompletion=choices("plain", "cmake", "zephyr", "arduino", "platformio", "esp-idf"),
         ),
     ] = "plain",
     selftest: Annotated[
@@ -389,15 +362,14 @@ def show(
         str | None,
         typer.Option(
             "--format",
-            metavar="html|png|svg|txt|trace",
+            metavar="html|png|svg|txt",
             help="Default: by the suffix of FILE, else html.",
-            autocompletion=choices("html", "png", "svg", "txt", "trace"),
         ),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     json: JsonOption = None,
 ) -> int:
-    """Show a schedule: as a page for the browser, a picture, a text, or a trace for Perfetto."""
+    """Show a schedule: as a page for the browser, a picture, or a text."""
     from poetopt.report.show import show as display
 
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))

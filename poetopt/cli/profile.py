@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from poetopt.cli.completion import choices
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
 from poetopt.cli.options import BATCH, LOSS, READING, UPDATES, JsonOption, ModelArgument, sharing
 from poetopt.util.errors import ModelError, OptionError
@@ -45,7 +44,6 @@ def profile(
             "--on",
             metavar="cortex-m0plus|cortex-m4|cortex-m7",
             help="Measure nothing: count instructions in C on an emulated core, and model their time.",
-            autocompletion=choices("cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
     clock: Annotated[

@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from poetopt.autodiff.optimizers import NAMES
 from poetopt.cli import training
-from poetopt.cli.completion import choices
 from poetopt.cli.console import without_parser
 from poetopt.cli.options import (
     ALLOW_SYMLINKS,
@@ -40,7 +38,6 @@ def train(
         typer.Option(
             metavar="[warmup:STEPS,]constant|cosine|step:EPOCHS:FACTOR",
             help="How it changes: step:10:0.1 takes a tenth every ten epochs, warmup:500 (or 5%) lets it rise first.",
-            autocompletion=choices("constant", "cosine", "step:10:0.1", "warmup:5%,cosine"),
         ),
     ] = "constant",
     momentum: Annotated[float | None, typer.Option(metavar="M", help="The momentum, where there is one.")] = None,
@@ -52,7 +49,6 @@ def train(
         typer.Option(
             metavar="none|sgd|momentum|adam|adamw",
             help="The one that the plan has: it is part of the plan's step (solve --optimizer).",
-            autocompletion=choices(*NAMES),
         ),
     ] = None,
     clip_norm: Annotated[
@@ -64,7 +60,6 @@ def train(
         typer.Option(
             metavar="shuffle|sequential",
             help="Order of the rows; shuffled anew in each epoch, by --seed.",
-            autocompletion=choices("shuffle", "sequential"),
         ),
     ] = "shuffle",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the order.", min=0)] = 0,
@@ -90,7 +85,6 @@ def train(
         typer.Option(
             metavar="best|last",
             help="The epoch whose parameters are written: of the least loss (of --validate, where given), or the last.",
-            autocompletion=choices("best", "last"),
         ),
     ] = "best",
     patience: Annotated[
@@ -129,7 +123,6 @@ def train(
             metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
             help="Train in C by a plan of the runtime c, on this machine or an emulated board, and compare with "
             "onnxruntime's losses and parameters.",
-            autocompletion=choices("host", "cortex-m0plus", "cortex-m4", "cortex-m7"),
         ),
     ] = None,
     json: JsonOption = None,

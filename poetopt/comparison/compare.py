@@ -3,7 +3,7 @@
 Budgets are taken in ascending order, since a plan that fits one fits all larger ones: each method with a
 proof starts from the best plans found so far, of all methods, that lie in its kind of space. POET comes last at each
 budget, and may take the seconds that the other methods with a proof left of their limits there. A plan that is better
-than POET's own answer becomes it; where it is better than the proven optimum as well, that is a finding.
+than POET's own answer becomes it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,8 @@ from poetopt.comparison.baselines.checkmate import proportional
 from poetopt.comparison.baselines.poet import options
 from poetopt.comparison.rows import (
     FAILED,
-    WITHIN_STAGE,
     ComparisonRow,
-    Finding,
     about,
-    moves_outside,
     row_of_plan,
     row_of_solution,
     status_of,
@@ -64,7 +61,6 @@ class Comparison:
     store_all_peak_bytes: int
     deadline_s: float | None
     rows: tuple[ComparisonRow, ...]
-    findings: tuple[Finding, ...]
     plans: dict[tuple[str, int], Plan] = field(repr=False)
     total_s: float = 0.0
 
@@ -76,7 +72,7 @@ class Comparison:
         return {
             **about(self.problem, self.store_all_peak_bytes),
             "resident_bytes": self.problem.resident_bytes,
-            **figures(self, ("deadline_s", "rows", "findings", "total_s")),
+            **figures(self, ("deadline_s", "rows", "total_s")),
             "version": __version__,
         }
 
@@ -115,7 +111,6 @@ def compare(
         store_all_peak_bytes=store_all_bytes(problem),
         deadline_s=run.settings.deadline_s,
         rows=tuple(sorted(run.rows, key=lambda row: (row.ram_budget_bytes, order[row.method]))),
-        findings=tuple(run.findings),
         plans=run.plans,
         total_s=time.monotonic() - begin,
     )
@@ -129,7 +124,6 @@ class _Comparing:
     settings: Settings
     told: Told
     rows: list[ComparisonRow] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
     plans: dict[tuple[str, int], Plan] = field(default_factory=dict)
     known: list[tuple[float, str, Plan]] = field(default_factory=list)
     """Overhead, method and plan, of all plans so far: they fit all budgets to come."""
@@ -249,20 +243,6 @@ class _Comparing:
                 reason=f"the plan is that of {best[1]}",
                 beyond_scope=outdone(best[0], of_scope),
             )
-            if best[0] < of_scope * (1 - BETTER):
-                moves = moves_outside(plan, solution.scope) or (WITHIN_STAGE,)
-                self.findings.append(Finding(best[1], ram_bytes, solution.scope, of_scope, best[0], moves))
-        elif plan is not None and row.overhead_j:
-            self._look_outside(plan, row.overhead_j, ram_bytes, solution)
         if plan is not None:
             self._keep("poet", ram_bytes, plan, row.overhead_j)
         return row
-
-    def _look_outside(self, plan: Plan, overhead_j: float, ram_bytes: int, solution: Solution) -> None:
-        """Tell whether POET's plan is one that was offered to it, and lies outside the space of its bound."""
-        schedule = schedule_of(plan)
-        owners = [name for _, name, known in self.known if schedule_of(known) == schedule]
-        moves = moves_outside(plan, solution.scope) if owners else ()
-        if moves:
-            bound = solution.scope_bound_j or 0.0
-            self.findings.append(Finding(owners[0], ram_bytes, solution.scope, bound, overhead_j, moves))

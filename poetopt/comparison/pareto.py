@@ -3,180 +3,87 @@
 The left end is the smallest budget with a schedule. That it is smallest is proven where it equals the largest
 working set of an operator, which no schedule can do without; else both are stated. The right end is store-all.
 
-The front of least energy against the deadline, at one RAM budget, with the bound below each point.
-
-The right end is the deadline from which on more time saves nothing: the makespan of the best plan without one. The
-left end is the shortest deadline for which a schedule was found. That it is shortest is proven where it is one pass, or
-where every shorter one is proven to have no schedule; else what is proven is stated, with the space that it holds in.
+More RAM never costs energy. So between two points the least overhead lies between the bound of the right one
+and the overhead of the left one; the front is refined where that rectangle is largest, in the middle of it. What is
+known of one point is used for the others: a plan keeps every larger budget, and a bound holds for every smaller one (in
+the same space, or a smaller one).
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
-from poetopt.comparison.refine import CLOSE, FrontPoint, Refiner, Told
-from poetopt.comparison.rows import about
+from poetopt.comparison.rows import about, simulated, status_of
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import schedule_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.schedule import Schedule
 from poetopt.plan.storeall import store_all_bytes
-from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram
+from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.whole import solve_whole
-from poetopt.search.solution import Options, Solution, Status
-from poetopt.util.errors import InfeasibleError, NoScheduleError
-from poetopt.util.figures import figures
+from poetopt.search.run import outdone
+from poetopt.search.solution import Solution, share_open
+from poetopt.util.errors import InfeasibleError
+from poetopt.util.figures import Figures, figures
 from poetopt.util.units import show_limit
 from poetopt.util.version import __version__
 
-ROUNDED_UP = 1 + 1e-9
-"""A makespan is a sum of floats: the deadline that it is made into may not be a hair shorter."""
+OPEN_GAP = 0.1
+"""Points with a larger overhead gap are solved again, for longer, where time is left."""
+SHARPEN_SHARE = 0.25
+"""Share of the time that is kept for that."""
+FIRST_S, FIRST_SHARE = 6.0, 0.3
+"""Seconds for one solve in the search of the smallest budget, and the most of what a point may take."""
+LEAST_SHARE = 0.5
+"""Share of the time that this search may take."""
+CLOSE = 2e-3
+"""It ends where the smallest budget is known to this part of itself."""
+LEAST_S = 0.1
+"""No solve is given less."""
+LEAST_STEPS = 12
+"""Budgets tried in that search, beyond the lower bound itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadlineFront:
-    """Points by ascending deadline, all at one budget; after the last, more time saves nothing.
+class FrontPoint(Figures):
+    """A RAM budget, a deadline (None: there is none) and the best plan within both.
 
-    least_deadline_s
-        The shortest deadline for which a schedule is known.
-    deadline_bound_s, bound_scope
-        No schedule of that scope keeps a shorter one; `all` of a bound that holds for every schedule (one pass).
+    overhead_bound_j, scope_bound_j
+        No schedule has less overhead, and none in the scope.
+    beyond_scope
+        Whether the plan is better than anything in the scope, so that it lies outside.
     """
 
-    problem: Problem
-    points: tuple[FrontPoint, ...]
     ram_budget_bytes: int
-    store_all_peak_bytes: int
-    least_deadline_s: float
-    deadline_bound_s: float
-    bound_scope: str
-    total_s: float
-
-    def __repr__(self) -> str:
-        return f"<DeadlineFront of {len(self.points)} points: {self.problem!r}>"
-
-    @property
-    def least_is_proven(self) -> bool:
-        """Tell whether no schedule of `bound_scope` is quicker, but for the resolution of the search."""
-        return self.least_deadline_s - self.deadline_bound_s <= CLOSE * self.least_deadline_s
-
-    def to_dict(self) -> dict[str, object]:
-        """The object of `poetopt pareto --against deadline --json`."""
-        return {
-            **about(self.problem, self.store_all_peak_bytes),
-            **figures(self, ("ram_budget_bytes", "least_deadline_s", "deadline_bound_s", "points", "total_s")),
-            "deadline_bound_scope": self.bound_scope,
-            "least_deadline_proven": self.least_is_proven,
-            "version": __version__,
-        }
+    deadline_s: float | None
+    plan: Plan = field(repr=False)
+    status: str
+    scope: str
+    energy_j: float
+    overhead_j: float
+    overhead_bound_j: float
+    overhead_gap: float
+    scope_bound_j: float
+    scope_gap: float
+    peak_bytes: int
+    makespan_s: float
+    recomputes: int
+    page_ins: int
+    page_outs: int
+    bytes_paged: int
+    solve_s: float
+    beyond_scope: bool = False
+    omitted = ("plan",)
 
 
-def deadline_front(
-    problem: Problem,
-    ram_bytes: int,
-    *,
-    points: int = 14,
-    settings: Settings | None = None,
-    time_limit_s: float = 240.0,
-    told: Told | None = None,
-) -> DeadlineFront:
-    """The front of a problem at a budget.
-
-    points
-        At most this many deadlines.
-    settings
-        Time limit and gap of one solve; its deadline is not looked at.
-    time_limit_s
-        After that no new deadline is taken up.
-
-    Raises InfeasibleError or NoScheduleError where there is no schedule at the budget, at any deadline.
-    """
-    asked = settings or Settings(time_limit_s=20.0, gap=0.02)
-    run = _Deadlines(problem, asked, told or (lambda _deadline, _why: None), time_limit_s, ram_bytes=ram_bytes)
-    run.unhurried()
-    run.least()
-    run.refine(points)
-    return DeadlineFront(
-        problem=problem,
-        points=run.ordered,
-        ram_budget_bytes=ram_bytes,
-        store_all_peak_bytes=store_all_bytes(problem),
-        least_deadline_s=min(run.points),
-        deadline_bound_s=run.low_s,
-        bound_scope=run.low_scope,
-        total_s=time.monotonic() - run.begin,
-    )
-
-
-@dataclass
-class _Deadlines(Refiner):
-    """Limits are deadlines in seconds."""
-
-    ram_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.low_s, self.low_scope = self.problem.baseline_time_s, "all"
-        self.most_s = 0.0
-
-    def options(self, limit: float, settings: Settings) -> Options:
-        return options(self.ram_bytes, replace(settings, deadline_s=limit))
-
-    def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
-        return replace(point, deadline_s=limit)
-
-    def middle(self, left: float, right: float) -> float | None:
-        return None if right - left < 0.01 * (self.most_s - self.low_s) else (left + right) / 2
-
-    def solve(self, limit: float, why: str, time_limit_s: float = math.inf) -> Solution:
-        """As at any limit; a plan that is quicker than asked is also the point at its own makespan."""
-        solution = super().solve(limit, why, time_limit_s)
-        if solution.simulation is not None:
-            own_s = solution.simulation.makespan_s * ROUNDED_UP
-            if own_s < limit and self.middle(own_s, limit) is not None:
-                point = self._point(own_s, solution)
-                before = self.points.get(own_s)
-                if before is None or point.overhead_gap < before.overhead_gap:
-                    self.points[own_s] = point
-        return solution
-
-    def unhurried(self) -> None:
-        """The right end: the best plan without a deadline, at its own makespan."""
-        self.told(math.inf, "the end")
-        solution = solve_whole(self.problem, options(self.ram_bytes, replace(self.settings, deadline_s=None)))
-        if solution.simulation is None:
-            failure = InfeasibleError if solution.status is Status.INFEASIBLE else NoScheduleError
-            raise failure(
-                f"{self.problem.name} on {self.problem.device}: {solution.reason}",
-                report={
-                    "model": self.problem.name,
-                    "device": self.problem.device,
-                    "status": str(solution.status),
-                    "points": [],
-                },
-            )
-        self.most_s = solution.simulation.makespan_s * ROUNDED_UP
-        self.points[self.most_s] = self._point(self.most_s, solution)
-
-    def least(self) -> None:
-        """The left end: one pass, or what bisection with short solves comes down to."""
-        high = self.most_s
-        if high <= self.low_s * (1 + CLOSE):
-            return
-        if self._try(self.low_s * ROUNDED_UP):
-            return
-        # The quickest that the heuristics know is a better start than the unhurried plan.
-        quick_s = least_deadline(self.problem, options(self.ram_bytes, self.settings))
-        if quick_s is not None and quick_s * ROUNDED_UP < high and self._try(quick_s * ROUNDED_UP):
-            high = min(self.points)
-        self.bisect(self.low_s, high, self._try)
-
-    def _try(self, deadline_s: float) -> bool:
-        """Tell whether a schedule is found; where none is proven to exist, note so."""
-        solution = self.solve(deadline_s, "the shortest deadline", self.first_s)
-        if solution.status is Status.INFEASIBLE and deadline_s > self.low_s:
-            self.low_s, self.low_scope = deadline_s, solution.scope
-        return solution.plan is not None
+Told = Callable[[int, str], None]
+"""Told the budget at hand, and what for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +142,7 @@ def pareto(
     Raises InfeasibleError where not even store-all keeps the deadline and nothing else does.
     """
     asked = settings or Settings(time_limit_s=20.0, gap=0.02)
-    run = _Budgets(problem, asked, told or (lambda _ram, _why: None), time_limit_s)
+    run = _Refiner(problem, asked, told or (lambda _ram, _why: None), time_limit_s)
     run.least()
     run.store_all()
     if not run.points:
@@ -257,38 +164,188 @@ def pareto(
 
 
 @dataclass
-class _Budgets(Refiner):
-    """Limits are RAM budgets in bytes."""
+class _Refiner:
+    """Points found so far, by their budget."""
 
-    unit = 1.0
+    problem: Problem
+    settings: Settings
+    told: Told
+    time_limit_s: float
+    points: dict[int, FrontPoint] = field(default_factory=dict)
+    begin: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self.most_bytes = store_all_bytes(self.problem)
 
-    def options(self, limit: float, settings: Settings) -> Options:
-        return options(int(limit), settings)
+    @property
+    def ordered(self) -> tuple[FrontPoint, ...]:
+        """By ascending budget."""
+        return tuple(self.points[ram] for ram in sorted(self.points))
 
-    def placed(self, point: FrontPoint, limit: float) -> FrontPoint:
-        return replace(point, ram_budget_bytes=int(limit))
+    @property
+    def first_s(self) -> float:
+        """Seconds for one solve in the search of the smallest budget."""
+        return min(FIRST_S, FIRST_SHARE * self.settings.time_limit_s)
 
-    def middle(self, left: float, right: float) -> float | None:
-        return None if right - left < max(2, self.most_bytes // 200) else (int(left) + int(right)) // 2
+    @property
+    def left_s(self) -> float:
+        """Seconds until the time is up, for all solves together."""
+        return self.time_limit_s - (time.monotonic() - self.begin)
 
     def least(self) -> None:
         """The smallest budget: the lower bound itself, or what bisection with short solves comes down to."""
-        low = self.problem.least_ram_bytes
-        high = least_ram(self.problem, options(self.most_bytes, self.settings))
+        low, found = self.problem.least_ram_bytes, least_ram(self.problem, options(self.most_bytes, self.settings))
+        high = self.most_bytes if found is None else found
         if self.solve(low, "the smallest budget", self.first_s).plan is not None:
             return
-        high = self.most_bytes if high is None else high
-
-        def fits(limit: float) -> bool:
-            return self.solve(int(limit), "the smallest budget", self.first_s).plan is not None
-
-        high = int(self.bisect(low, high, fits))
+        for _ in range(LEAST_STEPS):
+            if high - low <= max(1, CLOSE * high) or self.left_s < (1 - LEAST_SHARE) * self.time_limit_s:
+                break
+            middle = (low + high) // 2
+            if self.solve(middle, "the smallest budget", self.first_s).plan is None:
+                low = middle
+            else:
+                high = min(self.points)
         if not self.points:
             self.solve(high, "the smallest budget")
 
     def store_all(self) -> None:
         """The right end of the front."""
         self.solve(self.most_bytes, "store-all")
+
+    def refine(self, points: int) -> None:
+        """Solve until there are so many points, or none is worth it, or the time is up; then sharpen.
+
+        The search of the ends, and plans that keep more than was asked, may have left more points than that.
+        """
+        while len(self.points) < points and self.left_s > SHARPEN_SHARE * self.time_limit_s:
+            limit = self._widest()
+            if limit is None:
+                break
+            self.solve(limit, "refine")
+        self.settle()
+        self._thin(points)
+        self._sharpen()
+        self._thin(points)
+
+    def solve(self, ram_bytes: int, why: str, time_limit_s: float = math.inf) -> Solution:
+        """Solve at one budget, within what is left of the time, and keep its point where there is a plan."""
+        self.told(ram_bytes, why)
+        limit_s = min(time_limit_s, self.settings.time_limit_s, max(LEAST_S, self.left_s))
+        settings = replace(self.settings, time_limit_s=limit_s)
+        solution = solve_whole(self.problem, options(ram_bytes, settings), starts=self._starts(ram_bytes), helped=False)
+        if solution.plan is not None and solution.simulation is not None:
+            point = self._point(ram_bytes, solution)
+            before = self.points.get(ram_bytes)
+            if before is None or point.overhead_gap <= before.overhead_gap:
+                self.points[ram_bytes] = point
+        return solution
+
+    def settle(self) -> None:
+        """Carry plans to larger budgets and bounds to smaller ones."""
+        ordered = sorted(self.points)
+        for smaller, larger in itertools.pairwise(ordered):
+            left, right = self.points[smaller], self.points[larger]
+            if left.overhead_j < right.overhead_j:
+                self.points[larger] = self._with(
+                    replace(
+                        left, ram_budget_bytes=larger, scope=right.scope, overhead_bound_j=right.overhead_bound_j,
+                        scope_bound_j=right.scope_bound_j, solve_s=right.solve_s, beyond_scope=False,
+                    )
+                )  # fmt: skip
+        for smaller, larger in reversed(list(itertools.pairwise(ordered))):
+            left, right = self.points[smaller], self.points[larger]
+            of_scope = right.scope_bound_j if _wider(right.scope, left.scope) else 0.0
+            bounds = max(left.overhead_bound_j, right.overhead_bound_j), max(left.scope_bound_j, of_scope)
+            self.points[smaller] = self._with(replace(left, overhead_bound_j=bounds[0], scope_bound_j=bounds[1]))
+
+    def _widest(self) -> int | None:
+        """The middle of the largest rectangle that the front may lie in; None where none is left."""
+        apart = max(2, self.most_bytes // 200)
+        pairs = [pair for pair in itertools.pairwise(sorted(self.points)) if pair[1] - pair[0] >= apart]
+        left, right = max(pairs, key=lambda pair: self._area(*pair), default=(0, 0))
+        return (left + right) // 2 if right and self._area(left, right) > 0 else None
+
+    def _area(self, left: int, right: int) -> float:
+        """Of the rectangle between two points that the front may lie in."""
+        scale = max(point.overhead_j for point in self.points.values()) or 1.0
+        upper, lower = self.points[left].overhead_j, self.points[right].overhead_bound_j
+        # In logarithms as well, so that the small overheads at the right end are seen.
+        floor = max(lower, 1e-3 * scale)
+        fall = (upper - lower) / scale + 0.1 * math.log(max(upper, floor) / floor)
+        return (right - left) * fall
+
+    def _thin(self, points: int) -> None:
+        """Leave out points until there are so many: none of the ends, and those that tell least come first."""
+        while len(self.points) > max(points, 2):
+            ordered = sorted(self.points)
+            inner = zip(ordered, ordered[1:], ordered[2:], strict=False)
+            _, least = min((self._area(before, after), limit) for before, limit, after in inner)
+            del self.points[least]
+
+    def _sharpen(self) -> None:
+        """Solve the points that are open by more than OPEN_GAP again, each once, the widest first."""
+        tried: set[int] = set()
+        while True:
+            left = self.left_s
+            able = {
+                limit: point
+                for limit, point in self.points.items()
+                if point.overhead_gap > OPEN_GAP and limit not in tried
+            }
+            if not able or left < FIRST_S:
+                return
+            widest = max(able, key=lambda limit: (able[limit].overhead_gap, -limit))
+            tried.add(widest)
+            self.solve(widest, "sharpen", left / len(able))
+            self.settle()
+
+    def _starts(self, ram_bytes: int) -> tuple[Schedule, ...]:
+        """The plans of smaller budgets, the nearest last."""
+        return tuple(schedule_of(self.points[other].plan) for other in sorted(self.points) if other <= ram_bytes)[-2:]
+
+    def _point(self, ram_bytes: int, solution: Solution) -> FrontPoint:
+        simulation, plan = solution.simulation, solution.plan
+        assert simulation is not None
+        assert plan is not None
+        bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
+        status, gap = status_of(simulation.overhead_j, bound, self.settings.gap)
+        return FrontPoint(
+            ram_budget_bytes=ram_bytes,
+            deadline_s=solution.options.deadline_s,
+            plan=plan,
+            status=status,
+            scope=solution.scope,
+            overhead_bound_j=bound,
+            overhead_gap=gap,
+            scope_bound_j=of_scope,
+            scope_gap=share_open(simulation.overhead_j, of_scope),
+            solve_s=solution.total_s,
+            beyond_scope=solution.outdone,
+            **simulated(simulation),
+        )
+
+    def _with(self, point: FrontPoint) -> FrontPoint:
+        """The point with its bound no higher than its plan, and status and gap to match."""
+        bound = min(point.overhead_bound_j, point.overhead_j)
+        status, gap = status_of(point.overhead_j, bound, self.settings.gap)
+        of_scope = min(max(point.scope_bound_j, bound), point.overhead_j)
+        return replace(
+            point,
+            overhead_bound_j=bound,
+            status=status,
+            overhead_gap=gap,
+            scope_bound_j=of_scope,
+            scope_gap=share_open(point.overhead_j, of_scope),
+            beyond_scope=point.beyond_scope or outdone(point.overhead_j, point.scope_bound_j),
+        )
+
+
+def _wider(scope: str, other: str) -> bool:
+    """Tell whether what holds for all schedules of `scope` holds for those of `other`."""
+    rank = {"full": math.inf, "forward": 1e9, "store-all": math.inf}
+
+    def depth(name: str) -> float:
+        return rank.get(name, float(name.removeprefix("depth<=")) if name.startswith("depth<=") else -1.0)
+
+    return depth(scope) >= depth(other)

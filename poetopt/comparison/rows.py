@@ -1,22 +1,17 @@
 """One method at one budget: what it found, or why it found nothing.
 
 Several RAM budgets in one option: `20%..100%/9`, `3MB..9MB/4`, `20%,35%,1MiB`.
-
-Plans as good as POET's, or better, from outside the space of its proof: which of their moves that space lacks.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from poetopt.formulations.retention.enumeration import recomputable_stages
-from poetopt.formulations.scope import proven_words, scope_option
+from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
-from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED, Simulation, simulate
 from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
 from poetopt.util.errors import OptionError
@@ -72,82 +67,6 @@ def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tup
         for budget in budgets
     }
     return tuple(sorted(sizes))
-
-
-SAME = 1e-9
-"""Relative: sums of the same joules in another order."""
-SHOWN = 3
-"""Number of moves that are named."""
-WITHIN_STAGE = "uses memory within a stage as the formulation's rows don't allow"
-"""The move of a plan that is better than the bound without another one."""
-
-
-@dataclass(frozen=True)
-class Finding(Figures):
-    """A plan from outside the space that a bound holds in.
-
-    method
-        Whose plan it is.
-    scope, overhead_bound_j
-        The space and its bound; no more is known of the space's own optimum where the plan was taken as a start.
-    overhead_j
-        The plan's overhead.
-    moves
-        What it does that the space hasn't, in words.
-    """
-
-    method: str
-    ram_budget_bytes: int
-    scope: str
-    overhead_bound_j: float
-    overhead_j: float
-    moves: tuple[str, ...]
-
-    def __str__(self) -> str:
-        has, bound = self.overhead_j, self.overhead_bound_j
-        digits = 6
-        if math.isclose(has, bound, rel_tol=SAME):
-            beside = "no schedule of which has less"
-        else:
-            while f"{has:.{digits}g}" == f"{bound:.{digits}g}":
-                digits += 1
-            beside = f"{'no schedule of which has less than' if has < bound else 'whose bound is'} {bound:.{digits}g} J"
-        return (
-            f"{self.method} at {self.ram_budget_bytes:,} B has {has:.{digits}g} J of overhead, from outside scope "
-            f"{self.scope}, {beside}: it {'; it '.join(self.moves)}"
-        )
-
-
-def moves_outside(plan: Plan, scope: str) -> tuple[str, ...]:
-    """Moves of a plan that the scope of `retention` hasn't, in words; empty where it lies inside.
-
-    Inside a stage, recomputes run once, in the order of the operators; and only those of the scope.
-    """
-    problem = plan.problem
-    names = [operator.name for operator in problem.operators]
-    allowed, _ = recomputable_stages(problem, scope_option(scope), scope != "store-all")
-    recomputes = sorted(schedule_of(plan).recomputes)
-    found = []
-    for stage, operator in recomputes:
-        if allowed[stage, operator]:
-            continue
-        kind = "the backward operator" if problem.operators[operator].backward else "the forward operator"
-        place = "forward" if stage <= problem.last_forward else "backward"
-        found.append(f"recomputes {kind} '{names[operator]}' in the {place} stage of '{names[stage]}'")
-    stage, latest = 0, -1
-    for step in plan.instructions:
-        if step.action is not Action.COMPUTE:
-            continue
-        if step.target == stage:
-            stage, latest = stage + 1, -1
-            continue
-        if step.target <= latest:
-            how = "twice" if step.target == latest else "out of their order"
-            found.append(f"runs '{names[step.target]}' and '{names[latest]}' {how} in the stage of '{names[stage]}'")
-        latest = max(latest, step.target)
-    if len(found) > SHOWN:
-        return (*found[:SHOWN], f"does {len(found) - SHOWN} more such things")
-    return tuple(found)
 
 
 FAILED = "failed"

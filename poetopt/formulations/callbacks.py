@@ -72,15 +72,12 @@ class Points:
         model -> for each integer variable, the stage of each of its entries.
     fractional
         (model, point of the relaxation) -> the share of each decision.
-    labels
-        model -> a readable name of each entry of its variables, for model files.
     """
 
     schedule: Callable[[Any, PointLike], Schedule]
     values: Callable[[Any, Schedule], Values | None]
     stages: Callable[[Any], list[tuple[Any, Ints]]]
     fractional: Callable[[Any, PointLike], FractionalSchedule]
-    labels: Callable[[Any], list[tuple[Any, Sequence[str]]]]
 
 
 ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)

@@ -1,8 +1,6 @@
 """A comparison as text for people, and as CSV.
 
 Fronts as text for people.
-
-A plan's sensitivity for people: a table, a sentence, and a picture.
 """
 
 from __future__ import annotations
@@ -10,15 +8,12 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import isclose
+from collections.abc import Iterable, Iterator, Sequence
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import FrontPoint
+from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
-from poetopt.comparison.sensitivity import Change, Sensitivity
-from poetopt.formulations.scope import kind_words, proven_words
+from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
 from poetopt.report.layout import LEAST, aligned, terminal_width, wrapped
@@ -26,8 +21,6 @@ from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FRONT_HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
-MOST_DIGITS = 17
-"""Beyond them floats don't differ."""
 LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
 
 
@@ -50,49 +43,6 @@ def front_lines(front: Front) -> list[str]:
     ]
 
 
-def deadline_lines(front: DeadlineFront) -> list[str]:
-    """The front against the deadline as a table."""
-    problem = front.problem
-    budget = front.ram_budget_bytes
-    least = (
-        f"shortest {'' if front.least_is_proven else 'known '}feasible deadline {show_seconds(front.least_deadline_s)}"
-    )
-    if front.deadline_bound_s <= problem.baseline_time_s:
-        known = f"one pass takes {show_seconds(front.deadline_bound_s)}"
-    else:
-        known = f"no schedule with {proven_words(front.bound_scope)} keeps {show_seconds(front.deadline_bound_s)}"
-    table: list[tuple[str, ...]] = [("deadline", "of a pass", *FRONT_HEADER)]
-    deadlines = [point.deadline_s or 0.0 for point in front.points]
-    one_pass = problem.baseline_time_s
-    passes = told_apart([time / one_pass if one_pass else 0.0 for time in deadlines], "{:.{}g}x".format, 5)
-    for point, time, times in zip(front.points, told_apart(deadlines, _seconds, 3), passes, strict=True):
-        table.append((time, times if one_pass else "-", *_front_cells(point, problem)))
-    return [
-        f"{problem.name} on {problem.device} with {budget:,} B ({show_share(budget / front.store_all_peak_bytes)} of "
-        f"store-all): {len(front.points)} points in {show_seconds(front.total_s)}",
-        f"  {least}, {'proven: ' if front.least_is_proven else ''}{known}; more than "
-        f"{show_seconds(front.points[-1].deadline_s or 0.0)} saves nothing",
-        *columns(table),
-        LEGEND,
-        *kinds_legend(point.scope for point in front.points)[1:],
-    ]
-
-
-def told_apart(values: Sequence[float], show: Callable[[float, int], str], digits: int) -> list[str]:
-    """Each value with so many digits, or with as many more as tell different ones apart."""
-    while True:
-        shown = [show(value, digits) for value in values]
-        if len(set(shown)) == len(set(values)) or digits >= MOST_DIGITS:
-            return shown
-        digits += 1
-
-
-def _seconds(time: float, digits: int) -> str:
-    if digits <= 3:
-        return show_seconds(time)
-    return f"{time:.{digits}g} s" if time >= 1 else f"{1e3 * time:.{digits}g} ms"
-
-
 def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
     return (
         show_joules(point.overhead_j),
@@ -103,50 +53,6 @@ def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
         f"{point.recomputes} + {point.page_ins}",
         show_seconds(point.solve_s),
         proof_words(point, gap=False),
-    )
-
-
-HEADING = ("changed", "factor", "overhead", "best there", "bound there", "loss of energy", "at most", "plain plan", "")
-OPEN = 0.01
-"""A part of the overhead that is open there, from which on it is told in words."""
-
-
-def sensitivity_text(found: Sensitivity) -> str:
-    """A row for each parameter and factor, and what follows in a sentence."""
-    rows: list[tuple[str, ...]] = [HEADING]
-    here = next((change.deadline_s for change in found.changes if change.factor == 1.0), None)
-    rows += [_row(change, here) for change in found.changes]
-    return "\n".join(["If the device's figures are off", *aligned(rows), found.sentence, *_open(found)])
-
-
-def _open(found: Sensitivity) -> list[str]:
-    """The rest that searches for the best plans have left open, where that is worth a line."""
-    widest = found.most_open
-    if widest is None or (widest.open_share or 0.0) <= OPEN:
-        return []
-    return [
-        f"The best there are what short searches found: with {widest.parameter} x{widest.factor:g} up to "
-        f"{show_share(widest.open_share or 0.0)} of",
-        "that overhead is open. 'At most' is the loss against the bound, below which no plan is there.",
-    ]
-
-
-def _row(change: Change, deadline_s: float | None) -> tuple[str, ...]:
-    loss = "-" if change.loss is None else show_share(change.loss) if change.loss else "none"
-    remarks = ["transfers timed anew"] if change.retimed else [] if change.in_time else ["late"]
-    if change.deadline_s is not None and deadline_s is not None and not isclose(change.deadline_s, deadline_s):
-        remarks.append(f"deadline {show_seconds(change.deadline_s)}")
-    remarks += [f"{change.alternative} is as good"] if change.overtaken else []
-    return (
-        change.parameter,
-        f"x{change.factor:g}",
-        show_joules(change.energy_j - change.baseline_j),
-        "-" if change.optimum_j is None else show_joules(max(0.0, change.optimum_j - change.baseline_j)),
-        "-" if change.bound_j is None else show_joules(max(0.0, change.bound_j - change.baseline_j)),
-        loss,
-        "-" if change.most_loss is None else show_share(change.most_loss) if change.most_loss > 1e-9 else "none",
-        "-" if change.least_alternative_j is None else show_joules(change.least_alternative_j - change.baseline_j),
-        ", ".join(remarks),
     )
 
 
@@ -167,7 +73,7 @@ def comparison_csv(found: Comparison) -> str:
 
 
 def comparison_lines(found: Comparison) -> list[str]:
-    """A table a budget, then all overheads side by side, then the findings."""
+    """A table a budget, then all overheads side by side."""
     problem = found.problem
     lines = [
         f"{problem.name} on {problem.device}: {len(problem.operators)} operators; store-all takes "
@@ -181,8 +87,6 @@ def comparison_lines(found: Comparison) -> list[str]:
         lines += columns([HEADER, *different]) if (different := [*_different(rows, found)]) else []
         lines += _reasons(rows)
     lines += ["", "overhead, % of the baseline energy, by RAM in % of store-all", *_summary(found)]
-    for finding in found.findings:
-        lines += ["", f"finding: {finding}"]
     lines += kinds_legend(row.scope for row in found.rows)
     lines += ["", f"{len(found.rows)} rows in {show_seconds(found.total_s)}"]
     return lines

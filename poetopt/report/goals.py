@@ -1,28 +1,23 @@
-"""All of a training, where a solve was asked about more than one step: steps, hours, joules, share of a battery.
+"""All of a training, where a solve was asked about more than one step: steps, hours, joules.
 
 Into how many parts a batch was cut to see which takes the least energy, and what each number came to.
 
 Which batches fit which memory, and what a sample then takes.
 
-The largest batch that fits, what refuses the next one, and what a sample takes at a few batches.
+The largest batch that fits, and what refuses the next one.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
 from poetopt.graph.problem import Problem
-from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes as arena_of
-from poetopt.plan.simulate import Simulation
-from poetopt.report.memory import taken_bytes
 from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
-from poetopt.util.figures import Figures, figures, plain
+from poetopt.util.figures import Figures, figures
 from poetopt.util.units import show_share
 
 
@@ -51,35 +46,6 @@ class PartsTried(Figures):
         return {"micro_batches": found.pop("parts"), **found, "why": self.why or None}
 
 
-STORE_ALL = "store-all"
-"""The name of a schedule that keeps everything."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtBatch(Figures):
-    """A schedule at one batch: seconds and joules of a step, and all of its RAM.
-
-    found
-        `store-all`, which no schedule beats, `heuristic`, or `solved`.
-    """
-
-    batch: int
-    time_s: float
-    energy_j: float
-    total_ram_bytes: int
-    found: str
-
-    def to_dict(self) -> dict[str, object]:
-        """An entry of `batches` of `largest_batch`."""
-        return {
-            "batch": self.batch,
-            "time_s_per_sample": self.time_s / self.batch,
-            "energy_j_per_sample": self.energy_j / self.batch,
-            "total_ram_bytes": self.total_ram_bytes,
-            "schedule": self.found,
-        }
-
-
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch(Figures):
     """The find of `--batch max`.
@@ -91,15 +57,12 @@ class LargestBatch(Figures):
         Between the two nothing is known: no schedule was found, and none is proven impossible.
     most
         What can be asked for: samples of an epoch, or what a size may be.
-    at
-        Schedules at a few batches, the smallest first.
     """
 
     batch: int
     refused: int | None
     why: str
     most: int
-    at: tuple[AtBatch, ...]
 
     @property
     def proven(self) -> bool:
@@ -108,30 +71,7 @@ class LargestBatch(Figures):
 
     def to_dict(self) -> dict[str, object]:
         """The object `largest_batch` of `solve --json`."""
-        return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None, "batches": plain(self.at)}
-
-
-def figures_at(batch: int, plan: Plan, simulation: Simulation, arena_bytes: int, *, solved: bool = False) -> AtBatch:
-    """The figures of a plan at a batch."""
-    plain = not (simulation.recomputes or simulation.page_outs or simulation.overhead_j)
-    taken = taken_bytes(plan, simulation.peak_bytes, arena_bytes)
-    return AtBatch(
-        batch=batch,
-        time_s=simulation.makespan_s,
-        energy_j=simulation.energy_j,
-        total_ram_bytes=plan.problem.beside_bytes + taken,
-        found=STORE_ALL if plain else "solved" if solved else "heuristic",
-    )
-
-
-def with_solved(found: LargestBatch, solution: Solution) -> LargestBatch:
-    """`found` with what was solved in place of the schedule that it began with."""
-    plan, simulation = solution.plan, solution.simulation
-    if plan is None or simulation is None:
-        return found
-    others = [one for one in found.at if one.batch != found.batch]
-    mine = figures_at(found.batch, plan, simulation, arena_of(plan), solved=True)
-    return replace(found, at=(*others, mine))
+        return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None}
 
 
 IDLE = "static_power"
@@ -146,19 +86,16 @@ class WholeTraining:
         How many steps there are: whole batches, as training takes them; what is left of an epoch is left out.
     epochs, samples, batch
         What they come from: samples of an epoch, and of a step. None where the steps were given.
-    battery_j
-        What the battery holds, or None.
     """
 
     steps: int = 1
     epochs: int | None = None
     samples: int | None = None
     batch: int | None = None
-    battery_j: float | None = None
 
     def of(self, solution: Solution) -> dict[str, object]:
         """The object `training` of `solve --json`: all of the training by that schedule."""
-        simulation, limit_s, held = solution.simulation, solution.options.deadline_s, self.battery_j
+        simulation, limit_s = solution.simulation, solution.options.deadline_s
         energy_j = None if simulation is None else self.steps * step_energy_j(solution)
         return {
             **asdict(self),
@@ -167,19 +104,17 @@ class WholeTraining:
             "deadline_s": None if limit_s is None else self.steps * limit_s,
             "energy_j": energy_j,
             "bytes_written": None if simulation is None else self.steps * simulation.bytes_written,
-            "battery_share": None if held is None or energy_j is None else energy_j / held,
-            "battery_steps": None if held is None or not energy_j else math.floor(held * self.steps / energy_j),
         }
 
 
 def training_run(
-    problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None, battery_j: float | None
+    problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None
 ) -> WholeTraining | None:
     """The training that was asked about; None for a step alone. Raises OptionError."""
     if epochs is None and samples is None:
         if steps < 1:
             raise OptionError(f"--steps {steps}: must be at least 1")
-        return WholeTraining(steps=steps, battery_j=battery_j) if steps > 1 or battery_j is not None else None
+        return WholeTraining(steps=steps) if steps > 1 else None
     if steps != 1:
         raise OptionError(
             f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
@@ -196,7 +131,7 @@ def training_run(
     if samples < batch:
         raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
     steps = epochs * (samples // batch)
-    return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch, battery_j=battery_j)
+    return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch)
 
 
 def batch_of(problem: Problem) -> int | None:

@@ -65,7 +65,7 @@ def figure_bytes(view: View, form: str) -> bytes:
     except ImportError as error:
         raise BackendUnavailableError(
             f"a picture as {form} needs matplotlib; install it with: pip install 'poetopt[plot]'; "
-            "the formats html, txt and trace need nothing"
+            "the formats html and txt need nothing"
         ) from error
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(8.0, 9.2), layout="constrained")

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.pareto import DeadlineFront, Front
-from poetopt.comparison.refine import FrontPoint
-from poetopt.comparison.sensitivity import FACTORS, Sensitivity
+from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
 from poetopt.report.goals import Fits
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.files import write_atomically
-from poetopt.util.units import show_bytes, show_seconds
+from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +77,9 @@ def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
     save_figure(_comparison(found, path), path)
 
 
-def save_front(front: Front | DeadlineFront, path: str | os.PathLike[str]) -> None:
+def save_front(front: Front, path: str | os.PathLike[str]) -> None:
     """Draw a front to a file. Raises as `check_picture`, and OutputError."""
-    save_figure(_deadlines(front, path) if isinstance(front, DeadlineFront) else _budgets(front, path), path)
+    save_figure(_budgets(front, path), path)
 
 
 def save_fits(title: str, rows: Sequence[Fits], path: str | os.PathLike[str]) -> None:
@@ -181,34 +179,6 @@ def _budgets(front: Front, path: str | os.PathLike[str]) -> Figure:
     _limit(axes, 100 * front.ram_bound_bytes / peak, words)
     axes.set_title(f"{front.problem.name} on {front.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
-    axes.legend(loc="upper right", frameon=False, fontsize=9)
-    return figure
-
-
-def _deadlines(front: DeadlineFront, path: str | os.PathLike[str]) -> Figure:
-    figure, axes = _axes(path, 7.4, 4.6)
-    problem = front.problem
-    one_pass = problem.baseline_time_s or 1.0
-    _band(axes, problem, front.points, [(point.deadline_s or 0.0) / one_pass for point in front.points])
-    quicker = f"no schedule of scope {front.bound_scope} is quicker"
-    words = quicker if front.deadline_bound_s > one_pass else "one pass"
-    _limit(axes, front.deadline_bound_s / one_pass, words)
-    left, right = axes.get_xlim()
-    if front.deadline_bound_s <= one_pass < left + 0.02 * (right - left):
-        axes.set_xlim(left - 0.04 * (right - left), right)
-    budget = f"{show_bytes(front.ram_budget_bytes)}, {100 * front.ram_budget_bytes / front.store_all_peak_bytes:.3g} %"
-    axes.set_title(f"{problem.name} on {problem.device}, {budget} of store-all", loc="left", fontsize=11)
-    axes.set_xlabel(f"deadline of a step, times one pass ({show_seconds(one_pass)})")
-
-    def seconds(passes: Any) -> Any:
-        return passes * one_pass
-
-    def passes(seconds: Any) -> Any:
-        return seconds / one_pass
-
-    top = axes.secondary_xaxis("top", functions=(seconds, passes))
-    top.set_xlabel("deadline of a step, s", fontsize=9)
-    top.tick_params(labelsize=8)
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     return figure
 
@@ -314,62 +284,3 @@ def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
         metadata = {"png": {"Software": "poetopt"}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
         figure.savefig(drawn, format=kind, dpi=160, metadata=metadata)
     write_atomically(path, drawn.getvalue())
-
-
-MARKS = {
-    "storage throughput": ("#1f6f8b", "s", "-", 11.0),
-    "storage power": ("#b5651d", "^", "--", 8.0),
-    "CPU rate": ("#000000", "o", ":", 4.5),
-}
-"""Colour, marker, line and marker size: lines lie on each other where nothing is lost."""
-LEAST_LOSS = 1e-4
-"""Losses in percent below this are drawn as this: a logarithmic axis has no zero."""
-
-
-def save_sensitivity(found: Sensitivity, title: str, path: str | os.PathLike[str]) -> None:
-    """Draw the losses over the factors. Raises as `check_picture`, and OutputError."""
-    check_picture(path, option="--with sensitivity")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    for parameter in dict.fromkeys(change.parameter for change in found.changes):
-        changes = [change for change in found.changes if change.parameter == parameter and change.loss is not None]
-        if not changes:
-            continue
-        colour, marker, line, size = MARKS[parameter.partition(",")[0]]
-        losses = [max(100 * (change.loss or 0.0), LEAST_LOSS) for change in changes]
-        axes.plot(
-            [change.factor for change in changes], losses, color=colour, marker=marker, linestyle=line,
-            markersize=size, markerfacecolor="none", label=parameter,
-        )  # fmt: skip
-        overtaken = [k for k, change in enumerate(changes) if change.overtaken]
-        axes.plot(
-            [changes[k].factor for k in overtaken], [losses[k] for k in overtaken], color="#c0392b", marker="x",
-            linestyle="none", markersize=11, label="_nolegend_",
-        )  # fmt: skip
-    if any(change.overtaken for change in found.changes):
-        axes.plot([], [], color="#c0392b", marker="x", linestyle="none", markersize=9, label="a plain plan is as good")
-    for change in found.late:  # at the top: where nothing is in time there is no loss to draw it at
-        colour, _, _, size = MARKS[change.parameter.partition(",")[0]]
-        axes.plot(
-            [change.factor], [0.97], color=colour, marker="+", markersize=size + 4, linestyle="none",
-            transform=axes.get_xaxis_transform(), label="_nolegend_",
-        )  # fmt: skip
-    if found.late:
-        words = "misses its deadline (above, in the line's colour)"
-        axes.plot([], [], color="#777777", marker="+", linestyle="none", markersize=9, label=words)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=LEAST_LOSS / 2)
-    axes.set_xticks(FACTORS, [f"x{factor:g}" for factor in FACTORS])
-    axes.minorticks_off()
-    axes.set_xlabel("figure of the device, against what the plan was made for")
-    axes.set_ylabel("energy above the best plan there, %")
-    axes.axhline(LEAST_LOSS, color="#bbbbbb", linewidth=0.8)
-    axes.annotate(f"{LEAST_LOSS:g} % or less", (0.71, LEAST_LOSS / 1.12), ha="center", va="top",
-                  color="#777777", fontsize=8)  # fmt: skip
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=9, loc="best")
-    save_figure(figure, path)

@@ -9,6 +9,7 @@ from typing import Any
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import ALL, proven_words
 from poetopt.graph.problem import Problem
+from poetopt.report.goals import batch_of
 from poetopt.search.limits import kind
 from poetopt.search.solution import OPTIMAL_GAP, RAM, Objective, Solution, Status
 from poetopt.util.units import finite, show_bytes, show_limit, show_seconds, show_share
@@ -90,8 +91,8 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
             "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
         )
         known.append(f"{told} {option}")
-    if solution.fitting_batch is not None:
-        known.append(f"--batch {solution.fitting_batch} would fit")
+    if solution.status is Status.INFEASIBLE and (batch_of(problem) or 1) > 1:
+        known.append("a smaller --batch may fit: `poetopt fit` shows which do")
     if solution.status is Status.UNKNOWN:
         ways = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
         ways += ["a longer --deadline"] if solution.options.deadline_s is not None else []

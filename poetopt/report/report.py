@@ -43,7 +43,7 @@ OF_PROBLEM = (
 OF_OPTIONS = ("asks", "deadline_s", "deadline_model", "remat", "time_limit_s", "threads", "solver_options")
 OF_SOLUTION = (
     "why", "store_all_peak_bytes", "overhead_bound_j", "scope_bound_j", "scope_gap", "gap", "overhead_gap",
-    "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "fitting_batch", "build_s",
+    "least_ram_bytes", "ram_bound_bytes", "least_deadline_s", "deadline_bound_s", "build_s",
     "solve_s", "total_s", "timing", "interrupted",
 )  # fmt: skip
 OF_SIMULATION = (*SIMULATED, "wakes", "streamed_runs", "bytes_streamed", "bytes_written", "transfer_s")

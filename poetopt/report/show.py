@@ -1,14 +1,7 @@
-"""The work of `poetopt show`: one plan in the form that was asked for, written or printed, and a browser for the page.
-
-A plan as a trace that chrome://tracing and ui.perfetto.dev open: two tracks, and the memory as a counter.
-
-Times are whole nanoseconds, rounded once for each moment, so that slices that touch in the simulation touch
-in the trace too and never overlap. Work that takes no time is an instant event.
-"""
+"""The work of `poetopt show`: one plan in the form that was asked for, written or printed; a browser for the page."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -19,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.plan.codec import PlanFile, load
-from poetopt.plan.instructions import Action, Plan
-from poetopt.report.view import Lane, SliceKind, View, timeline
+from poetopt.plan.instructions import Plan
+from poetopt.report.layout import terminal_width
+from poetopt.report.view import View
 from poetopt.util.errors import OptionError, OutputError, PlanError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.text import closest
@@ -28,96 +22,6 @@ from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
     from poetopt.report.report import Report
-
-_TRACKS = {Lane.CPU: 1, Lane.CHANNEL: 2}
-_COLOURS = {
-    SliceKind.FORWARD: "thread_state_running",
-    SliceKind.BACKWARD: "thread_state_runnable",
-    SliceKind.RECOMPUTE: "bad",
-    SliceKind.PAGE_OUT: "thread_state_iowait",
-    SliceKind.PAGE_IN: "good",
-    SliceKind.WAIT: "grey",
-}
-"""Names of Chrome's palette; Perfetto colours by name and ignores them."""
-
-
-def trace_document(view: View) -> dict[str, object]:
-    """The object of the JSON Object Format of Chrome's trace events; `ts` and `dur` are in microseconds."""
-    return {
-        "displayTimeUnit": "ms",
-        "otherData": {"model": view.name, "device": view.device, "budget_bytes": view.ram_bytes},
-        "traceEvents": [*_headings(view), *_work(view), *_memory(view)],
-    }
-
-
-def trace_text(view: View) -> str:
-    """The trace as a JSON text."""
-    return json.dumps(trace_document(view), separators=(",", ":"), allow_nan=False) + "\n"
-
-
-def _headings(view: View) -> list[dict[str, object]]:
-    channel = "transfers (DMA)" if view.problem.dma else "transfers (by the CPU)"
-    titles = {Lane.CPU: "CPU", Lane.CHANNEL: channel}
-    process = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"{view.name} on {view.device}"}}
-    threads = [
-        {"name": "thread_name", "ph": "M", "pid": 1, "tid": track, "args": {"name": titles[lane]}}
-        for lane, track in _TRACKS.items()
-    ]
-    return [process, *threads]
-
-
-def _work(view: View) -> list[dict[str, object]]:
-    problem, instructions = view.problem, view.plan.instructions
-    events: list[dict[str, object]] = []
-    for piece in timeline(view):
-        step = instructions[piece.step]
-        compute = step.action is Action.COMPUTE
-        target = (view.operator_names if compute else view.tensor_names)[step.target]
-        arguments: dict[str, object] = {"instruction": piece.step, "stage": view.stages[piece.step]}
-        if piece.kind is SliceKind.WAIT:
-            name = f"wait for {view.tensor_names[instructions[piece.cause].target]}"
-        elif compute:
-            operator = problem.operators[step.target]
-            way = operator.variant(step.variant)
-            name = target if piece.lane is Lane.CPU else f"chunks for {target}"
-            arguments |= {"kind": operator.kind, "energy_j": way.energy_j}
-            if way.streams:
-                arguments |= {"bytes_streamed": way.read_bytes + way.written_bytes}
-        else:
-            tensor = problem.tensors[step.target]
-            paging_in = piece.kind is SliceKind.PAGE_IN
-            name = f"page {'in' if paging_in else 'out'} {target}"
-            joules = tensor.page_in_j if paging_in else tensor.page_out_j
-            arguments |= {"bytes": tensor.nbytes, "energy_j": joules}
-        start, end = _nanoseconds(piece.start_s), _nanoseconds(piece.end_s)
-        event: dict[str, object] = {
-            "name": name,
-            "cat": str(piece.kind),
-            "ph": "X" if end > start else "i",
-            "pid": 1,
-            "tid": _TRACKS[piece.lane],
-            "ts": start / 1000,
-        }
-        event |= {"dur": (end - start) / 1000} if end > start else {"s": "t"}
-        events.append({**event, "cname": _COLOURS[piece.kind], "args": arguments})
-    return events
-
-
-def _memory(view: View) -> list[dict[str, object]]:
-    """Live bytes: for each moment the most that is live in it, and what stays until the next one."""
-    moments: dict[int, tuple[int, int]] = {}
-    for reached, live in zip(view.reached_s, view.simulation.live_bytes, strict=True):
-        most, _ = moments.get(_nanoseconds(reached), (0, 0))
-        moments[_nanoseconds(reached)] = (max(most, live), live)
-    return [
-        {"name": "memory", "ph": "C", "pid": 1, "ts": moment / 1000, "args": {"bytes": live}}
-        for moment, (most, last) in moments.items()
-        for live in ([most, last] if most > last else [last])
-    ]
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
 
 
 class Form(StrEnum):
@@ -127,7 +31,6 @@ class Form(StrEnum):
     PNG = "png"
     SVG = "svg"
     TXT = "txt"
-    TRACE = "trace"
 
 
 SUFFIXES = {
@@ -136,16 +39,13 @@ SUFFIXES = {
     ".png": Form.PNG,
     ".svg": Form.SVG,
     ".txt": Form.TXT,
-    ".json": Form.TRACE,
-    ".trace": Form.TRACE,
 }
-_ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt", Form.TRACE: "trace.json"}
+_ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt"}
 _CONTENTS = {
     Form.HTML: "a page for any browser",
     Form.PNG: "a picture",
     Form.SVG: "a picture",
     Form.TXT: "a text",
-    Form.TRACE: "a trace for ui.perfetto.dev or chrome://tracing",
 }
 
 
@@ -208,7 +108,7 @@ def show(
         Where to write; `-` is for stdout and returns the text. Without it a text is in the result; other forms are
         written beside the plan file, or to a temporary folder, and the result says where.
     form
-        `html`, `png`, `svg`, `txt` or `trace`; by default the suffix of `out` says it, else it is `html`.
+        `html`, `png`, `svg` or `txt`; by default the suffix of `out` says it, else it is `html`.
     browse
         Whether a page without an `out` is opened in a browser, if there is a display and a terminal.
 
@@ -221,7 +121,9 @@ def show(
     file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
     view = View.of(load(file)) if file is not None else _view(plan)
     if out in (None, "-") and wanted is Form.TXT:
-        text = _text(view, sys.stdout.encoding)
+        from poetopt.report.text import text_form
+
+        text = text_form(view, terminal_width())
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
     content = rendered(view, wanted)
     if out == "-":
@@ -262,27 +164,9 @@ def rendered(view: View, form: Form) -> bytes:
         from poetopt.report.text import text_form
 
         return f"{text_form(view)}\n".encode()
-    if form is Form.TRACE:
-        return trace_text(view).encode()
     from poetopt.report.page import figure_bytes
 
     return figure_bytes(view, form)
-
-
-def _text(view: View, encoding: str | None) -> str:
-    """The text as wide as the terminal, in characters that it has."""
-    import shutil
-
-    from poetopt.report.layout import WIDTH
-    from poetopt.report.text import ASCII, UNICODE, text_form
-
-    width = shutil.get_terminal_size((WIDTH, 24)).columns if sys.stdout.isatty() else WIDTH
-    codec = encoding or "utf-8"
-    try:
-        UNICODE.shades.encode(codec)
-    except UnicodeEncodeError:
-        return text_form(view, width, ASCII).encode(codec, "backslashreplace").decode(codec)
-    return text_form(view, width)
 
 
 def _beside(plan: str, form: Form) -> Path:

@@ -16,8 +16,6 @@ from poetopt.util.text import shown
 from poetopt.util.units import finite, show_amount, show_bytes, show_joules, show_seconds, show_share
 
 Document = Mapping[str, Any]
-IDLE = "static_power"
-"""The block whose joules are drawn like the simulator's. A tariff's are a weight."""
 
 
 def rows(document: Document, notes: Sequence[str] | None = None) -> list[tuple[str, str]]:
@@ -115,12 +113,6 @@ def _largest(document: Document) -> Iterator[str]:
             yield (
                 f"{text} with a known schedule, and {found['refused']:,} has none: {found['why']}; nothing is known in "
                 "between"
-            )
-        for one in found["batches"]:
-            yield (
-                f"{one['batch']:,}: {show_seconds(one['time_s_per_sample'])} and "
-                f"{show_joules(one['energy_j_per_sample'])} a sample, {show_bytes(one['total_ram_bytes'])} in all "
-                f"({one['schedule']})"
             )
     parts = document.get("micro_batches") or 1
     if parts > 1:
@@ -264,17 +256,6 @@ def _training(document: Document) -> Iterator[str]:
     yield text
 
 
-def _battery(document: Document) -> Iterator[str]:
-    run = document.get("training") or {}
-    share = run.get("battery_share")
-    if share is not None:
-        ends = "IT ENDS BEFORE, after" if share > 1 else "enough for"
-        text = f"{show_share(share)} of the {show_joules(run['battery_j'])} that it holds, {ends} "
-        idle = IDLE in str(document.get("formulation")).split("+")
-        counted = "" if idle else "; what is drawn in idle isn't counted (--with static-power)"
-        yield f"{text}{run['battery_steps']:,} steps{counted}"
-
-
 def _minimised(document: Document) -> Iterator[str]:
     found = document.get("objective") or {}
     if found.get("name", "energy") == "energy":
@@ -310,7 +291,6 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("schedule", _schedule),
     ("transfers", _transfers),
     ("training", _training),
-    ("battery", _battery),
     ("asked", lambda document: iter(map(str, document.get("asks") or ()))),
     ("minimised", _minimised),
     ("proof", _proof),

@@ -24,7 +24,6 @@ from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.certificate import Certificate
 from poetopt.search.solution import (
-    IMPORTED,
     RAM,
     DeadlineModel,
     Objective,
@@ -253,7 +252,7 @@ def compared(
     if name not in formulations():
         taken.append(Taken(f"formulation ({printable(name)})", "none of that name is installed"))
     backend, asks = report.get("backend"), report.get("asks")
-    if backend is not None and backend not in (IMPORTED, *backends()):
+    if backend is not None and backend not in backends():
         taken.append(Taken(f"backend ({printable(str(backend))})", "none of that name is known"))
     if blocks or asks:
         words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)
@@ -368,7 +367,7 @@ def _run(report: Mapping[str, object]) -> WholeTraining | None:
     counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
     steps = told.get("steps")
-    return WholeTraining(steps=steps if isinstance(steps, int) else 0, battery_j=finite(told.get("battery_j")), **whole)
+    return WholeTraining(steps=steps if isinstance(steps, int) else 0, **whole)
 
 
 def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
@@ -376,11 +375,7 @@ def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, 
     energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
     if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
         return dict(made)
-    held, steps = finite(made["battery_j"]), made["steps"]
-    assert isinstance(steps, int)
-    share = None if held is None else energy_j / held
-    lasts = None if held is None else math.floor(held * steps / energy_j)
-    return {**made, "energy_j": energy_j, "battery_share": share, "battery_steps": lasts}
+    return {**made, "energy_j": energy_j}
 
 
 def uncertified(

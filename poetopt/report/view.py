@@ -1,6 +1,6 @@
 """A plan made ready to be looked at: its simulation, the stage of each instruction, and names that people can read.
 
-The page, the picture, the text and the trace are all drawn from it, so that they can't disagree.
+The page, the picture and the text are all drawn from it, so that they can't disagree.
 
 What a schedule does to single operators and tensors: which run again, which are paged, and what that costs.
 

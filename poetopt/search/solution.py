@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 OPTIMAL_GAP = 1e-6
 """An `overhead_gap` up to this is called optimal."""
-IMPORTED = "imported"
-"""The name in results of the backend of a schedule that a solver elsewhere found."""
 
 
 class Status(StrEnum):
@@ -169,8 +167,6 @@ class Solution:
         For an infeasible problem: the smallest that is feasible, where it was found.
     ram_bound_bytes, deadline_bound_s
         Proven lower bounds on the RAM and the time of any schedule.
-    fitting_batch
-        For an infeasible problem: a smaller batch for which a schedule was found, as whoever reads models may know.
     timing
         Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
     exhausted
@@ -199,7 +195,6 @@ class Solution:
     ram_bound_bytes: int | None = None
     least_deadline_s: float | None = None
     deadline_bound_s: float | None = None
-    fitting_batch: int | None = None
     exhausted: bool = False
     reason: str = ""
     why: tuple[str, ...] = ()

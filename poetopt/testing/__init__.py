@@ -5,7 +5,7 @@
     def test_my_block() -> None:
         po.testing.check_block(my_block)
 
-`check_block`, `check_vjp`, `check_backend`, `check_device`, `check_runtime` and `check_kernel` raise ContractError,
+`check_block`, `check_vjp`, `check_runtime` and `check_kernel` raise ContractError,
 which says what is wrong and where, and return a small record of what they did. They need neither pytest nor the
 network; `check_kernel` needs a C compiler.
 """
@@ -17,19 +17,15 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.testing.backend import check_backend
     from poetopt.testing.block import check_block
     from poetopt.testing.contract import ContractError
-    from poetopt.testing.device import check_device
     from poetopt.testing.kernel import check_kernel
     from poetopt.testing.runtime import check_runtime
     from poetopt.testing.vjp import check_vjp
 
 _HOMES = {
     "ContractError": "poetopt.testing.contract",
-    "check_backend": "poetopt.testing.backend",
     "check_block": "poetopt.testing.block",
-    "check_device": "poetopt.testing.device",
     "check_kernel": "poetopt.testing.kernel",
     "check_runtime": "poetopt.testing.runtime",
     "check_vjp": "poetopt.testing.vjp",
@@ -37,9 +33,7 @@ _HOMES = {
 
 __all__ = [
     "ContractError",
-    "check_backend",
     "check_block",
-    "check_device",
     "check_kernel",
     "check_runtime",
     "check_vjp",

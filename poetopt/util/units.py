@@ -145,31 +145,6 @@ def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
     return _finite(number * factors[unit], value, option, examples)
 
 
-def parse_battery(value: str | float, *, option: str = "--with battery=") -> float:
-    """Joules that a battery holds, from `3000mAh@3.7V` or an energy. Raises OptionError unless they are positive."""
-    examples = "3000mAh@3.7V, 11.1Wh or 40kJ"
-    charge, at, tension = str(value).partition("@")
-    if not at:
-        number, unit = _split(value, option, examples)
-        if unit in ("mAh", "Ah"):
-            raise OptionError(f"{_written(option, value)}: at how many volts? Write {number:g}{unit}@3.7V")
-        if unit in ("x", "X", "×", "%"):
-            raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}")
-        try:
-            found = parse_energy(value, option=option)
-        except OptionError as error:
-            raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}") from error
-        assert not isinstance(found, Factor)
-        return found
-    hours, unit = _split(charge, option, examples)
-    volts, of_volts = _split(tension, option, examples)
-    ampere_hours = {"mAh": 1e-3, "Ah": 1.0}
-    if unit not in ampere_hours or of_volts not in ("V", "mV") or hours <= 0 or volts <= 0:
-        raise OptionError(f"{_written(option, value)}: not what a battery holds; examples: {examples}")
-    joules = hours * ampere_hours[unit] * 3600.0 * volts * (1e-3 if of_volts == "mV" else 1.0)
-    return _finite(joules, value, option, examples)
-
-
 def parse_fraction(value: str | float, *, option: str) -> float:
     """A tolerance between 0 and 1, from `0.1%` or `0.001`. Raises OptionError."""
     examples = "0.1% or 0.001"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from poetopt.api.sweeps.points import Value, evaluate, read_sweep
-from poetopt.api.sweeps.store import POINT, RESULT
+from poetopt.api.sweeps import OF_PROBLEM, POINT, RESULT, Row, evaluate, read_sweep
 from tests.cli.support import chain, write_problem
 
 FILE = """
@@ -17,7 +16,7 @@ deadlines = ["none", "1.4x"]
 methods = ["poet", "revolve"]
 time_limit = "20s"
 """
-_EVALUATED: dict[str, list[tuple[Value, ...]]] = {}
+_EVALUATED: dict[str, list[tuple[object, ...]]] = {}
 
 
 def write_sweep(folder: Path, text: str = FILE) -> Path:
@@ -29,12 +28,12 @@ def write_sweep(folder: Path, text: str = FILE) -> Path:
     return path
 
 
-def fixed(rows: Sequence[dict[str, Value]]) -> list[tuple[Value, ...]]:
+def fixed(rows: Sequence[Row]) -> list[tuple[object, ...]]:
     """The columns that don't depend on the run."""
-    return [tuple(row.get(name) for name in (*POINT, *RESULT)) for row in rows]
+    return [tuple(row.get(name) for name in (*POINT, *RESULT, *OF_PROBLEM)) for row in rows]
 
 
-def undisturbed(path: Path) -> list[tuple[Value, ...]]:
+def undisturbed(path: Path) -> list[tuple[object, ...]]:
     """What the sweep has to find: every point evaluated in this process, one after another; once for each text."""
     text = path.read_text(encoding="utf-8")
     if text not in _EVALUATED:
@@ -42,12 +41,5 @@ def undisturbed(path: Path) -> list[tuple[Value, ...]]:
     return _EVALUATED[text]
 
 
-def _evaluated(path: Path) -> list[tuple[Value, ...]]:
-    rows: list[dict[str, Value]] = []
-    for point in read_sweep(path):
-        named: dict[str, Value] = {
-            "point": point.index,
-            **point.said,
-        }
-        rows.append({**named, **evaluate(point)})
-    return fixed(rows)
+def _evaluated(path: Path) -> list[tuple[object, ...]]:
+    return fixed([{"point": point.index, **point.said, **evaluate(point)} for point in read_sweep(path)])

@@ -14,9 +14,9 @@ import poetopt as po
 from poetopt.backends.solvers.pyomo_solvers import cbc
 from poetopt.backends.solvers.solver import backend
 from poetopt.cli.app import invoke
-from poetopt.testing.milp import covering
 from poetopt.util.errors import BackendUnavailableError
 from tests.backends.solvers import installed, needs_gurobi
+from tests.contract.milp import covering
 
 COMMAND = ("solve", "mlp", "--device", "a72", "--ram", "80%")
 

@@ -15,9 +15,9 @@ from poetopt.search.cutting import model_of, session_of
 from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from poetopt.testing import milp
 from poetopt.testing.problems import tight
 from poetopt.util.sparse import csr_matrix
+from tests.contract import milp
 
 NEAR = 1e-6
 

@@ -19,10 +19,10 @@ from poetopt.backends.solvers.solver import BACKENDS
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from poetopt.testing import check_backend
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from tests.backends.solvers import every_backend, installed
 from tests.closed import closed
+from tests.contract.backend import check_backend
 from tests.problems import random_tight
 
 

@@ -157,22 +157,6 @@ def test_every_block_of_the_house_has_its_table(capsys: pytest.CaptureFixture[st
     [
         ("poetopt formul", "formulations"),
         ("poetopt solve --total", "--total-ram"),
-        ("poetopt solve x --device m", "m4"),
-        ("poetopt solve x --device rasp", "raspberry-pi-4"),
-        ("poetopt solve le", "lenet"),
-        ("poetopt zoo resnet", "resnet50"),
-        ("poetopt inspect x --loss cross", "cross-entropy"),
-        ("poetopt solve x --backend h", "highs"),
-        ("poetopt solve x --scope f", "forward"),
-        ("poetopt export x --scope depth", "depth:8"),
-        ("poetopt solve x --formulation r", "retention"),
-        ("poetopt solve x --with flash", "flash-wear="),
-        ("poetopt solve x --with gran", "granularity="),
-        ("poetopt show x --format t", "trace"),
-        ("poetopt compare x --methods chen", "chen-sqrtn"),
-        ("poetopt pareto x --against d", "deadline"),
-        ("poetopt formulations --show p", "poet"),
-        ("poetopt devices --show pi", "pico"),
     ],
 )
 def test_the_shell_completes(

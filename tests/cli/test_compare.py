@@ -66,21 +66,6 @@ def test_pareto_without_a_schedule(run: Runner, problem: Path, tmp_path: Path) -
     assert json.loads(target.read_text())["status"] == "infeasible"
 
 
-def test_pareto_against_the_deadline(run: Runner, problem: Path, tmp_path: Path) -> None:
-    asked = ("pareto", problem, "--device", "a72", "--against", "deadline", "--points", "3", "--time-limit", "10s")
-    done = tmp_path / "done.json"
-    ended = run(*asked, "--ram", "90%", "--json", done)
-    assert ended.code == 0, ended.err
-    assert "shortest feasible deadline" in ended.out
-    document = json.loads(done.read_text())
-    assert document["least_deadline_s"] <= document["points"][-1]["deadline_s"]
-    run(*asked).assert_one_message("say at which budget with --ram", code=2)
-    run(*asked[:4], "--against", "time").assert_one_message("must be ram or deadline", code=2)
-    target = tmp_path / "front.json"
-    run(*asked, "--ram", "100B", "--json", target).assert_one_message("bytes that any schedule needs", code=3)
-    assert json.loads(target.read_text())["status"] == "infeasible"
-
-
 def test_nine_budgets_and_all_methods_by_default(run: Runner, tmp_path: Path) -> None:
     problem = write_problem(tmp_path / "short.json", chain(2))
     ended = run("compare", problem, "--device", "a72", "--time-limit", "300ms", "--threads", "1", "--json", "-")

@@ -117,10 +117,8 @@ INTERRUPTED = (130, "", "poetopt: interrupted\n")
     ("inside", "line"),
     [
         ("pareto/deepen", "pareto chain.json --gap 0"),
-        ("unhurried/deepen", "pareto chain.json --against deadline --ram 30%"),
         ("compare/deepen", "compare chain.json --methods poet --gap 0 --plans made"),
         ("compare/deepen", "compare chain.json --methods checkmate"),
-        ("sensitivity/deepen", "solve chain.json --ram 40% --with sensitivity"),
         ("pareto/_heuristic_fits", "pareto chain.json"),
         ("remedies/_heuristic_fits", "compare chain.json --ram 20% --deadline 1x --methods poet"),
         # with nothing in hand, also where the search is over without an answer, and what would help is looked for

@@ -82,9 +82,8 @@ MISTAKES = [
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
     ("compare net.onnx --device a72 --ram 0.4,0.6", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
     ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
-    ("pareto net.onnx --device a72 --against time", 2, "--against time", "ram or deadline"),
     ("sweep net.onnx", 2, "net.onnx: it is not text", "a TOML file with models, devices and ram"),
-    ("export net.onnx --device a72 -o model.txt", 2, "-o model.txt", ".mps, .lp, .nl"),
+    ("export net.onnx --device a72 -o model.mps", 2, "poetopt export", "po.plan_of"),
     ("run plan.json --model other.onnx", 2, "other.onnx: no such file", "net.onnx"),
     (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
 ]

@@ -23,15 +23,7 @@ SOLVE = ("--device", "a72", "--ram", "70%")
         (("--with", "flash-wear=1MB", "--with", "flash-wear=2MB"), ("--with flash-wear=2MB", "already")),
         (("--formulation", "retension"), ("retension", "closest: retention")),
         (("--with", "solver-option=zzzzzz=1"), ("--with solver-option=zzzzzz=1", "see the list")),
-        (("--with", "sensitivity=plot.docx"), ("--with sensitivity plot.docx", ".png")),
-        (
-            ("--with", "sensitivity", "--with", "energy-limit=1.2x"),
-            ("--with", "sensitivity", "leave out --with energy-limit"),
-        ),
-        (
-            ("--with", "sensitivity=plot.png", "--with", "static-power=1W"),
-            ("--with", "sensitivity", "leave out --with static-power"),
-        ),
+        (("--with", "sensitivity"), ("--with sensitivity: it is gone", 'base = "a72"')),
     ],
     ids=lambda value: " ".join(value),
 )
@@ -54,19 +46,6 @@ def test_a_limit_that_is_too_low_blames_nothing_else(run: Runner, problem: Path)
     ended = run("solve", problem, *SOLVE, "--with", "energy-limit=0.5x")
     ended.assert_one_message("energy limit", "without the block", code=3)
     assert "--ram" not in ended.err
-
-
-def test_what_an_export_writes_beside_is_no_other_output(run: Runner, problem: Path, tmp_path: Path) -> None:
-    columns = tmp_path / "model.col"
-    ended = run("export", problem, *SOLVE, "-o", tmp_path / "model.nl", "--json", columns)
-    ended.assert_one_message("--json", "model.col", code=2)
-    assert not list(tmp_path.glob("model.*"))
-
-
-def test_an_export_without_a_schedule_names_model_and_remedy(run: Runner, problem: Path, tmp_path: Path) -> None:
-    ended = run("export", problem, "--device", "a72", "--ram", "1500", "-o", tmp_path / "model.mps")
-    ended.assert_one_message("on a72", "3,000", "--ram", code=3)
-    assert not list(tmp_path.glob("model.*"))
 
 
 def test_plans_go_into_a_folder(run: Runner, problem: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
     assert ended.document["report"]["energy_j"] == json.loads(Path("report.json").read_text())["energy_j"]
 
 
-@pytest.mark.parametrize("form", ["txt", "html", "svg", "trace"])
+@pytest.mark.parametrize("form", ["txt", "html", "svg"])
 def test_a_schedule_is_shown_on_stdout_as_in_a_file(run: Runner, problem: Path, form: str) -> None:
     assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
     assert run("show", "plan.json", "--format", form, "-o", "shown").code == 0
@@ -66,10 +66,9 @@ def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"), ("-o", "export mlp --device a72 -o -"),
+        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"),
         ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
         ("--with log", "solve mlp --device a72 --with log=-"), ("--dump", "run plan.json --dump -"),
-        ("--with sensitivity", "solve mlp --device a72 --with sensitivity=-"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_refused_there(run: Runner, option: str, line: str) -> None:

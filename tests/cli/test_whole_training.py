@@ -1,4 +1,4 @@
-"""`solve --epochs --samples --with battery`: the answer for all of the training, which is a step's times as many."""
+"""`solve --epochs --samples`: the answer for all of the training, which is a step's times as many."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from tests.cli.support import Runner, chain, write_problem
 LENET = ("solve", "lenet", "--device", "a72", "--ram", "100%", "--batch", "8")
 
 
-def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
-    told = run(
-        *LENET, "--epochs", 3, "--samples", 1001, "--deadline", "1min", "--with", "battery=3000mAh@3.7V", "--json", "-"
-    )
+def test_steps_hours_and_joules(run: Runner) -> None:
+    told = run(*LENET, "--epochs", 3, "--samples", 1001, "--deadline", "1min", "--json", "-")
     document = told.document
     found = document["training"]
     steps = 3 * 125  # 1001 samples are 125 batches of 8, and one is left out
@@ -28,22 +26,13 @@ def test_steps_hours_joules_and_share_of_the_battery(run: Runner) -> None:
     assert found["energy_j"] == pytest.approx(steps * document["energy_j"])
     assert found["deadline_s"] == pytest.approx(60)
     assert document["deadline_s"] == pytest.approx(60 / steps)
-    assert found["battery_j"] == pytest.approx(3 * 3.7 * 3600)
-    assert found["battery_share"] == pytest.approx(steps * document["energy_j"] / 39960)
-    assert found["battery_steps"] == int(39960 / document["energy_j"])
-    report = po.solve("lenet", device="a72", ram="100%", batch=8, epochs=3, samples=1001, deadline=60, battery="11.1Wh")
+    report = po.solve("lenet", device="a72", ram="100%", batch=8, epochs=3, samples=1001, deadline=60)
     assert report.to_dict()["training"] == pytest.approx(found)
     assert "375 steps (3 x 1,001 samples in batches of 8, 1 left out)" in str(report)
 
 
 def test_a_step_alone_has_no_training(run: Runner) -> None:
     assert run(*LENET, "--json", "-").document["training"] is None
-
-
-def test_a_battery_that_ends_before_is_told(run: Runner) -> None:
-    ended = run(*LENET, "--samples", 1000, "--with", "battery=1J")
-    assert ended.code == 0
-    assert "IT ENDS BEFORE, after 54 steps" in ended.out  # 18.2 mJ each
 
 
 def test_idle_power_that_is_asked_for_counts(run: Runner) -> None:
@@ -70,10 +59,6 @@ def test_the_deadline_of_a_refusal_is_for_all_steps(run: Runner) -> None:
         ({"samples": 5}, "--samples 5: a batch has 8"),
         ({"samples": 5, "steps": 3}, "--steps 3: --epochs and --samples say how many steps"),
         ({"samples": 0}, "--samples 0: must be at least 1"),
-        ({"battery": "3000mAh"}, "--with battery=3000mAh: at how many volts? Write 3000mAh@3.7V"),
-        ({"battery": "3000mAh@3.7W"}, "--with battery=3000mAh@3.7W: not what a battery holds"),
-        ({"battery": "2x"}, "--with battery=2x: not what a battery holds"),
-        ({"battery": "0J"}, "--with battery=0J: not what a battery holds"),
     ],
 )
 def test_what_contradicts_itself_is_refused(options: dict[str, object], says: str) -> None:
@@ -89,10 +74,10 @@ def test_a_problem_file_has_no_batch(tmp_path: Path) -> None:
 
 def test_a_plan_file_that_says_otherwise_is_found(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    po.solve("lenet", device="a72", ram="100%", samples=1000, battery="11.1Wh").save(path)
+    po.solve("lenet", device="a72", ram="100%", samples=1000).save(path)
     assert not po.verify(path).differs
     written = json.loads(path.read_text())
-    for key in ("time_s", "energy_j", "battery_share", "bytes_written"):
+    for key in ("time_s", "energy_j", "bytes_written"):
         edited = json.loads(path.read_text())
         edited["report"]["training"][key] = written["report"]["training"][key] / 2 - 1
         (tmp_path / "edited.json").write_text(json.dumps(edited))

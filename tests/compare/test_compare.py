@@ -1,4 +1,4 @@
-"""Comparisons: rows for every method and budget, POET never dearer, findings with their move."""
+"""Comparisons: rows for every method and budget, POET never dearer, no plan below a bound."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ import poetopt as po
 from poetopt.comparison.baselines import names, poet
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison, compare
-from poetopt.comparison.rows import COLUMNS, Finding, in_bytes, moves_outside, parse_budgets, row_of_solution
+from poetopt.comparison.rows import COLUMNS, in_bytes, parse_budgets, row_of_solution
 from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of
-from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.report.comparison import coinciding, comparison_csv, comparison_lines
 from poetopt.report.plots import LEFT_OUT, save_comparison
@@ -85,24 +82,16 @@ def test_random_problems_with_every_method() -> None:
             assert overhead is None or (best is not None and best <= overhead), name
 
 
-def test_plans_from_outside_the_proven_space_are_findings() -> None:
-    """Recomputing in the forward pass is sometimes best, and none of the scope `forward`; all is within `full`."""
+def test_no_plan_beats_the_bound_on_all_schedules() -> None:
+    """Recomputing in the forward pass, say, is sometimes best, and none of the scope `forward`."""
     rng = random.Random(77)
-    findings: list[Finding] = []
-    for _ in range(70):
+    for _ in range(12):
         problem, ram = random_tight(rng, operators=9, training=rng.random() < 0.7)
         for scope in ("forward", "full"):
             settings = replace(SETTINGS, scope=scope, gap=0.0)
-            result = compare(problem, (ram,), methods=["dtr", "capuchin", "poet"], settings=settings)
-            overheads = {row.method: row.overhead_j for row in result.rows}
-            for finding in result.findings:
-                assert scope == finding.scope == "forward"
-                assert finding.overhead_j == overheads["poet"] == overheads[finding.method]
-                assert "recomputes the" in str(finding)
-            findings += result.findings
-        if len(findings) >= 2:
-            break
-    assert findings
+            rows = compare(problem, (ram,), methods=["dtr", "capuchin", "poet"], settings=settings).rows
+            bound_j = max(row.overhead_bound_j or 0.0 for row in rows)
+            assert all(row.overhead_j is None or row.overhead_j >= bound_j - 1e-9 for row in rows)
 
 
 @pytest.mark.parametrize("ram", [1, 30])
@@ -138,22 +127,6 @@ def test_paging_alone_has_one_scope(scope: str) -> None:
     assert (row.status, row.scope) == ("infeasible", None)
 
 
-@pytest.mark.parametrize(
-    ("overhead", "bound", "words"),
-    [
-        (2.0, 2.0, "2 J of overhead, from outside scope full, no schedule of which has less: it"),
-        (2.0, 2.0000000001, "no schedule of which has less: it"),
-        (2.0, 2.0000001, "has 2.0000000 J of overhead, from outside scope full, no schedule of which has less than"),
-        (2.0, 1.5, "whose bound is 1.5 J: it"),
-    ],
-)
-def test_a_finding_tells_its_figures_apart(overhead: float, bound: float, words: str) -> None:
-    text = str(Finding("dtr", 100, "full", bound, overhead, ("moves",)))
-    assert words.replace("2.0000000 J", "2 J") in text
-    if "than" in words:
-        assert "2.0000001 J" in text
-
-
 def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its limit grows by the rest of each method with a proof at the same budget, asked for and done before it."""
     asked: dict[tuple[bool, bool], float] = {}
@@ -172,20 +145,6 @@ def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> 
     took = {row.method: row.solve_s for row in result.rows}
     left = 2 * SETTINGS.time_limit_s - took["poet-paging-only"] - took["poet-remat-only"]
     assert asked[True, True] == pytest.approx(SETTINGS.time_limit_s + left)
-
-
-def test_moves_outside_a_depth() -> None:
-    schedule = Schedule(recomputes=frozenset({(3, 0)}))
-    assert moves_outside(plan_of(chain(4), schedule), "depth<=2") == (
-        "recomputes the forward operator 'f1' in the forward stage of 'f4'",
-    )
-
-
-def test_moves_within_a_stage() -> None:
-    problem = chain(3)
-    again = [Instruction(Action.COMPUTE, k) for k in (0, 1, 2, 3, 1, 0, 4, 5, 6)]
-    moves = moves_outside(Plan(problem, tuple(again)), "full")
-    assert moves == ("runs 'f1' and 'f2' out of their order in the stage of 'b3'",)
 
 
 def test_text_csv_and_json(found: Comparison) -> None:

@@ -36,7 +36,7 @@ def test_one_line_changes_one_figure(tmp_path: Path) -> None:
     assert "board.toml" in next(figure.source for figure in board.figures if figure.name == "ram_bytes")
     del theirs["ram_bytes"]
     assert mine == theirs
-    assert po.testing.check_device(tmp_path / "board.toml").name == "board"
+    assert po.device(tmp_path / "board.toml").name == "board"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import data_of
 from poetopt.formulations.static_power import static_power
 from poetopt.formulations.within import least, within
-from poetopt.search.exchange.solved import add_late_rows, plan_in
+from poetopt.search.solved import add_late_rows
 from poetopt.testing.problems import tight
 from poetopt.util.errors import FormulationError, PlanError
 from tests.stored import tight_with_parameters
@@ -115,7 +115,7 @@ def test_values_that_no_solver_finds_are_named(name: str, value: object) -> None
             variable.set_value(0, skip_validation=True)
     entry = next(iter((model.recompute.r if name == "retention" else model.paging.M_in).values()))
     entry.set_value(value, skip_validation=True)
-    for ask in (plan_in, add_late_rows):
+    for ask in (plan_of, add_late_rows):
         with pytest.raises(PlanError, match=re.escape(f"{entry.name} has the value {value!r}, and no solution has")):
             ask(model)
 

@@ -45,20 +45,18 @@ def told(path: Path) -> str:
 
 
 CONTENTS = {
-    "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "TensorFlow Lite", "tf2onnx.convert --tflite {path} --output net.onnx"),
-    "ort": (b"\x1c\0\0\0ORTM" + bytes(40), "onnxruntime's own format", "converted from"),
-    "h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5", "format='onnx'"),
-    "keras": (archive("metadata.json", "config.json", "model.weights.h5"), "Keras", "format='onnx'"),
-    "pt2": (archive("net/archive_format", "net/models/model.json"), "torch.export", "torch.export.load"),
-    "safetensors": ((8).to_bytes(8, "little") + b'{"a":{} }' + bytes(9), "safetensors", "hold no network"),
-    "gguf": (b"GGUF\3\0\0\0" + bytes(40), "GGUF", "hold no network"),
-    "engine": (b"ptrt" + bytes(40), "TensorRT", "built from"),
+    "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "a TensorFlow model", "--tflite FILE"),
+    "ort": (b"\x1c\0\0\0ORTM" + bytes(40), "another format", "made of"),
+    "h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "a Keras model", "format='onnx'"),
+    "keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "format='onnx'"),
+    "pt2": (archive("net/archive_format", "net/models/model.json"), "a PyTorch file", "po.torch.export"),
+    "safetensors": ((8).to_bytes(8, "little") + b'{"a":{} }' + bytes(9), "a file of weights", "hold no network"),
+    "gguf": (b"GGUF\3\0\0\0" + bytes(40), "a file of weights", "hold no network"),
     "npz": (npz(), "arrays of numpy's", "--data"),
-    "zip": (archive("net.onnx"), "zip archive", "unpack"),
-    "gz": (b"\x1f\x8b\x08" + bytes(40), "gzip", "gunzip"),
+    "zip": (archive("net.onnx"), "an archive", "unpack"),
+    "gz": (b"\x1f\x8b\x08" + bytes(40), "compressed", "unpack"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS", "git lfs pull"),
     "html": (b"\n<!DOCTYPE html><html></html>", "web page", "download"),
-    "xml": (b'<?xml version="1.0"?>\n<net name="a" version="11">', "OpenVINO", "export"),
 }
 
 
@@ -85,7 +83,7 @@ def test_torch_files(tmp_path: Path) -> None:
         assert "a PyTorch file" in told(tmp_path / name)
         assert f"po.torch.export(module, x, '{Path(name).stem}.onnx'" in told(tmp_path / name)
     torch.jit.trace(module, torch.zeros(1, 2)).save(tmp_path / "script.onnx")
-    assert "TorchScript" in told(tmp_path / "script.onnx")
+    assert "a PyTorch file" in told(tmp_path / "script.onnx")
 
 
 class Trap:
@@ -108,13 +106,14 @@ def test_folders(tmp_path: Path) -> None:
     for folder, name in ((saved, "saved_model.pb"), (package, "Manifest.json"), (plain, "net.onnx")):
         folder.mkdir()
         (folder / name).write_bytes(b"\x08\1\x12\0")
-    assert f"--saved-model {saved} --output saved.onnx" in told(saved)
-    assert f"--saved-model {saved} --output saved.onnx" in told(saved / "saved_model.pb")
-    assert "Core ML" in told(package)
+    assert "--saved-model FOLDER --output saved.onnx" in told(saved)
+    assert "another format" in told(package)
     assert f"give the .onnx file in it: {plain / 'net.onnx'}" in told(plain)
 
 
-@pytest.mark.parametrize(("ending", "what"), [("mlmodel", "Core ML"), ("pb", "--graphdef"), ("pdmodel", "paddle2onnx")])
+@pytest.mark.parametrize(
+    ("ending", "what"), [("mlmodel", "another format"), ("pb", "--graphdef"), ("pdmodel", "another format")]
+)
 def test_by_ending(tmp_path: Path, ending: str, what: str) -> None:
     """Protobufs are told apart by it; one that is an ONNX model is read as such."""
     path = tmp_path / f"net.{ending}"

@@ -12,7 +12,6 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.report.page import page, page_data
-from poetopt.report.show import trace_text
 from poetopt.report.summary import rows
 from poetopt.report.view import Lane, View, recomputed, streamed, timeline
 from tests.plan.test_streamed import STREAMED, network, steps
@@ -51,4 +50,3 @@ def test_it_is_said() -> None:
     plain = View(plan_of(network(), Schedule(page_ins=frozenset({(0, 1), (2, 1)}))), None, None, {})
     assert "streamed" not in dict(rows(plain.document))["schedule"]
     assert ', streaming"' in page(found)
-    assert "chunks for forward" in trace_text(found)

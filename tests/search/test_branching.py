@@ -25,9 +25,9 @@ from poetopt.search.model_search import Mode, ModelSearch
 from poetopt.search.parallel_tree import ParallelTree
 from poetopt.search.run import Run
 from poetopt.search.solution import Options, Status
-from poetopt.testing import milp
 from poetopt.testing.problems import tight
 from poetopt.util.errors import FormulationError
+from tests.contract import milp
 from tests.seeds import seeds, some
 
 

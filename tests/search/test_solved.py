@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import random
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +10,8 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.formulations.retention import retention
 from poetopt.graph.problem import Problem
-from poetopt.search.cutting import cut, session_of
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.run import Budget
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import FormulationError, PlanError
 from tests.problems import random_tight
@@ -54,36 +48,6 @@ def test_it_is_the_optimum_that_solve_proves() -> None:
             assert ours.simulation.overhead_j == pytest.approx(pyo.value(model.overhead_j), abs=1e-6)
     assert late
     assert infeasible < 15
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_cuts_reach_the_bound_of_the_engines_root(seed: int) -> None:
-    problem, ram_bytes = random_tight(random.Random(seed), operators=8, training=True)
-    build = functools.partial(retention.build, problem, ram_bytes=ram_bytes, scope="depth:4")
-    own, bounds = build(), [-math.inf]
-
-    def enough(bound_j: float) -> bool:
-        bounds.append(bound_j)
-        return False
-
-    session = session_of(own, Options(ram_bytes=ram_bytes), scale=1.0, threads=1)
-    cut(retention, own, session, until=Budget.by_clock(time.monotonic() + 60), overhead_j=None, on_bound=enough)
-    model, solver = build(), pyo.SolverFactory("appsi_highs")
-    pyo.TransformationFactory("core.relax_integer_vars").apply_to(model)
-    solver.solve(model)
-    reached = [pyo.value(model.overhead_j)]
-    while po.add_cuts(model):
-        solver.solve(model)
-        reached.append(pyo.value(model.overhead_j))
-    assert reached[0] == pytest.approx(bounds[1], abs=1e-6)
-    assert reached == pytest.approx(sorted(reached), abs=1e-6)
-    assert reached[-1] >= max(bounds) - 1e-6
-    assert reached[-1] > reached[0] + 1e-3  # these are instances that need cuts
-    whole = build()
-    assert settled(whole)
-    assert reached[-1] <= pyo.value(whole.overhead_j) + 1e-6
-    with pytest.raises(FormulationError, match="without mutable=True"):
-        po.add_cuts(retention.build(problem, ram_bytes=ram_bytes, mutable=True))
 
 
 def test_the_model_knows_what_it_was_built_of() -> None:

@@ -13,9 +13,11 @@ import pytest
 from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.solver import Capability, Outcome, Relaxation, Search
 from poetopt.formulations.rows import Row
-from poetopt.testing import ContractError, check_backend, stops
-from poetopt.testing.subject import ENOUGH_S
+from poetopt.testing import ContractError
 from poetopt.util.errors import BackendUnavailableError
+from tests.contract import stops
+from tests.contract.backend import check_backend
+from tests.contract.subject import ENOUGH_S
 
 
 class NoConstant(HighsSession):

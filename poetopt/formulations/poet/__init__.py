@@ -9,7 +9,6 @@ is here to compare with, and to be changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -106,16 +105,6 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
 
 
-def _labels(model: Any) -> list[tuple[Any, Sequence[str]]]:
-    """`R.s12.3.conv1`: operator 3, conv1, runs in stage 12; `S_ram.s12.5.relu1`: tensor 5 is in RAM when it begins."""
-    operators, tensors = model.space.problem.operators, model.space.problem.tensors
-    computes = [f"s{t}.{j}.{operators[j].name}" for t, j in model.computes]
-    residences = [f"s{t}.{i}.{tensors[i].name}" for t, i in model.residences]
-    found = [("R", model.rematerialization.R, computes), ("U", model.memory.U, computes)]
-    found += [(symbol, variable, residences) for symbol, variable in _binaries(model)]
-    return [(variable, [f"{symbol}.{label}" for label in labels]) for symbol, variable, labels in found]
-
-
 def _priced(model: Any) -> Priced:
     paged = model.space.paging
     return Priced(
@@ -149,7 +138,7 @@ poet = Formulation(
     doc=__doc__,
     blocks=(paging, rematerialization, paging_source, memory, storage_activation, deadline),
     space=poet_space,
-    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, labels=_labels),
+    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional),
     sets=SETS,
     priced=_priced,
     numbers=("storage_activation",),

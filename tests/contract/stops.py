@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from poetopt.backends.solvers.solver import Capability, Outcome, Point, Search, Session
-from poetopt.testing import milp
 from poetopt.testing.contract import ContractError
-from poetopt.testing.subject import ENOUGH_S, Subject
+from tests.contract import milp
+from tests.contract.subject import ENOUGH_S, Subject
 
 SHORT_S = 1.0
 """A limit that the endless one always does."""

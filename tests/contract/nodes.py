@@ -13,7 +13,7 @@ from scipy.optimize import linprog
 from poetopt.backends.solvers.nodes import Nodes, StoppedError, Vertex
 from poetopt.backends.solvers.solver import Session
 from poetopt.formulations.rows import Count, Row
-from poetopt.testing import milp
+from tests.contract import milp
 
 Need = Callable[[object, str], None]
 TOLERANCE = 1e-6

@@ -23,18 +23,16 @@ from poetopt.util.units import show_limit
 
 WHOLE = 1e-4
 """The distance from a whole number at which a solver may leave one."""
-LATE, CUTS = "late_rows", "cuts"
-"""The attributes of the model under which rows that came late stand, and those that a relaxation broke."""
+LATE = "late_rows"
+"""The attribute of the model under which rows that came late stand."""
 
 
 class _Values:
-    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0.
+    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0."""
 
-    integral
-        Whether what must be whole is held to that; else it is a relaxation's.
-    """
+    integral = True
 
-    def __init__(self, model: Any, *, integral: bool = True) -> None:
+    def __init__(self, model: Any) -> None:
         """Raises PlanError where there is no value at all, and for a value that is no number within its bounds."""
         entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
         if entries and all(entry.value is None for entry in entries):
@@ -48,13 +46,10 @@ class _Values:
                     f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
                     f"{entry.ub}); give the variables what your solver found"
                 )
-        self.integral = integral
         self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
-        if not self.integral:
-            return values
         whole: Floats = np.rint(values)
         if not len(values) or not (id(variable) in self._whole or all(v.is_integer() for v in variable.values())):
             return values
@@ -78,38 +73,28 @@ def _possible(entry: Any) -> bool:
 
 
 def add_late_rows(model: Any) -> int:
-    """Add the rows that the solution in `model` breaks and that blocks bring late; how many there were.
+    """Add the late rows that the solution in a Pyomo model breaks, and return how many there were.
 
-    Solve again for as long as there are any: without them a solution may take more than the budget.
+        model = po.formulations.retention.build(problem, ram_bytes=10_000_000, scope="depth:4")
+        solver.solve(model)
+        while po.add_late_rows(model):
+            solver.solve(model)
+        plan = po.plan_of(model)
 
-    Raises PlanError for a model without a solution or with one that isn't whole, FormulationError for what is no model
-    of a formulation.
+    model
+        Built by any formulation, with blocks of others or without; it may be a block of a larger model, such as the
+        extensive form of scenarios: then each of them by itself.
+
+    Without these rows a solution may take more than the budget. Raises PlanError for a model without a solution, or
+    with one that isn't whole; FormulationError for a model that no formulation has built.
     """
     chosen = _formulation(model)
     with _by_itself(model):
         rows = [row for row in chosen.separate(model, _Values(model)) if row.core]
-    return _added(chosen, model, rows, LATE)
-
-
-def add_cuts(model: Any) -> int:
-    """Add the rows that the relaxation's solution in `model` breaks and every schedule keeps; how many there were.
-
-    Raises PlanError for a model without a solution, FormulationError for what is no model of a formulation, and for one
-    whose budget may change, as cuts hold for one.
-    """
-    chosen = _formulation(model)
-    if model.space.limits.open:
-        raise FormulationError("cuts hold for one budget, deadline and device; build the model without mutable=True")
-    with _by_itself(model):
-        rows = chosen.separate(model, _Values(model, integral=False))
-    return _added(chosen, model, rows, CUTS)
-
-
-def _added(chosen: Formulation, model: Any, rows: list[Row], name: str) -> int:
-    if rows and model.component(name) is None:
-        model.add_component(name, pyo.ConstraintList())
+    if rows and model.component(LATE) is None:
+        model.add_component(LATE, pyo.ConstraintList())
     for row in rows:
-        model.component(name).add(_expression(chosen, model, row))
+        model.component(LATE).add(_expression(chosen, model, row))
     return len(rows)
 
 
@@ -123,11 +108,15 @@ def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
     return lower, body, upper
 
 
-def plan_in(model: Any) -> Plan:
-    """The plan that the solution in `model` stands for: simulated, laid out, and judged as a solve judges its own.
+def plan_of(model: Any) -> Plan:
+    """The plan that the solution in a Pyomo model stands for: simulated, laid out, and judged by every block.
 
-    Raises PlanError for a model without a solution or with one that isn't whole, and for a plan that breaks the budget,
-    the deadline or a block's rule; FormulationError for what is no model of a formulation.
+    model
+        As in `add_late_rows`.
+
+    Raises PlanError for a model without a solution, or with one that isn't whole, and for a plan that breaks the
+    budget (`add_late_rows` helps), the deadline or a block's rule; FormulationError for a model that no formulation
+    has built.
     """
     chosen = _formulation(model)
     with _by_itself(model):

@@ -17,13 +17,13 @@ from poetopt.formulations.rows import Row
 from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Status
-from poetopt.testing import milp
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.nodes import check_nodes
 from poetopt.testing.problems import tight
-from poetopt.testing.stops import Stops
-from poetopt.testing.subject import ENOUGH_S, TOLERANCE, Subject, close
 from poetopt.util.errors import OptionError, PoetError
+from tests.contract import milp
+from tests.contract.nodes import check_nodes
+from tests.contract.stops import Stops
+from tests.contract.subject import ENOUGH_S, TOLERANCE, Subject, close
 
 SCALES = (1.0, 250.0)
 

@@ -1,0 +1,537 @@
+"""Sweeps: one TOML file of questions, a loop over them on dask, one SQLite table of answers.
+
+    models = ["lenet", { model = "net.onnx", batch = 4, train = ["fc.*"], loss = "mse" },
+              { model = "open.onnx", dims = { height = 160 }, shapes = { x = "1x3x?x160" }, values = { sr = 16000 } }]
+    devices = ["a72", "./board.toml"]
+    ram = "20%..100%/9"             # or a list: ["40%", "300KiB"]
+    deadlines = ["none", "1.5x"]    # optional, as are all that follow
+    methods = ["poet", "dtr"]       # names of `poetopt compare`; default: poet
+    time_limit = "20s"              # of one solve; gap, scope, threads and backend as in `poetopt compare`
+
+Paths are relative to the file. Points are the product, in the order of the file; methods vary fastest. A model has the
+options of `po.load` and `Model.differentiate`. A row is written when its point ends, in a transaction of its own, under
+a key of all that it depends on: a kill at any moment loses no row, and the same command goes on with the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import itertools
+import json
+import logging
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from poetopt import zoo
+from poetopt.api.models import load
+from poetopt.api.problems import DERIVED, READ, checked_scope, store_all_peak_bytes
+from poetopt.comparison.baselines import method
+from poetopt.comparison.baselines.acceptance import Settings
+from poetopt.comparison.compare import compare
+from poetopt.comparison.rows import COLUMNS as FOUND
+from poetopt.comparison.rows import in_bytes, parse_budgets
+from poetopt.devices import device as device_of
+from poetopt.graph.problem import Problem
+from poetopt.util.errors import (
+    BackendUnavailableError,
+    DeviceError,
+    ExecutionError,
+    OptionError,
+    OutputError,
+    PoetError,
+)
+from poetopt.util.files import (
+    TABLE_BYTES,
+    check_writable,
+    digest,
+    is_regular,
+    lock_file,
+    parse_toml,
+    read_text,
+    scratch_folder,
+)
+from poetopt.util.text import closest
+from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time, show_seconds
+from poetopt.util.version import __version__
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Row = dict[str, Any]
+"""A point's answer, by column."""
+KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads", "backend")
+MODEL_KEYS = tuple(dict.fromkeys(("model", "name", *READ, *DERIVED)))
+POINT = ("point", "model", "device", "method", "ram", "deadline")
+RESULT = tuple(name for name in FOUND if name not in ("method", "reason", "solve_s"))
+OF_PROBLEM = ("deadline_s", "operators", "tensors", "store_all_peak_bytes", "baseline_energy_j", "baseline_time_s")
+COLUMNS = (*POINT, *RESULT, *OF_PROBLEM, "reason", "limited", "solve_s", "total_s")
+"""But for the last four, the same however often and wherever a point is run, as long as no time limit ended a solve."""
+ERROR = "error"
+"""The status of a point whose model or device could not be used at all."""
+WHOLE_LIMIT = 0.95
+"""A solve that took this share of its time limit was ended by it: another run may come further, or less far."""
+CONNECT_S = 15
+"""Seconds to wait for a scheduler, and for its first worker."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """One solve: a model, a device, a budget, a deadline and a method.
+
+    options
+        Of the model, as JSON.
+    content
+        SHA-256 of the files of model and device; empty for names.
+    """
+
+    index: int
+    model: str
+    model_name: str
+    options: str
+    device: str
+    content: tuple[str, str]
+    ram: int | Share
+    deadline: float | Factor | None
+    method: str
+    settings: Settings
+
+    @property
+    def said(self) -> dict[str, str]:
+        """The columns of its row that it has by itself."""
+        ram, deadline = self.ram, self.deadline
+        return {
+            "model": self.model_name,
+            "device": Path(self.device).stem if self.content[1] else self.device,
+            "method": self.method,
+            "ram": f"{100 * ram.fraction:.10g}%" if isinstance(ram, Share) else str(ram),
+            "deadline": "none" if deadline is None else f"{deadline.times:.10g}x" if isinstance(deadline, Factor)
+            else f"{deadline:.10g}",
+        }  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """Of everything that the row depends on, but not of the point's place in the sweep; of a file its content."""
+        files = [self.content[0] or self.model, self.content[1] or self.device]
+        what = [__version__, files, self.options, *self.said.values(), asdict(self.settings)]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        said = self.said
+        text = f"{self.method}, {self.model_name} on {said['device']} at {said['ram']}"
+        return text if self.deadline is None else f"{text} in {said['deadline']}"
+
+
+def evaluate(point: SweepPoint) -> Row:
+    """The row of a point, without its place in the sweep. What poetopt refuses is a row too, with the reason."""
+    begin = time.monotonic()
+    try:
+        problem = _problem(point.model, point.options, point.device)
+        peak = store_all_peak_bytes(problem)
+        deadline = point.deadline
+        deadline_s = deadline.times * problem.baseline_time_s if isinstance(deadline, Factor) else deadline
+        settings = replace(point.settings, deadline_s=deadline_s)
+        (found,) = compare(problem, in_bytes((point.ram,), peak), [point.method], settings).rows
+        row = {key: value for key, value in found.to_dict().items() if key != "method"}
+        of_problem = (deadline_s, len(problem.operators), len(problem.tensors), peak, problem.baseline_energy_j)
+        row |= dict(zip(OF_PROBLEM, (*of_problem, problem.baseline_time_s), strict=True))
+    except (PoetError, AttributeError, TypeError, ValueError) as error:
+        row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
+    limited = int(float(str(row["solve_s"])) >= WHOLE_LIMIT * point.settings.time_limit_s)
+    return {**row, "limited": limited, "total_s": time.monotonic() - begin}
+
+
+@lru_cache(maxsize=2)
+def _problem(model: str, options: str, device: str) -> Problem:
+    asked: dict[str, Any] = json.loads(options)
+    step = load(model, **{name: value for name, value in asked.items() if name in READ})
+    return step.differentiate(**{name: value for name, value in asked.items() if name in DERIVED}).cost(device)
+
+
+def read_sweep(path: str | os.PathLike[str]) -> tuple[SweepPoint, ...]:
+    """The points of a sweep file. Raises OptionError for one that can't be read or says what can't be understood."""
+    shown = os.fspath(path)
+    try:
+        table: dict[str, Any] = parse_toml(read_text(path, TABLE_BYTES))
+    except OSError as error:
+        raise OptionError(
+            f"{shown}: the sweep can't be read: {error.strerror}; give the path of a TOML file"
+        ) from error
+    except ValueError as error:
+        what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"not valid TOML: {error}"
+        raise OptionError(f"{shown}: {what}; a sweep is a TOML file with models, devices and ram") from error
+    _check(shown, table, KEYS, "a sweep")
+    for key in ("models", "devices", "ram"):
+        if not table.get(key):
+            raise OptionError(f"{shown}: '{key}' is missing; a sweep has at least models, devices and ram")
+    folder = Path(shown).resolve().parent
+    models = [_model(shown, folder, entry) for entry in _list(table["models"])]
+    if len({name for _, name, _, _ in models}) < len(models):
+        raise OptionError(f'{shown}: models: two have one name; tell them apart with name = "..."')
+    devices = [_file(shown, folder, str(entry)) for entry in _list(table["devices"])]
+    if wrong := next((place for place, *_, content in models if not content and place not in zoo.names()), None):
+        raise OptionError(f"{shown}: {wrong}: no regular file, and no network of the zoo{closest(wrong, zoo.names())}")
+    try:
+        if not any(place.endswith(".json") for place, *_ in models):  # a problem file has devices of its own
+            for place, _ in devices:
+                device_of(place)
+        budgets = [one for entry in _list(table["ram"]) for one in parse_budgets(str(entry), option="ram")]
+        deadlines = [
+            None if entry == "none" else parse_deadline(str(entry), option="deadlines")
+            for entry in _list(table.get("deadlines", "none"))
+        ]
+        methods = [method(str(entry)).name for entry in _list(table.get("methods", "poet"))]
+        threads = table.get("threads", 1)
+        if type(threads) is not int or threads < 0:
+            raise OptionError(f"threads = {threads!r}: must be a whole number from 0 on")
+        settings = Settings(
+            time_limit_s=parse_time(table.get("time_limit", "60s"), option="time_limit"),
+            gap=parse_fraction(table.get("gap", 1e-3), option="gap"),
+            threads=threads,
+            scope=checked_scope(str(table.get("scope", "auto"))),
+            backend=str(table.get("backend", "highs")),
+        )
+    except (DeviceError, OptionError) as error:
+        raise OptionError(f"{shown}: {str(error).replace('--', '')}") from error
+    once: dict[str, SweepPoint] = {}  # what is named twice is run once
+    for model, device, deadline, ram, name in itertools.product(models, devices, deadlines, budgets, methods):
+        point = SweepPoint(
+            index=len(once), model=model[0], model_name=model[1], options=model[2], device=device[0],
+            content=(model[3], device[1]), deadline=deadline, ram=ram, method=name, settings=settings,
+        )  # fmt: skip
+        once.setdefault(point.key, point)
+    return tuple(once.values())
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check(shown: str, table: Mapping[str, object], keys: Sequence[str], what: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise OptionError(f"{shown}: unknown key '{key}'{closest(key, keys)}; {what} has {', '.join(keys)}")
+
+
+def _model(shown: str, folder: Path, entry: object) -> tuple[str, str, str, str]:
+    """A model, what rows call it, its options as JSON, and the digest of its file."""
+    table = entry if isinstance(entry, dict) else {"model": entry}
+    _check(f"{shown}: models", table, MODEL_KEYS, "a model")
+    model = str(table.get("model"))
+    options = {key: value for key, value in table.items() if key not in ("model", "name")}
+    place, content = _file(shown, folder, model)
+    said = [Path(model).stem if content else model, *(f"{key}={value}" for key, value in options.items())]
+    return place, str(table.get("name") or " ".join(said)), json.dumps(options, default=str, sort_keys=True), content
+
+
+def _file(shown: str, folder: Path, text: str) -> tuple[str, str]:
+    """The absolute path of a file beside the sweep and its digest, or a name as it is."""
+    path = folder / text
+    if not is_regular(path):
+        if path.suffix in (".onnx", ".json", ".toml") or os.sep in text:
+            raise OptionError(f"{shown}: {text}: no regular file in {folder}; paths are relative to the sweep's")
+        return text, ""
+    try:
+        return str(path), digest(path)
+    except OSError as error:
+        raise OptionError(f"{path}: can't be read: {error.strerror}") from error
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterator[sqlite3.Connection]:
+    """The results file of a sweep, made where there is none, and kept from any other sweep meanwhile.
+
+    A file that was made here is gone again where the block raises before there is a row. Raises OptionError for a file
+    of something else, of another sweep or one that is in use, and OutputError for one that can't be written.
+    """
+    shown = os.fspath(path)
+    made = not Path(path).exists()
+    if made:
+        check_writable(path)
+    keys = {point.key for point in points}
+    with ExitStack() as stack:
+        try:
+            descriptor = os.open(shown, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise OutputError(f"can't write {shown}: {error.strerror}; give another path with -o") from error
+        stack.callback(os.close, descriptor)  # and with it the lock, as with the process, however that ends
+        if not lock_file(descriptor):
+            raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o")
+        connection = stack.enter_context(closing(sqlite3.connect(shown, timeout=30.0)))
+        ended = False
+        try:
+            with connection:
+                connection.execute(f"CREATE TABLE IF NOT EXISTS rows (key PRIMARY KEY, {', '.join(COLUMNS)})")
+            found = connection.execute(f"SELECT key, {', '.join(POINT)} FROM rows").fetchall()
+            if foreign := [cells for key, *cells in found if key not in keys]:
+                raise OptionError(
+                    f"{shown}: the results of another sweep, or of another version of poetopt: {len(foreign)} of its "
+                    f"rows are no points of this one ({', '.join(map(str, foreign[0][1:]))}; a changed model, device "
+                    "file or setting counts too); give another -o, or the sweep that it is of"
+                )
+            yield connection
+            ended = True
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"can't write {shown}: {error}; make room there, or give another -o") from error
+        except sqlite3.DatabaseError as error:
+            raise OptionError(f"{shown}: not the results of a sweep ({error}); give another path with -o") from error
+        finally:
+            if made and not ended and not _count(connection):
+                with suppress(OSError):
+                    os.unlink(shown)
+
+
+def _count(connection: sqlite3.Connection) -> int:
+    try:
+        return int(connection.execute("SELECT count(*) FROM rows").fetchone()[0])
+    except sqlite3.Error:  # not even a table
+        return 0
+
+
+def put(connection: sqlite3.Connection, point: SweepPoint, row: Row) -> None:
+    """Keep a row."""
+    cells = {**point.said, "point": point.index, **row}
+    with connection:
+        marks = ", ".join("?" * (1 + len(COLUMNS)))
+        connection.execute(f"INSERT INTO rows VALUES ({marks})", [point.key, *map(cells.get, COLUMNS)])
+
+
+def rows_of(connection: sqlite3.Connection, points: Sequence[SweepPoint]) -> dict[str, Row]:
+    """All rows by key, in the order of the sweep's points."""
+    kept = connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM rows")
+    found = {key: dict(zip(COLUMNS, cells, strict=True)) for key, *cells in kept}
+    return {point.key: {**found[point.key], "point": point.index} for point in points if point.key in found}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep that came to its end.
+
+    rows
+        All of the results file, earlier runs' included, in the order of the points.
+    here
+        How many of them this run made.
+    lost
+        Points without a row, each with why.
+    """
+
+    path: str
+    total: int
+    rows: tuple[Row, ...] = field(repr=False)
+    here: int
+    lost: tuple[tuple[str, str], ...]
+    total_s: float
+
+    def to_dict(self) -> dict[str, object]:
+        """The object of `poetopt sweep --json`."""
+        return {
+            "points": self.total,
+            "rows": list(self.rows),
+            "new_rows": self.here,
+            "lost": [{"point": point, "reason": reason} for point, reason in self.lost],
+            "total_s": self.total_s,
+            "version": __version__,
+        }
+
+    def __str__(self) -> str:
+        ended = Counter(str(row["status"]) for row in self.rows)
+        states = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+        limited = sum(bool(row["limited"]) for row in self.rows)
+        reasons = Counter(str(row["reason"]) for row in self.rows if row["status"] == ERROR)
+        lines = [
+            f"{len(self.rows)} of {self.total} rows in {self.path}: {states or 'none'}",
+            f"  {self.here} of them from this run, in {show_seconds(self.total_s)}",
+        ]
+        if limited:
+            lines.append(f"  {limited} ended by their time limit: another run may find better or worse plans for these")
+        return "\n".join([*lines, *(f"  error, {count} times: {reason}" for reason, count in reasons.items())])
+
+    def to_csv(self) -> str:
+        """All rows; what is not there is empty."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.rows)
+        return text.getvalue()
+
+
+def sweep(
+    path: str | os.PathLike[str],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    scheduler: str | None = None,
+    workers: int | None = None,
+    told: Callable[[str], None] | None = None,
+) -> Swept:
+    """Run the points of a sweep file that its results file has no row of.
+
+    path
+        The sweep (`poetopt.api.sweeps`).
+    out
+        The results; by default beside the sweep, with the ending `.sqlite`.
+    scheduler
+        The address of a dask scheduler; by default a cluster of processes here.
+    workers
+        So many of them; by default one a processor. A point whose worker dies is run once more.
+    told
+        Called with a line for each point that ends.
+
+    Raises OptionError for a sweep or results file that can't be used, BackendUnavailableError without dask or where
+    the scheduler doesn't answer, ExecutionError where it goes away.
+    """
+    begin = time.monotonic()
+    if workers is not None and (scheduler is not None or workers < 1):
+        raise OptionError("--workers: at least 1, and without --scheduler, whose workers are its own")
+    points = read_sweep(path)
+    where = Path(path).with_suffix(".sqlite") if out is None else Path(out)
+    lost: list[tuple[str, str]] = []
+    with opened(where, points) as connection:
+        done = rows_of(connection, points)
+        missing = [point for point in points if point.key not in done]
+        if missing:
+            with _connected(scheduler, min(len(missing), workers or os.cpu_count() or 1)) as client:
+                from distributed import as_completed
+
+                futures = {client.submit(evaluate, point, pure=False): point for point in missing}
+                for number, future in enumerate(as_completed(futures), len(done) + 1):
+                    point = futures[future]
+                    if future.status == "finished":
+                        put(connection, point, future.result())
+                    elif future.status == "error":
+                        error = future.exception()
+                        died = "its worker died, twice" if type(error).__name__ == "KilledWorker" else repr(error)
+                        lost.append((str(point), died))
+                    else:
+                        raise ExecutionError(
+                            f"the dask scheduler went away; {number - 1} of {len(points)} rows are kept: start it, and "
+                            "give the same command again"
+                        )
+                    if told is not None:
+                        told(f"{number} of {len(points)} points: {point}")
+        rows = tuple(rows_of(connection, points).values())
+        return Swept(str(where), len(points), rows, len(rows) - len(done), tuple(lost), time.monotonic() - begin)
+
+
+@contextmanager
+def _connected(scheduler: str | None, workers: int) -> Iterator[Client]:
+    """A client of `scheduler`, or of a cluster of that many processes here, which ends with the block.
+
+    Raises BackendUnavailableError where the scheduler doesn't answer, or has no workers that can import poetopt.
+    """
+    try:
+        import dask
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "dask.distributed is not installed; install it with: pip install 'poetopt[dask]'"
+        ) from error
+    if scheduler is not None:
+        try:
+            client = Client(scheduler, timeout=CONNECT_S)
+        except (OSError, ValueError) as error:  # a timeout is an OSError
+            raise BackendUnavailableError(
+                f"--scheduler {scheduler}: no dask scheduler answers there ({error}); start one with `dask scheduler`, "
+                "and give the address that it shows (tcp://HOST:8786)"
+            ) from error
+        with client:
+            _check_workers(client, scheduler)
+            yield client
+        return
+    settings = {
+        # A point is run once more where its worker died, and a worker has one point at a time.
+        "distributed.scheduler.allowed-failures": 1,
+        "distributed.scheduler.worker-saturation": 1.0,
+        # A worker deep in a solve may be silent for long: only its end counts as its death.
+        "distributed.scheduler.worker-ttl": None,
+        "distributed.worker.daemon": True,
+    }
+    with dask.config.set(settings), ExitStack() as stack:
+        # dask never removes what it makes in the common folder.
+        scratch = stack.enter_context(scratch_folder("sweep"))
+        stack.enter_context(dask.config.set({"temporary-directory": scratch}))
+        _start_quiet_tracker()  # not in the block: Python lets interrupts in again once it has started
+        with _deaf_to_interrupts():
+            try:
+                made = LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=1,
+                    processes=True,
+                    # Loopback only, any free port, and no pages on it.
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    scheduler_kwargs={"dashboard": False},
+                    memory_limit=0,
+                    silence_logs=logging.CRITICAL,
+                )
+            except (OSError, RuntimeError, ValueError) as error:
+                raise OptionError(
+                    f"no worker can be started here ({error or type(error).__name__}); check the limits on open files "
+                    "and processes (ulimit -n, -u) and that the current folder is still there"
+                ) from error
+            cluster = stack.enter_context(made)
+        yield stack.enter_context(Client(cluster))
+
+
+def _check_workers(client: Client, scheduler: str) -> None:
+    try:
+        client.wait_for_workers(1, timeout=CONNECT_S)
+    except TimeoutError as error:
+        raise BackendUnavailableError(
+            f"--scheduler {scheduler}: it has no workers; start some with: dask worker {scheduler} --nthreads 1"
+        ) from error
+    for worker, version in client.run(installed_version).items():
+        if version != __version__:
+            raise BackendUnavailableError(
+                f"--scheduler {scheduler}: the worker {worker} has poetopt {version}, this is {__version__}; install "
+                "the same there"
+            )
+
+
+def installed_version() -> str:
+    """Of poetopt, on the worker that is asked."""
+    return __version__
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Keep threads and processes that begin in the block from being told of Ctrl-C; this process is at the block's end.
+
+    A terminal sends Ctrl-C to workers as well, and each would show a traceback of its own. They end with the cluster.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_quiet_tracker() -> None:
+    """Start Python's keeper of semaphores such that it cleans up without a word.
+
+    Libraries of the workers make some, and a worker that is killed deep in a solve leaves them behind.
+    """
+    from multiprocessing import resource_tracker
+
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore::UserWarning:multiprocessing.resource_tracker"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before

@@ -1,1 +1,0 @@
-"""Models for other solvers, and the plans of their solutions."""
