@@ -27,7 +27,6 @@ from poetopt.backends.c.emulator import PAINT, EmulatedMachine
 from poetopt.backends.c.generations import blocks, copy_at, kept, saved_blocks
 from poetopt.backends.c.linking import image
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
@@ -47,7 +46,8 @@ class PoweredBoard(EmulatedMachine):
         assert built.board is not None
         super().__init__(built, image(built.executable), built.board)
         self.program = built.program
-        self.nbytes = blocks(self.program) * BLOCK_BYTES
+        self.block = self.program.storage.block_bytes
+        self.nbytes = blocks(self.program) * self.block
         self.machine.mem_map(COMMAND, PAGE)
         self.machine.mem_map(STORAGE, -(-self.nbytes // PAGE) * PAGE)
         self.writes: list[Write] = []
@@ -74,11 +74,11 @@ class PoweredBoard(EmulatedMachine):
         if operation == WRITES:
             block, address, nbytes = (int.from_bytes(machine.mem_read(argument + at, 4), "little") for at in (0, 4, 8))
             content = bytes(machine.mem_read(address, nbytes))
-            machine.mem_write(STORAGE + block * BLOCK_BYTES, content)
+            machine.mem_write(STORAGE + block * self.block, content)
             if self.steps:
                 where = "save" if block >= copy_at(self.program, 0) else "step" if self.states else "load"
-                for at in range(0, nbytes, BLOCK_BYTES):
-                    self.writes.append((block + at // BLOCK_BYTES, content[at : at + BLOCK_BYTES], where))
+                for at in range(0, nbytes, self.block):
+                    self.writes.append((block + at // self.block, content[at : at + self.block], where))
             return
         assert operation in (LOADED, STEPPED, SAVED), f"code {argument}"
         if operation != STEPPED:
@@ -91,7 +91,7 @@ class PoweredBoard(EmulatedMachine):
         found = sha256()
         for one in kept(self.program):
             name, _, offset = one.address.partition(" + ")
-            base = self.image.symbols[name] if name else STORAGE + one.block * BLOCK_BYTES
+            base = self.image.symbols[name] if name else STORAGE + one.block * self.block
             found.update(self.machine.mem_read(base + int(offset.rstrip("u") or 0), one.nbytes))
         return found.digest()
 
@@ -126,7 +126,7 @@ def measured(name: str, built: Built, every: int = 1) -> tuple[list[str], list[s
     assert len({*states}) == STEPS + 1
     storage, saved, held = bytearray(first), 0, Counter[int]()
     for cut, (block, content, where) in enumerate(writes):
-        at = block * BLOCK_BYTES
+        at = block * board.block
         storage[at : at + len(content) // 2] = content[: len(content) // 2]
         if cut % every == 0:
             board.power(bytes(storage), 0)
@@ -147,10 +147,11 @@ def measured(name: str, built: Built, every: int = 1) -> tuple[list[str], list[s
 
 def wear(program: DeviceProgram, writes: Sequence[Write]) -> Iterator[str]:
     """Rows: sectors one after another that are written as often. A run of writes to one sector is one erase."""
-    step, save = ([b * BLOCK_BYTES // SECTOR for b, _, where in writes if where == of] for of in ("step", "save"))
+    block = program.storage.block_bytes
+    step, save = ([b * block // SECTOR for b, _, where in writes if where == of] for of in ("step", "save"))
     often = [Counter(found) for of in (step, save) for found in (of, [key for key, _ in groupby(of)])]
-    sectors = range(blocks(program) * BLOCK_BYTES // SECTOR)
-    copies = copy_at(program, 0) * BLOCK_BYTES // SECTOR
+    sectors = range(blocks(program) * block // SECTOR)
+    copies = copy_at(program, 0) * block // SECTOR
     for (copied, counts), group in groupby(sectors, lambda k: (k >= copies, [count[k] / STEPS for count in often])):
         run = list(group)
         what = f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}"

@@ -7,7 +7,7 @@ A cell is solved in this process, to its gap, for kernels of onnxruntime. It fai
 plan costs more than the known one, and where bound and known figures contradict each other: a bound above a plan that
 is known, or a plan below what was proven. All take some 30 s of processor; each may take its limit, which is
 generous: a slow machine passes, a search that lacks a mechanism doesn't. Figures are from benchmarks/results/solve.md
-and deadlines.md where they have the cell, else they were proven here to the gap that stands beside them.
+where it has the cell, else they were proven here to the gap that stands beside them; m4 is m4-6.toml's.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import poetopt as po
 from benchmarks.ablation import MECHANISMS
+from benchmarks.boards import board
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import Options, Solution
@@ -90,7 +91,7 @@ CELLS = (
 
 def problem_of(cell: Cell) -> Problem:
     """The network's training step on the device, as the cell changes it."""
-    device = po.device(cell.device)
+    device = po.device(board(cell.device))
     if cell.dma is not None:
         device = replace(device, dma=cell.dma)
     return replace(po.load(cell.network).differentiate().cost(device, runtime="onnxruntime"), wake_j=cell.wake_j)

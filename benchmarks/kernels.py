@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.output import put
 from poetopt.graph import TOGETHER, Operator
+from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.variants import StreamWays
@@ -74,7 +75,8 @@ def trials(kernel: Kernel, count: int, ways: int, tally: Tally) -> Iterator[Tria
     draw = random.Random(kernel.op_type)
     for case in cases_of(kernel, 4 * count):
         operator = operator_of(kernel, case)
-        made = StreamWays(operator, case.tensors, movable=(*operator.inputs, *operator.outputs), values=case.values)
+        names, block = (*operator.inputs, *operator.outputs), windows.BLOCK_BYTES
+        made = StreamWays(operator, case.tensors, movable=names, values=case.values, block=block)
         found = list(made.candidates())
         if not found:
             continue

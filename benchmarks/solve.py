@@ -125,6 +125,7 @@ def problem_of(cell: Cell) -> Problem:
 
         return load_problem_file(INSTANCES / f"{cell.problem}.json").cost(cell.device)
     import poetopt as po
+    from benchmarks.boards import board
 
     if kind == "deep":
         from benchmarks.deep import build
@@ -132,7 +133,7 @@ def problem_of(cell: Cell) -> Problem:
         model: str | onnx.ModelProto = build(network)
     else:
         model = network
-    return po.load(model).differentiate().cost(cell.device, runtime="onnxruntime")
+    return po.load(model).differentiate().cost(board(cell.device), runtime="onnxruntime")
 
 
 def options_of(cell: Cell, problem: Problem, limit_s: float) -> Options:

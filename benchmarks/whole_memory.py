@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.boards import board
+
 ROOT = Path(__file__).resolve().parents[1]
 HEADINGS = {
     "whole": "| network | device | runtime | optimizer | total RAM, B | taken, B | overhead, J | bound, J | gap "
@@ -89,7 +91,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         report = po.solve(
             cell.network,
             batch=1,
-            device=cell.device,
+            device=board(cell.device),
             runtime=cell.runtime,
             optimizer=cell.optimizer,
             total_ram=total,
@@ -109,7 +111,7 @@ def _half(cell: Cell) -> int:
     import poetopt as po
     from poetopt.graph import Role
 
-    plain = po.load(cell.network, batch=1).differentiate().cost(cell.device, runtime=cell.runtime)
+    plain = po.load(cell.network, batch=1).differentiate().cost(board(cell.device), runtime=cell.runtime)
     graph = plain.graph
     assert graph is not None
     of_parameters = sum(t.nbytes for t in graph.tensors.values() if t.role is Role.PARAMETER)

@@ -59,19 +59,11 @@ class Trial:
 @contextmanager
 def small_blocks(nbytes: int = 32) -> Iterator[None]:
     """A storage of blocks of so many bytes for a while, so that small tensors take several."""
-    before = windows.BLOCK_BYTES
+    before, windows.BLOCK_BYTES = windows.BLOCK_BYTES, nbytes
     try:
-        _blocks_of(nbytes)
         yield
     finally:
-        _blocks_of(before)
-
-
-def _blocks_of(nbytes: int) -> None:
-    """Windows are worked out once for each shape, but for one size of blocks."""
-    windows.BLOCK_BYTES = nbytes
-    for known in (windows.run, windows.rows, windows.visits):
-        known.cache_clear()
+        windows.BLOCK_BYTES = before
 
 
 def trial(
@@ -86,7 +78,8 @@ def trial(
     found = ways
     if found is None:
         names = [n for n in (*operator.inputs, *operator.outputs) if n not in listed]
-        made = StreamWays(operator, tensors, movable=names, listed=listed, values=values)
+        block = windows.BLOCK_BYTES
+        made = StreamWays(operator, tensors, movable=names, listed=listed, values=values, block=block)
         found = [made.variant(way) for way in made.candidates()]
     return Trial(operator, tensors, values, given, tuple(found), tuple(listed))
 

@@ -110,7 +110,7 @@ def emit(
     from poetopt.backends.c.generations import blocks, check_room, saved_blocks
     from poetopt.backends.c.packages import packaged
     from poetopt.backends.c.program import device_program
-    from poetopt.backends.c.storage import BLOCK_BYTES, erased_blocks
+    from poetopt.backends.c.storage import erased_blocks
     from poetopt.backends.c.targets import target as target_of
     from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.step.places import graph_of
@@ -144,8 +144,8 @@ def emit(
         program.resident.nbytes,
         len(program.codes),
         program.instructions,
-        blocks(program) * BLOCK_BYTES,
-        saved_blocks(program) * BLOCK_BYTES,
+        blocks(program) * program.storage.block_bytes,
+        saved_blocks(program) * program.storage.block_bytes,
         -(-saved_blocks(program) // unit) if unit > 1 else 0,
         None if prediction is None else arena_bytes(prediction),
         tuple(name for name in graph.outputs if graph.root(name) not in known),

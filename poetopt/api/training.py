@@ -120,15 +120,18 @@ class Training:
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return self._scheduled(with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
-    def _to_page(self, runtime: str) -> Training:
-        """The step for paged parameters: with updates, and tables by rows where the others stay as they are."""
+    def _to_page(self, runtime: str, unit: int) -> Training:
+        """The step for paged parameters: with updates, and tables by rows where the others stay as they are.
+
+        `unit` is the block of the device's storage.
+        """
         from poetopt.autodiff.passes.rows import OPTIMIZERS
         from poetopt.ops.runtimes import runtime as runtime_of
 
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
         takes = runtime_of(runtime)
-        multiple = getattr(takes, "row_bytes", 1)
+        multiple = getattr(takes, "block_bytes", lambda unit: 1)(unit)
         whole = self.graph.parts > 1 and not getattr(takes, "rows_of_parts", True)
         derived = (
             None
@@ -183,7 +186,7 @@ class Training:
             )
         updates = self.graph.optimizer == "none" and not self.graph.forward_only
         if parameters == "paged" and (updates or self.by_rows is not None):
-            paged = self._to_page(found.runtime)
+            paged = self._to_page(found.runtime, 1 if found.storage is None else found.storage.block_bytes)
             return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         graph = self.on(found.runtime).graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]

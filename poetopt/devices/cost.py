@@ -150,6 +150,7 @@ def cost(
     operators: list[ProblemOperator] = []
     kernels = kept = 0
     streams = stream == STREAM[0] and device.storage is not None
+    block = 1 if device.storage is None else device.storage.block_bytes
     constants = constants_of(graph)
     taken = takings(graph, takes).by_operator if over else {}
 
@@ -199,7 +200,7 @@ def cost(
     kept += getattr(takes, "losses_bytes", lambda graph: 0)(graph)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
-        given = streamable(operator, graph, index, constants) if streams else {}
+        given = streamable(operator, graph, index, constants, block) if streams else {}
         plain, *others = takes.variants(operator, graph.tensors, **given)
         taking = taken.get(operator.name)
         layout = plain.workspace if taking is None else taking.way.workspace
@@ -240,7 +241,7 @@ def cost(
         reserve_bytes=takes.reserve_bytes(kernels),
         wake_j=device.storage.wake_j if device.storage is not None else 0.0,
         storage_bytes=device.storage.capacity_bytes if device.storage is not None else None,
-        storage_block_bytes=device.storage.block_bytes if device.storage is not None else 1,
+        storage_block_bytes=block,
         storage_erase_bytes=device.storage.erase_bytes if device.storage is not None else 1,
         resident_bytes=sum(graph.tensors[root].nbytes for root in where.ram) + kept,
         stack_bytes=device.stack_bytes,

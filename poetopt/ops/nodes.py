@@ -148,11 +148,16 @@ def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) 
 
 
 def streamable(
-    operator: Operator, graph: TrainingGraph, scheduled: Container[str], constants: Mapping[str, Array]
+    operator: Operator,
+    graph: TrainingGraph,
+    scheduled: Container[str],
+    constants: Mapping[str, Array],
+    block_bytes: int,
 ) -> dict[str, Any]:
     """Arguments of `Runtime.variants` for an operator that may stream. It hears of `listed` where there are such."""
     rows = listed(operator, graph, scheduled)
     given: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
+    given["block_bytes"] = block_bytes
     return given | ({"listed": rows} if rows else {})
 
 

@@ -16,6 +16,7 @@ from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
 from poetopt.report.execution import said
 from poetopt.report.layout import columns, table
+from poetopt.report.summary import NO_PREDICTION
 from poetopt.training.in_c import DeviceFit
 from poetopt.util import notes
 from poetopt.util.units import show_bytes, show_seconds
@@ -210,7 +211,7 @@ def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
 
 def _outputs(emitted: Emitted) -> str:
     if emitted.prediction_bytes is None:
-        return "no po_predict: the step has no outputs beside its results, moves rows of tables, or leaves no room"
+        return NO_PREDICTION
     without = ", ".join(emitted.not_predicted)
     more = f", without {without}, which nothing computes" if without else ""
     return f"po_predict takes {emitted.prediction_bytes:,} B of the arena{more}"

@@ -47,7 +47,7 @@ OF_SOLUTION = (
     "solve_s", "total_s", "timing", "interrupted",
 )  # fmt: skip
 OF_SIMULATION = (*SIMULATED, "wakes", "streamed_runs", "bytes_streamed", "bytes_written", "transfer_s")
-OF_REPORT = ("store_all_fits", "arena_bytes", "plan_bytes")
+OF_REPORT = ("store_all_fits", "arena_bytes", "plan_bytes", "prediction_bytes")
 OF_OVERLAP = ("hidden_s", "hidden_bytes")
 """Figures of an answer whose JSON keys are their names, by what has them; the suffix is the unit."""
 
@@ -122,6 +122,21 @@ class Report:
         from poetopt.plan.codec import encode_compact
 
         return len(encode_compact(self.plan))
+
+    @cached_property
+    def prediction_bytes(self) -> int | None:
+        """Bytes of the arena that inference takes between two steps in C (`po_predict`).
+
+        None where there is no plan of it in so much, and where the plan isn't of a step in C.
+        """
+        plan, graph = self.plan, self.problem.graph
+        if plan is None or not plan.offsets or self.problem.runtime != "c" or graph is None or graph.forward_only:
+            return None
+        from poetopt.plan.layout import arena_bytes
+        from poetopt.search.predicting import prediction_of
+
+        found = prediction_of(plan, graph)
+        return None if found is None else arena_bytes(found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a JSON file that `poetopt run` reads.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from poetopt.graph import FORWARD_ONLY
 from poetopt.report.proof import exact_words, proof_words
 from poetopt.search.solution import DeadlineModel
 from poetopt.util import notes as told
@@ -167,6 +168,16 @@ def _energy(document: Document) -> Iterator[str]:
         yield f"{show_joules(baseline)} baseline + {show_joules(overhead)} overhead{share}"
 
 
+NO_PREDICTION = "no po_predict: the step has no outputs beside its results, moves rows of tables, or leaves no room"
+
+
+def _inference(document: Document) -> Iterator[str]:
+    if document.get("runtime") != "c" or document["arena_bytes"] is None or document["loss"] in (None, FORWARD_ONLY):
+        return
+    taken, arena = document.get("prediction_bytes"), document["arena_bytes"]
+    yield NO_PREDICTION if taken is None else f"fits in the same RAM: po_predict takes {taken:,} B of the {arena:,}"
+
+
 def _by(document: Document) -> str:
     paper = document.get("deadline_model") == DeadlineModel.PAPER
     return ", counted as the sum of compute times" if paper else ""
@@ -284,6 +295,7 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("batch", _largest),
     ("RAM", _ram),
     ("memory", _memory),
+    ("inference", _inference),
     ("clipping", clipping_words),
     ("energy", _energy),
     ("cheaper", _cheaper),

@@ -53,8 +53,8 @@ TOLD = (
     "threads", "solver_options", "asks", "largest_batch", "micro_batches_tried", "version", "versions",
 )  # fmt: skip
 """Words of a search on itself and its options, which no plan gives again."""
-OF_NETWORK = ("loss", "blocks", "batch", "notes", "important", "parameter_bytes_in_ram")
-OF_LAYOUT = ("arena_bytes", "total_ram_bytes", "fits_device")
+OF_NETWORK = ("loss", "blocks", "batch", "notes", "important", "parameter_bytes_in_ram", "prediction_bytes")
+OF_LAYOUT = ("arena_bytes", "total_ram_bytes", "fits_device", "prediction_bytes")
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,10 @@ def prediction_problem(
         flash={name: role for name, role in still.items() if name in flash},
     )
     takes = runtime_of(step.runtime)
-    made = cost(network, device(COSTS), takes, stream=stream, where=where)
+    costs = device(COSTS)
+    assert costs.storage is not None
+    costs = replace(costs, storage=replace(costs.storage, block_bytes=step.storage_block_bytes))
+    made = cost(network, costs, takes, stream=stream, where=where)
     outputs = {network.root(name) for name in network.outputs}
     tensors = []
     for held in made.tensors:
@@ -116,7 +119,7 @@ def prediction_problem(
             lasts = there and held.name in lasting
             held = replace(held, home=Home.RAM if lasts else Home.STORAGE, carried=lasts)
         tensors.append(replace(held, result=True) if held.name in outputs else held)
-    return replace(made, tensors=tuple(tensors), paging=step.paging, storage_block_bytes=step.storage_block_bytes)
+    return replace(made, tensors=tuple(tensors), paging=step.paging)
 
 
 def _schedules(problem: Problem, room: int) -> Iterator[Schedule]:

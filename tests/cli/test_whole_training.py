@@ -104,6 +104,26 @@ def test_more_than_the_device_has_is_told_first(run: Runner) -> None:
     assert fits.err == ""
 
 
+def test_an_answer_says_what_inference_takes_of_the_same_ram(run: Runner, tmp_path: Path) -> None:
+    """As `emit` finds it; an onnxruntime has no po_predict, and a network alone is one."""
+    place = tmp_path / "plan.json"
+    ended = run("solve", "lenet", "--batch", "1", "--device", "m4", "--total-ram", "64KB", "-o", place)
+    report = json.loads(place.read_text())["report"]
+    taken, arena = report["prediction_bytes"], report["arena_bytes"]
+    assert 0 < taken <= arena
+    assert f"fits in the same RAM: po_predict takes {taken:,} B of the {arena:,}" in " ".join(ended.out.split())
+    assert po.emit(place, tmp_path / "c").prediction_bytes == taken
+    edited = json.loads(place.read_text())
+    edited["report"]["prediction_bytes"] = taken - 4
+    place.write_text(json.dumps(edited))
+    (differs,) = po.verify(place).differs
+    assert (differs.name, differs.recomputed) == ("prediction_bytes", taken)
+    for options in (("--device", "a72"), ("--device", "m4", "--loss", "forward-only")):
+        other = run("solve", "mlp", *options, "--ram", "100%")
+        assert other.code == 0
+        assert "po_predict" not in other.out
+
+
 @pytest.mark.parametrize("parameters", ["resident", "paged"])
 def test_a_refusal_has_the_total_that_was_asked_for(run: Runner, parameters: str) -> None:
     asked = ("--total-ram", "300kB", "--parameters", parameters, "--json", "-")

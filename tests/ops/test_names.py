@@ -60,7 +60,7 @@ def board(folder: Path, runtime: str) -> Path:
     return path
 
 
-MICROCONTROLLERS = {"m0", "m4", "m4-c", "rp2040", "rp2350", "stm32f767", "stm32h743", "esp32-s3"}
+MICROCONTROLLERS = {"m0", "m4", "rp2040", "rp2350", "stm32f767", "stm32h743", "esp32-s3"}
 
 
 def test_microcontrollers_have_c_and_a_device_that_names_none_has_onnxruntime() -> None:

@@ -223,20 +223,22 @@ def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before:
     for row in range(out):
         met = [r for r in range(row * step - before, row * step - before + kernel) if 0 <= r < height]
         assert taken.span(row, row + 1) == (met[0], met[-1] + 1)
-    found = windows.rows(taken, unit, pieces, out, chunk, 1, True, False)
+    found = windows.rows(windows.BLOCK_BYTES, taken, unit, pieces, out, chunk, 1, True, False)
     assert found is not None
     _, last = taken.span(out - 1, out)
     moved = sum(nbytes * count for nbytes, count in found.reads.items())
     assert moved == pieces * -(-last * unit // windows.BLOCK_BYTES) * windows.BLOCK_BYTES
     widest = ((chunk - 1) * step + kernel) * unit
     assert found.buffer_bytes <= pieces * (widest + 2 * windows.BLOCK_BYTES)
-    assert windows.rows(replace(taken, extent=23), unit, pieces, out, chunk, 1, True, False) is None  # no whole blocks
+    assert (
+        windows.rows(windows.BLOCK_BYTES, replace(taken, extent=23), unit, pieces, out, chunk, 1, True, False) is None
+    )  # no whole blocks
 
 
 @pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
 def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
-    found = windows.run(total, chunk, 3, True, True)
-    once = windows.run(total, chunk, 1, True, True)
+    found = windows.run(windows.BLOCK_BYTES, total, chunk, 3, True, True)
+    once = windows.run(windows.BLOCK_BYTES, total, chunk, 1, True, True)
     assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
     assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
     assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total

@@ -15,7 +15,6 @@ from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
@@ -61,8 +60,8 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "arena_bytes": f"{program.arena_bytes:,}",
             "resident_bytes": f"{program.resident.nbytes:,}",
             "flash_bytes": f"{program.flash.nbytes:,}",
-            "block_bytes": BLOCK_BYTES,
-            "storage_bytes": f"{blocks(program) * BLOCK_BYTES:,}",
+            "block_bytes": program.storage.block_bytes,
+            "storage_bytes": f"{blocks(program) * program.storage.block_bytes:,}",
             "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
             "weight_bytes": f"{weight_bytes:,}",
             "files": _BARE if target.bare else "",

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.storage import BLOCK_BYTES, erased_blocks
+from poetopt.backends.c.storage import erased_blocks
 from poetopt.backends.step.memory import numpy_dtype
+from poetopt.ops.runtimes.c.kernel import ALIGNMENT
 from poetopt.plan.layout import lasting_at
 from poetopt.util.errors import ModelError, PlanError
 
@@ -29,6 +30,10 @@ MAGIC = 0x706F7031
 """The first word of a copy: `po` and the version of its form."""
 HEAD = struct.Struct("<II16sII")
 """The head of a copy: that word, the generation, the network, and checksums of the content and of all that."""
+
+
+HELD_BYTES = 384
+"""Of the stack, beside a block of the storage, in functions that hold one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def partly_stored(program: DeviceProgram) -> bool:
 
 def saved_blocks(program: DeviceProgram) -> int:
     """Blocks that one copy takes, and `po_save` writes."""
-    return 1 + sum(-(-one.nbytes // BLOCK_BYTES) for one in kept(program))
+    return 1 + sum(-(-one.nbytes // program.storage.block_bytes) for one in kept(program))
 
 
 def copy_at(program: DeviceProgram, which: int) -> int:
@@ -87,19 +92,22 @@ def blocks(program: DeviceProgram) -> int:
 
 
 def check_room(program: DeviceProgram) -> None:
-    """Raise `PlanError` where the device's storage has other blocks, or no room for the step and both copies."""
-    unit, erased = program.plan.problem.storage_block_bytes, program.plan.problem.storage_erase_bytes
-    if program.storage.count and BLOCK_BYTES % unit:
+    """Raise `PlanError` where blocks of the storage can't be aligned or held, or there is no room for both copies."""
+    problem, block = program.plan.problem, program.storage.block_bytes
+    unit, erased = problem.storage_block_bytes, problem.storage_erase_bytes
+    if program.storage.count and (block % ALIGNMENT or (erased > block and erased % block)):
         raise PlanError(
-            f"{program.shown}: the device writes its storage in blocks of {unit:,} B, and a program in C moves blocks "
-            f"of {BLOCK_BYTES}; give a device with blocks of {BLOCK_BYTES} B or a part of that, or solve without paging"
+            f"{program.shown}: the device's storage has blocks of {unit:,} B and erases {erased:,} at once, and a "
+            f"program in C moves {block:,} B at once: that must be a multiple of {ALIGNMENT} B, and an erase block one "
+            "of that; give a device whose blocks are, or solve without paging"
         )
-    if erased > BLOCK_BYTES and erased % BLOCK_BYTES:
+    least = block + HELD_BYTES
+    if program.storage.count and problem.stack_bytes and problem.stack_bytes < least:
         raise PlanError(
-            f"{program.shown}: the device erases its storage in {erased:,} B at once, which are no whole blocks of the "
-            f"{BLOCK_BYTES} B that a program in C moves; give a device whose erase blocks are"
+            f"{program.shown}: functions that move blocks of {block:,} B of storage hold one on the stack, and the "
+            f"device's stack_bytes are {problem.stack_bytes:,}; give a device with {least:,}, or solve without paging"
         )
-    room, taken = program.plan.problem.storage_bytes, blocks(program) * BLOCK_BYTES
+    room, taken = problem.storage_bytes, blocks(program) * block
     if room is not None and program.storage.count and taken > room:
         raise PlanError(
             f"{program.shown}: with the two copies that po_save keeps, the step takes {taken:,} B of storage, and the "
@@ -121,15 +129,15 @@ def first_copy(program: DeviceProgram) -> bytes:
     for one in kept(program):
         content = _region(program) if not one.name else _value(program, one.name).tobytes()
         crc = zlib.crc32(content, crc)
-        data += content + bytes(-one.nbytes % BLOCK_BYTES)
+        data += content + bytes(-one.nbytes % program.storage.block_bytes)
     head = HEAD.pack(MAGIC, 1, network_of(program), crc, 0)[:-4]
     head += zlib.crc32(head).to_bytes(4, "little")
-    return bytes(data) + head + bytes(BLOCK_BYTES - len(head))
+    return bytes(data) + head + bytes(program.storage.block_bytes - len(head))
 
 
 def first_checksum(program: DeviceProgram) -> int:
     """The checksum of all that lasts before the first step."""
-    found: int = HEAD.unpack(first_copy(program)[-BLOCK_BYTES:][: HEAD.size])[3]
+    found: int = HEAD.unpack(first_copy(program)[-program.storage.block_bytes :][: HEAD.size])[3]
     return found
 
 
@@ -142,8 +150,8 @@ def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Ar
     if not found:
         raise ModelError(
             f"{program.shown}: no whole generation of this network and plan is on the storage of {len(storage):,} B; "
-            f"give all of it, from its first block on ({blocks(program) * BLOCK_BYTES:,} B), and the plan that the "
-            "program was emitted of"
+            f"give all of it, from its first block on ({blocks(program) * program.storage.block_bytes:,} B), and the "
+            "plan that the program was emitted of"
         )
     number, content = max(found)
     joint, values, at = program.graph.joint, {}, 0
@@ -162,17 +170,17 @@ def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Ar
 
 def _copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, bytes] | None:
     """The generation and the content of a copy; None where it isn't whole, or another program's."""
-    at = head_at(program, which) * BLOCK_BYTES
+    at = head_at(program, which) * program.storage.block_bytes
     head = storage[at : at + HEAD.size]
     if len(head) < HEAD.size:
         return None
     magic, generation, network, data, check = HEAD.unpack(head)
     if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
         return None
-    pieces, at = list[bytes](), copy_at(program, which) * BLOCK_BYTES
+    pieces, at = list[bytes](), copy_at(program, which) * program.storage.block_bytes
     for one in kept(program):
         pieces.append(storage[at : at + one.nbytes])
-        at += -(-one.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+        at += -(-one.nbytes // program.storage.block_bytes) * program.storage.block_bytes
     content = b"".join(pieces)
     return (generation, content) if zlib.crc32(content) == data else None
 

@@ -17,7 +17,6 @@ from poetopt.backends.c.operators import (
     shared,
 )
 from poetopt.backends.c.storage import (
-    BLOCK_BYTES,
     BlockStorage,
     ListedTable,
     erased_blocks,
@@ -265,9 +264,10 @@ def device_program(
     )
     resident, flash = lay_out_resident(step, problem, words + lists + c_runtime.losses_bytes(graph))
     check_links(arena_bytes(plan) + resident.nbytes + flash.nbytes, shown)
-    tables = tables_of(graph, places, resident.kept + words)
+    block, unit = c_runtime.block_bytes(problem.storage_block_bytes), erased_blocks(problem)
+    tables = tables_of(graph, places, resident.kept + words, block)
     spans = resident.given if weights_on_storage else ()
-    weights, unit = sum(-(-span.nbytes // BLOCK_BYTES) for span in spans), erased_blocks(problem)
+    weights = sum(-(-span.nbytes // block) for span in spans)
     weights = -(-weights // unit) * unit  # what is never written shares nothing with what is
     by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
     plans, whole = [run.plan for run in every.values()], {n: table.nbytes for n, table in by_name.items()}

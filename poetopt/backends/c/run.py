@@ -17,7 +17,6 @@ from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.linking import Board
 from poetopt.backends.c.program import DeviceProgram, TableRow
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.tracing import Weigh, ones
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.parted import cut
@@ -206,7 +205,7 @@ def laid_out(rows: Sequence[TableRow], arrays: Mapping[str, Array]) -> bytes:
 def first_pages(built: Built) -> bytes:
     """The storage as it is before the first step."""
     first = (built.folder / "po_storage.bin").read_bytes()
-    return first + bytes(blocks(built.program) * BLOCK_BYTES - len(first))
+    return first + bytes(blocks(built.program) * built.program.storage.block_bytes - len(first))
 
 
 def _arrays(program: DeviceProgram, data: bytes) -> Mapping[str, Array]:

@@ -17,11 +17,8 @@ from poetopt.backends.step.places import Places
 from poetopt.graph import Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.c import runtime
-from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Action, Plan
 from poetopt.util.errors import PlanError
-
-__all__ = ["BLOCK_BYTES", "BlockStorage", "lay_out_storage"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +32,14 @@ class BlockStorage:
         others.
     count
         How many blocks there are.
+    block_bytes
+        What is moved at once: the device's blocks, as many of them as make 512 B.
     """
 
     blocks: Mapping[str, int]
     first: Mapping[str, int]
     count: int
+    block_bytes: int
 
     def of(self, problem: Problem) -> Mapping[int, int]:
         """`blocks` of the tensors of `problem`, by their index there."""
@@ -48,7 +48,7 @@ class BlockStorage:
 
 def erased_blocks(problem: Problem) -> int:
     """Blocks that the device erases at once; 1 where it hasn't to."""
-    return max(1, problem.storage_erase_bytes // BLOCK_BYTES)
+    return max(1, problem.storage_erase_bytes // runtime.block_bytes(problem.storage_block_bytes))
 
 
 def lay_out_storage(
@@ -73,14 +73,14 @@ def lay_out_storage(
     sizes = {**begin, **moved}
     blocks: dict[str, int] = {}
     end = first
-    unit = erased_blocks(plans[0].problem)
+    unit, block = erased_blocks(plans[0].problem), runtime.block_bytes(plans[0].problem.storage_block_bytes)
     for name in sizes:
-        count = -(-(whole or {}).get(name, sizes[name]) // BLOCK_BYTES)
+        count = -(-(whole or {}).get(name, sizes[name]) // block)
         if count >= unit:
             end = -(-end // unit) * unit
         blocks[name] = end
         end += count if count < unit else -(-count // unit) * unit
-    return BlockStorage(blocks, begin, end)
+    return BlockStorage(blocks, begin, end, block)
 
 
 def _moved(plan: Plan) -> set[int]:
@@ -99,6 +99,8 @@ class ListedTable:
 
     whole
         All of it.
+    block_bytes
+        Of the storage.
     count
         How many rows its tensor in the arena has room for.
     ids
@@ -113,6 +115,7 @@ class ListedTable:
 
     name: str
     whole: Tensor
+    block_bytes: int
     count: int
     ids: str
     fixed: tuple[int, ...]
@@ -135,8 +138,8 @@ def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
     return f"po_rows_{places.index[graph.rows[name].of or name]}"
 
 
-def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, ListedTable]:
-    """The tables of a step by their index in the problem; their lists lie from `kept` on.
+def tables_of(graph: TrainingGraph, places: Places, kept: int, block: int) -> dict[int, ListedTable]:
+    """The tables of a step by their index in the problem; their lists lie from `kept` on; `block` is moved at once.
 
     Raises `PlanError` where a row isn't whole blocks of the storage.
     """
@@ -144,10 +147,10 @@ def tables_of(graph: TrainingGraph, places: Places, kept: int) -> dict[int, List
     for name, rows in graph.rows.items():
         whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
         count = graph.tensors[name].shape[0]
-        made = ListedTable(name, whole, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
-        if made.row_bytes % BLOCK_BYTES:
+        made = ListedTable(name, whole, block, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
+        if made.row_bytes % block:
             raise PlanError(
-                f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {BLOCK_BYTES} B from "
+                f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {block:,} B from "
                 "storage alone; solve with --parameters resident, or an optimizer with which tables stay whole"
             )
         found[places.index[name]] = made
@@ -174,5 +177,5 @@ def moved(tables: Mapping[int, ListedTable], index: int, block: int, address: st
     """The call that moves the rows of a table."""
     table = tables[index]
     way = "po_rows_out" if out else "po_rows_in"
-    blocks = table.row_bytes // BLOCK_BYTES
+    blocks = table.row_bytes // table.block_bytes
     return f"{way}({table.identifier}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"

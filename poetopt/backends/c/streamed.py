@@ -72,6 +72,8 @@ class _Moved:
 
     pitch
         From the window of one of its pieces to the next one's; 0 where there are none.
+    block
+        Bytes that go to and from storage at once.
     rows, row_bytes
         In C, the list of its rows, where it is a table by rows, and their size; "" and 0 for others.
     sum
@@ -87,6 +89,7 @@ class _Moved:
     pitch: int
     reads: bool
     writes: bool
+    block: int
     rows: str = ""
     row_bytes: int = 0
     sum: bool = False
@@ -148,11 +151,11 @@ class _Moved:
         if not self.taken.picks:
             return ""
         unit, number = self.taken.unit_bytes, f"{self.rows}[1 + (@)]" if self.rows else "(uint32_t)(@)"
-        if unit % windows.BLOCK_BYTES:
-            blocks = f"{-(-self.nbytes // windows.BLOCK_BYTES)}u, {windows.step_blocks(unit)}u"
+        if unit % self.block:
+            blocks = f"{-(-self.nbytes // self.block)}u, {windows.step_blocks(self.block, unit)}u"
             call = f"po_step_in(b{self.number}, {blocks}, {number} * {unit}u, {self.at}, {unit}u)"
             return self._read(call, f"{unit}u")
-        block = f"b{self.number} + {number} * {unit // windows.BLOCK_BYTES}u"
+        block = f"b{self.number} + {number} * {unit // self.block}u"
         return self._read(f"po_read({block}, {self.at}, {unit}u)", f"{unit}u")
 
     def _listed(self, count: str) -> str:
@@ -161,8 +164,8 @@ class _Moved:
 
     def _pieces(self, count: str) -> str:
         unit = self.taken.unit_bytes
-        begin = f"b{self.number} + (uint32_t){FROM[self.taken.level]} * {unit}u / {windows.BLOCK_BYTES}u"
-        apart = f"{self.extent * unit // windows.BLOCK_BYTES}u"
+        begin = f"b{self.number} + (uint32_t){FROM[self.taken.level]} * {unit}u / {self.block}u"
+        apart = f"{self.extent * unit // self.block}u"
         return (
             f"{begin}, {apart}, PO_AT({WORKSPACE}, {self.offset}u), (uint32_t){count} * {unit}u, {self.taken.pieces}u"
         )
@@ -216,7 +219,7 @@ class Function:
             rows = (lists or {}).get(name, "")
             nbytes = tensors[name].nbytes
             of_rows = rows, nbytes // tensors[name].shape[0] if rows else 0
-            flags = not made, writes, *of_rows, name in sums
+            flags = not made, writes, detail.block, *of_rows, name in sums
             self.moved[name] = _Moved(k, name, taken, extent, nbytes, offset, pitch, *flags)
 
     def lines(self) -> Iterator[str]:

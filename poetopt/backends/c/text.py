@@ -20,7 +20,7 @@ from poetopt.backends.c.generations import (
 )
 from poetopt.backends.c.operators import OperatorCode, comment, literal
 from poetopt.backends.c.program import DeviceProgram, Routine, TableRow
-from poetopt.backends.c.storage import BLOCK_BYTES, declared
+from poetopt.backends.c.storage import declared
 from poetopt.backends.onnxruntime.batch import TRUTH, InputLimits, limits
 from poetopt.backends.step.places import Moment, moments
 from poetopt.graph import TrainingGraph
@@ -235,7 +235,7 @@ def header(program: DeviceProgram, schedule: str = CODE) -> str:
             "arena_bytes": program.arena_bytes,
             "resident_bytes": program.resident.nbytes,
             "flash_bytes": program.flash.nbytes,
-            "block_bytes": BLOCK_BYTES,
+            "block_bytes": program.storage.block_bytes,
             "blocks": blocks(program),
             "copies": copy_at(program, 0),
             "inputs": len(program.inputs),
@@ -484,7 +484,7 @@ def weights(program: DeviceProgram) -> str:
     for span in spans:
         if program.weights:
             reads += _read(block, f"po_resident + {span.offset}u", span.nbytes)
-            block += -(-span.nbytes // BLOCK_BYTES)
+            block += -(-span.nbytes // program.storage.block_bytes)
         else:
             copies.append(f"    (void)memcpy(po_resident + {span.offset}u, po_weights + {at}u, {span.nbytes}u);\n")
             at += span.nbytes
@@ -566,15 +566,15 @@ def storage_bytes(program: DeviceProgram) -> bytes:
     data = bytearray(weight_bytes(program) if program.weights else b"")
     values = program.graph.joint.values
     for name, nbytes in program.storage.first.items():
-        data += bytes(program.storage.blocks[name] * BLOCK_BYTES - len(data))
+        data += bytes(program.storage.blocks[name] * program.storage.block_bytes - len(data))
         rows = program.graph.rows.get(name)
         if name in values or rows is not None:
             data += (values[name] if rows is None else rows.values).tobytes()
         else:  # an input
             data += bytes(nbytes)
-    data += bytes(-len(data) % BLOCK_BYTES)
+    data += bytes(-len(data) % program.storage.block_bytes)
     if partly_stored(program):
-        data += bytes(copy_at(program, 0) * BLOCK_BYTES - len(data)) + first_copy(program)
+        data += bytes(copy_at(program, 0) * program.storage.block_bytes - len(data)) + first_copy(program)
     return bytes(data)
 
 
@@ -585,5 +585,5 @@ def weight_bytes(program: DeviceProgram) -> bytes:
         for name in span.names:
             data += program.graph.joint.values[name].tobytes()
         if program.weights:
-            data += bytes(-len(data) % BLOCK_BYTES)
+            data += bytes(-len(data) % program.storage.block_bytes)
     return bytes(data)

@@ -199,7 +199,9 @@ class Places:
         Raises PlanError where it has none that is so.
         """
         if operator.name not in self._variants:
-            given = streamable(operator, self.graph, self.index, constants_of(self.graph))
+            given = streamable(
+                operator, self.graph, self.index, constants_of(self.graph), self.problem.storage_block_bytes
+            )
             found = self.runtime.variants(operator, self.graph.tensors, self.problem.alignment, **given)
             self._variants[operator.name] = tuple(found)
         ways, planned = self._variants[operator.name], self.problem.operators[index].variants[number - 1]

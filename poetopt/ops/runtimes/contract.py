@@ -144,6 +144,7 @@ class Runtime(Protocol):
         movable: Collection[str] = (),
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
+        block_bytes: int = 1,
     ) -> Iterable[RuntimeVariant]:
         """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`.
 
@@ -153,8 +154,10 @@ class Runtime(Protocol):
             Tables by rows, which may be, too; their rows lie here and there, and each is a transfer of its own.
         values
             Constants by name, where they are known.
+        block_bytes
+            Of the storage.
 
-        A short list, and the same for each device: a plan names one by its place.
+        A short list, and the same for each storage of such blocks: a plan names one by its place.
         """
         ...
 

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,11 +17,12 @@ import pytest
 import poetopt as po
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
+from poetopt.devices import Device
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
@@ -43,6 +45,13 @@ def other_board(test: Callable[..., None]) -> Callable[..., None]:
     """Decorates a test on an emulated board that shows what `test_step` does on one, of other steps or cores."""
     marked: Callable[..., None] = needs_emulator(_OTHERS(test))
     return marked
+
+
+def blocks_of(nbytes: int) -> Device:
+    """m4 with a storage of such blocks, and a stack that holds one."""
+    m4 = po.device("m4")
+    assert m4.storage is not None
+    return replace(m4, storage=replace(m4.storage, block_bytes=nbytes), stack_bytes=1536 + nbytes)
 
 
 @cache

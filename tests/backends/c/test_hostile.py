@@ -18,10 +18,10 @@ import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, write
 from poetopt.backends.c.generations import HEAD, blocks, copy_at, first_copy, head_at, network_of, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
 from poetopt.backends.onnxruntime.batch import TRUTH, limits, random_batch
 from poetopt.backends.step.places import graph_of
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.util.errors import ModelError

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import poetopt as po
 from poetopt.backends.c.execute import execute_on
-from poetopt.backends.c.tracing import CLASSES, core, timed
+from poetopt.backends.c.tracing import CLASSES, LEVELS, core, timed
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from poetopt.util.errors import OptionError
@@ -83,3 +84,14 @@ def test_a_profile_has_what_a_run_counts() -> None:
     taken = sum(operator.time_s for operator in costed.operators)
     assert taken == pytest.approx(sum(one.cycles[1] for one in found.operators.values()) / 64e6)
     assert any("modelled (emulated cortex-m4 at 64 MHz)" in note for note in costed.notes)
+
+
+@needs_emulator
+def test_the_catalogues_rate_is_that_of_the_kernels() -> None:
+    pytest.importorskip("capstone")
+    model = po.load("lenet", batch=1)
+    assert isinstance(model, po.Model)
+    step = model.differentiate(optimizer="sgd")
+    found = step.profile_on("cortex-m4")
+    modelled = sum(one.cycles[LEVELS.index("middle")] for one in found.operators.values()) / found.clock_hz
+    assert 0.7 < modelled / step.cost("m4").baseline_time_s < 1.4

@@ -18,9 +18,9 @@ from benchmarks import cuts
 from poetopt.backends.c.build import FLAGS, STEP, write
 from poetopt.backends.c.generations import blocks, copy_at, head_at, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
 from poetopt.backends.step.places import graph_of
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
@@ -30,12 +30,14 @@ from tests.backends.c.support import (
     HOST,
     M4,
     WARNINGS,
+    blocks_of,
     dropping_model,
     needs_emulator,
     needs_host,
     network,
     normalized_file,
 )
+from tests.keeping_nothing import keeping_nothing
 from tests.seeds import everything
 
 SECTOR = 2048
@@ -47,7 +49,8 @@ def plan_of(kind: str) -> Plan:
     """Of steps whose state lies in the three places where it can: in RAM for good, in the arena, on storage."""
     if kind == "resident":
         return lay_out(store_all(dropping_model().differentiate(optimizer="adam").cost("m4", runtime="c")))
-    problem = network().differentiate(optimizer="adam").cost("m4", runtime="c", parameters="paged")
+    board = blocks_of(4096 if kind == "sectors" else 512)
+    problem = network().differentiate(optimizer="adam").cost(board, runtime="c", parameters="paged")
     if kind == "erased":
         problem = replace(problem, storage_erase_bytes=SECTOR)
     report = po.solve(problem, ram=problem.least_ram_bytes + 2400, threads=1, time_limit="20s")
@@ -77,7 +80,8 @@ class Survivor:
 
     def erase(self) -> None:
         first = (self.folder / "po_storage.bin").read_bytes()
-        (self.folder / "pages.bin").write_bytes(first.ljust(blocks(self.program) * BLOCK_BYTES, b"\xff"))
+        size = blocks(self.program) * self.program.storage.block_bytes
+        (self.folder / "pages.bin").write_bytes(first.ljust(size, b"\xff"))
 
     def run(self, writes: int, steps: int) -> tuple[int, list[str]]:
         ended = subprocess.run(
@@ -87,7 +91,7 @@ class Survivor:
 
 
 @needs_host
-@pytest.mark.parametrize("kind", ["resident", "paged", "erased"])
+@pytest.mark.parametrize("kind", ["resident", "paged", "erased", "sectors"])
 def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
     steps = 3
     flags = {"resident": ("-DRESTORE",), "erased": (f"-DSECTOR={SECTOR}",)}.get(kind, ())
@@ -111,10 +115,11 @@ def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
 
 
 @needs_emulator
-def test_the_power_of_a_board_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["erased", "sectors"])
+def test_the_power_of_a_board_ends(kind: str, tmp_path: Path) -> None:
     """With just the plan's RAM, which is painted then; `python -m benchmarks.cuts` has networks, and every write."""
-    row, worn = cuts.measured("tiny", cuts.compiled(plan_of("erased"), tmp_path), every=11)
-    assert int(row[5]) > 10
+    row, worn = cuts.measured("tiny", cuts.compiled(plan_of(kind), tmp_path), every=11)
+    assert int(row[5]) > 3
     assert row[8] == "0"
     assert worn
 
@@ -194,12 +199,16 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="with the two copies that po_save keeps, the step takes"):
             po.emit(narrow, tmp_path / "c")
         assert not (tmp_path / "c").exists()
-    sectors = replace(plan, problem=replace(plan.problem, storage_block_bytes=4096))
-    with pytest.raises(PlanError, match=r"in blocks of 4,096 B, and a program in C moves blocks of 512"):
-        po.emit(sectors, tmp_path / "other")
     odd = replace(plan, problem=replace(plan.problem, storage_erase_bytes=1000))
-    with pytest.raises(PlanError, match=r"erases its storage in 1,000 B at once, which are no whole blocks of the 512"):
+    with pytest.raises(PlanError, match=r"erases 1,000 at once, and a program in C moves 512 B at once: that must be"):
         po.emit(odd, tmp_path / "other")
+    for board, told in (
+        (blocks_of(515), "blocks of 515 B and erases 1 at once, and a program in C moves 515 B at once: that must be"),
+        (replace(blocks_of(4096), stack_bytes=2048), "one on the stack, and .* are 2,048; give a device with 4,480"),
+    ):
+        other = keeping_nothing(network().differentiate(optimizer="adam").cost(board, runtime="c", parameters="paged"))
+        with pytest.raises(PlanError, match=told):
+            po.emit(other, tmp_path / "other")
     assert po.emit(replace(plan, problem=replace(plan.problem, storage_erase_bytes=4096)), tmp_path / "c").sectors > 0
 
 

@@ -15,9 +15,9 @@ from poetopt.backends.c.execute import numbers
 from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.program import TableRow, device_program
 from poetopt.backends.c.run import run_steps
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all
 from tests.backends.c.support import HOST, needs_host, paged_parameters, updating

@@ -15,9 +15,9 @@ from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.generations import blocks, copy_at
 from poetopt.backends.c.golden import golden_of
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.storage import BLOCK_BYTES
 from poetopt.backends.c.targets import compiler
 from poetopt.backends.step.places import graph_of
+from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.storeall import store_all

@@ -14,6 +14,7 @@ from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Home, Problem
 from poetopt.plan.instructions import Plan
@@ -23,7 +24,7 @@ from poetopt.report.on_device import device_text, device_training_text
 from poetopt.util.errors import PlanError
 from poetopt.util.units import show_bytes
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
+from tests.backends.c.support import HOST, WARNINGS, blocks_of, needs_host, other_board, same
 from tests.keeping_nothing import keeping_nothing as nothing_kept
 
 
@@ -82,6 +83,20 @@ def test_an_input_that_would_take_the_most_ram_is_fed_on_storage() -> None:
     for ended in (device_text(keeping_nothing(fed()), here), device_training_text(keeping_nothing(fed()), there)):
         assert f"{show_bytes(here.bytes_streamed)} in chunks inside operators" in ended
     assert here.bytes_streamed == there.bytes_streamed > here.bytes_paged
+
+
+@needs_host
+@pytest.mark.parametrize("nbytes", [264, 4096])
+def test_blocks_are_the_devices(nbytes: int) -> None:
+    """Pages of DataFlash, of which two are 528 B, and sectors of 4 KB."""
+    model = po.load("lenet", batch=1)
+    assert isinstance(model, po.Model)
+    board = blocks_of(nbytes)
+    plan = nothing_kept(model.differentiate(optimizer="momentum").cost(board, parameters="paged", stream="auto"))
+    ended = execute_on(plan, "host")
+    assert ended.ok, ended.message
+    assert ended.bytes_streamed > 0
+    assert device_program(plan, graph_of(plan)).storage.block_bytes == (528 if nbytes == 264 else 4096)
 
 
 @needs_host

@@ -16,6 +16,10 @@
 
 #include "po.h"
 
+#if PO_BLOCK_BYTES != 512
+#error "SD cards move blocks of 512 bytes: plan for a device with such a storage"
+#endif
+
 #define REGISTER(address) (*(volatile uint32_t *)(address))
 #define SSI0 0x40008000u
 #define GPIO_D 0x40007000u

@@ -50,12 +50,10 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 /* What a copy says of itself: PO_DONE where it is a head of this network. */
 static int about(uint32_t which, head *found)
 {
-    unsigned char block[PO_BLOCK_BYTES];
-    if (po_read(HEAD(which), block, PO_BLOCK_BYTES) != 0) {
+    if (po_read(HEAD(which), found, (uint32_t)sizeof *found) != 0) {
         return PO_STORAGE;
     }
-    (void)memcpy(found, block, sizeof *found);
-    if (found->magic != MAGIC || found->check != sum(0u, block, (uint32_t)sizeof *found - 4u)) {
+    if (found->magic != MAGIC || found->check != sum(0u, (const unsigned char *)found, (uint32_t)sizeof *found - 4u)) {
         return PO_DAMAGED;
     }
     return memcmp(found->network, network, sizeof network) == 0 ? PO_DONE : PO_OTHER;
@@ -90,7 +88,6 @@ static int through(uint32_t which, int into, uint32_t *crc)
 
 int po_save(void)
 {
-    unsigned char block[PO_BLOCK_BYTES];
     head heads[2];
     head next = {MAGIC, 1u, {0u, 0u, 0u, 0u}, 0u, 0u};
     uint32_t which = 0;
@@ -112,11 +109,8 @@ int po_save(void)
     if (code != PO_DONE) {
         return code;
     }
-    (void)memset(block, 0, sizeof block);
-    (void)memcpy(block, &next, sizeof next);
-    next.check = sum(0u, block, (uint32_t)sizeof next - 4u);
-    (void)memcpy(block, &next, sizeof next);
-    return po_write(HEAD(which), block, PO_BLOCK_BYTES) == 0 ? PO_DONE : PO_STORAGE;
+    next.check = sum(0u, (const unsigned char *)&next, (uint32_t)sizeof next - 4u);
+    return po_write(HEAD(which), &next, (uint32_t)sizeof next) == 0 ? PO_DONE : PO_STORAGE;
 }
 
 int po_restore(void)

@@ -41,8 +41,6 @@ class CRuntime:
 
     name = "c"
     alignment = ALIGNMENT
-    row_bytes = windows.BLOCK_BYTES
-    """What a row of a table is a multiple of where it goes to and from storage by itself."""
     rows_of_parts = False
     """Batches come part by part, and nobody knows the rows of all of them before the first one."""
 
@@ -59,6 +57,10 @@ class CRuntime:
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
         """Nothing: scratch is part of the workspace."""
         return 0
+
+    def block_bytes(self, unit: int) -> int:
+        """Gives what it moves at once to and from a storage of blocks of `unit` bytes."""
+        return windows.block_bytes(unit)
 
     def row_numbers_bytes(self, count: int) -> int:
         """Bytes kept of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
@@ -81,15 +83,17 @@ class CRuntime:
         movable: Collection[str] = (),
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
+        block_bytes: int = 1,
     ) -> Iterator[RuntimeVariant]:
         """See `Runtime.variants`: the plain one, then those of `variants`."""
         alignment = ALIGNMENT if alignment is None else alignment
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable or listed:
-            ways = StreamWays(operator, tensors, alignment, movable=movable, listed=listed, values=values)
+            block = windows.block_bytes(block_bytes)
+            ways = StreamWays(operator, tensors, alignment, movable=movable, listed=listed, values=values, block=block)
             names = names_of(operator)
             numbers = {name: f"{k:04}" for k, name in enumerate(names)}
-            key = windows.BLOCK_BYTES, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)
+            key = block, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)
             if key not in _chosen:
                 sizes = {numbers[name]: tensors[name].nbytes for name in (*movable, *listed)}
                 stored = [numbers[name] for name in (*movable, *listed) if tensors[name].role in STORED]

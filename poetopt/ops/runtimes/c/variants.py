@@ -158,6 +158,8 @@ class Streamed:
         Where temporaries and scratch lie, as large as a chunk.
     scratch_offset
         Where the tilings' own scratch begins.
+    block
+        Bytes that go to and from storage at once.
     """
 
     form: StepLoop
@@ -168,6 +170,7 @@ class Streamed:
     pitches: tuple[int, ...]
     layout: InnerLayout
     scratch_offset: int
+    block: int
 
 
 class StreamCandidate(NamedTuple):
@@ -198,6 +201,8 @@ class StreamWays:
         Tables by rows that may, too: each row is a transfer.
     values
         Constants, as far as they are known.
+    block
+        Bytes that are moved at once.
     """
 
     def __init__(
@@ -209,6 +214,7 @@ class StreamWays:
         movable: Collection[str],
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
+        block: int = windows.BLOCK_BYTES,
     ) -> None:
         run: Sequence[KernelStep] = ()
         if (movable or listed) and not operator.view:
@@ -218,7 +224,7 @@ class StreamWays:
                 run = ()
         self.kernels = tuple(step.kernel for step in run)
         found = forms(as_run(operator, tensors), run)
-        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed) for form in found]
+        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed, block) for form in found]
 
     def candidates(self) -> Iterator[StreamCandidate]:
         """Each with what it takes."""
@@ -242,10 +248,11 @@ class _OfForm:
         form: StepLoop,
         movable: Collection[str],
         listed: Collection[str],
+        block: int,
     ) -> None:
         self.operator, self.tensors, self.alignment, self.form, self.run = operator, tensors, alignment, form, run
         self.ran = as_run(operator, tensors)
-        self.movable, self.listed = movable, listed
+        self.movable, self.listed, self.block = movable, listed, block
         self.old = {new: old for old, new in operator.updates}
         inside = {n for step in run for n in (*step.call.node.inputs, *step.call.node.outputs)}
         outside = {*operator.inputs, *operator.outputs}
@@ -256,7 +263,7 @@ class _OfForm:
         """Sets that can be streamed together: of what is updated first the states, used once a step, then all."""
 
         def may(name: str) -> bool:
-            if name not in self.form.slices or self.tensors[name].nbytes <= windows.BLOCK_BYTES:
+            if name not in self.form.slices or self.tensors[name].nbytes <= self.block:
                 return False
             return name in self.movable or (name in self.listed and self.by_rows(name))
 
@@ -308,7 +315,8 @@ class _OfForm:
                 if name in self.listed and not taken.picks:
                     multiples.add(lcm(loop.multiple, loop.extent // self.tensors[name].shape[0]))
                 if taken.level == level and taken.pieces > 1 and taken.rows is None:
-                    multiples.add(lcm(loop.multiple, windows.piece_multiple(loop.extent, taken.unit_bytes) or 1))
+                    whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
+                    multiples.add(lcm(loop.multiple, whole or 1))
             counts = COUNTS if form.outer is None or form.inner is None else BOTH
             sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
@@ -338,22 +346,24 @@ class _OfForm:
         made = name in self.operator.outputs and name not in self.operator.inputs
         does = not made, made or name in self.old.values()
         if name in self.rounds:
-            return windows.visits(self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does)
+            return windows.visits(
+                self.block, self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does
+            )
         passes = 1
         if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
             passes = -(-form.outer.extent // outer)
         if taken.picks:
-            return windows.picked(self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
+            return windows.picked(self.block, self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
         if name in self.listed:
             rows = self.tensors[name].shape[0]
             steps = extent // rows
             whole = chunk % steps == 0
-            return windows.steps(taken.unit_bytes * steps, rows, chunk // steps, *does) if whole else None
+            return windows.steps(self.block, taken.unit_bytes * steps, rows, chunk // steps, *does) if whole else None
         if taken.rows is not None:
-            return windows.rows(taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
+            return windows.rows(self.block, taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
         if taken.pieces == 1:
-            return windows.run(self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
-        multiple = windows.piece_multiple(extent, taken.unit_bytes)
+            return windows.run(self.block, self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
+        multiple = windows.piece_multiple(self.block, extent, taken.unit_bytes)
         if not multiple or (chunk % multiple and chunk < extent):
             return None
         return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
@@ -404,7 +414,7 @@ class _OfForm:
             reads_of[n] = tuple(sorted(traffic.reads.items()))
             writes.update(traffic.writes)
         places = tuple(offsets), tuple(pitches)
-        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end)
+        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end, self.block)
         end = found.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
         return RuntimeVariant(

@@ -1,8 +1,9 @@
 """Describes what a streamed operand takes: its buffer in RAM, and its transfers, one by one.
 
-Storage moves whole blocks. A tensor whose chunks are runs of bytes goes through a *window*: a buffer that begins with
-a block and moves on with the chunks, so that each block is read once a pass, and written once. Where a chunk is many
-pieces, each is a transfer of its own, and has to begin and end with a block, or has a window of its own.
+Storage moves whole blocks, here of `block` bytes. A tensor whose chunks are runs of bytes goes through a *window*: a
+buffer that begins with a block and moves on with the chunks, so that each block is read once a pass, and written once.
+Where a chunk is many pieces, each is a transfer of its own, and has to begin and end with a block, or has a window of
+its own.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ from poetopt.ops.runtimes.c.kernel import ALIGNMENT
 from poetopt.ops.runtimes.c.tiling import Rows
 
 BLOCK_BYTES = 512
-"""Of an SD card, and of the storage that `po_read` and `po_write` speak of."""
+"""The least that `po_read` and `po_write` move at once: an SD card's block."""
 Visits = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
 """Of each round how often it is made, and where its sweeps begin and end, in steps."""
+
+
+def block_bytes(unit: int) -> int:
+    """Gives what a program moves at once where the storage's blocks are `unit` bytes: as many of them as make 512."""
+    return -(-BLOCK_BYTES // unit) * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,52 +38,52 @@ class Traffic:
 
 
 @lru_cache(maxsize=65536)
-def run(total: int, chunk: int, passes: int, reads: bool, writes: bool) -> Traffic:
+def run(block: int, total: int, chunk: int, passes: int, reads: bool, writes: bool) -> Traffic:
     """A tensor of `total` bytes in chunks of `chunk` bytes, from its begin to its end, `passes` times."""
-    return _window(total, [(at, min(total, at + chunk)) for at in range(0, total, chunk)], passes, reads, writes)
+    return _window(block, total, [(at, min(total, at + chunk)) for at in range(0, total, chunk)], passes, reads, writes)
 
 
 @lru_cache(maxsize=65536)
 def rows(
-    taken: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
+    block: int, taken: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
 ) -> Traffic | None:
     """`count` pieces of the rows that chunks of `chunk` of `extent` steps take, each with a window of its own.
 
     None where a piece is no whole blocks.
     """
     total = taken.extent * unit
-    if count > 1 and total % BLOCK_BYTES:
+    if count > 1 and total % block:
         return None
     spans = [taken.span(at, min(extent, at + chunk)) for at in range(0, extent, chunk)]
-    one = _window(total, [(first * unit, last * unit) for first, last in spans], passes, reads, writes)
+    one = _window(block, total, [(first * unit, last * unit) for first, last in spans], passes, reads, writes)
     reading, writing = ({nbytes: n * count for nbytes, n in moved.items()} for moved in (one.reads, one.writes))
     return Traffic(one.buffer_bytes if count == 1 else count * pitch(one.buffer_bytes), reading, writing)
 
 
-def steps(unit: int, count: int, chunk: int, reads: bool, writes: bool) -> Traffic | None:
+def steps(block: int, unit: int, count: int, chunk: int, reads: bool, writes: bool) -> Traffic | None:
     """`count` steps of `unit` bytes, each a transfer, `chunk` of them in RAM; None where a step is no whole blocks."""
-    if unit % BLOCK_BYTES:
+    if unit % block:
         return None
     moved = {unit: count}
     return Traffic(min(chunk, count) * unit, moved if reads else {}, moved if writes else {})
 
 
-def picked(total: int, unit: int, count: int, reads: bool, writes: bool) -> Traffic | None:
+def picked(block: int, total: int, unit: int, count: int, reads: bool, writes: bool) -> Traffic | None:
     """`count` steps of `unit` bytes, one after the other: each by the blocks that may hold one, wherever it begins.
 
     None where a tensor of `total` bytes hasn't so many blocks, and where steps are written that are no whole blocks.
     """
-    if unit % BLOCK_BYTES == 0:
-        return steps(unit, count, 1, reads, writes)
-    nbytes = step_blocks(unit) * BLOCK_BYTES
-    if writes or nbytes > _ceil(total):
+    if unit % block == 0:
+        return steps(block, unit, count, 1, reads, writes)
+    nbytes = step_blocks(block, unit) * block
+    if writes or nbytes > _ceil(total, block):
         return None
     return Traffic(nbytes, {nbytes: count})
 
 
-def step_blocks(unit: int) -> int:
+def step_blocks(block: int, unit: int) -> int:
     """Says how many blocks hold a step of `unit` bytes, whichever of them it is."""
-    return -(-(BLOCK_BYTES - gcd(unit, BLOCK_BYTES) + unit) // BLOCK_BYTES)
+    return -(-(block - gcd(unit, block) + unit) // block)
 
 
 def pitch(buffer_bytes: int) -> int:
@@ -86,9 +92,9 @@ def pitch(buffer_bytes: int) -> int:
 
 
 @lru_cache(maxsize=65536)
-def visits(total: int, unit: int, rounds: Visits, chunk: int, reads: bool, writes: bool) -> Traffic:
+def visits(block: int, total: int, unit: int, rounds: Visits, chunk: int, reads: bool, writes: bool) -> Traffic:
     """A tensor that the sweeps of rounds go through, in chunks of `chunk` steps of `unit` bytes."""
-    window = _Window(total, reads, writes)
+    window = _Window(block, total, reads, writes)
     for times, sweeps in rounds:
         spans = [
             (at * unit, min(last, at + chunk) * unit) for first, last in sweeps for at in range(first, last, chunk)
@@ -99,9 +105,11 @@ def visits(total: int, unit: int, rounds: Visits, chunk: int, reads: bool, write
     return window.traffic()
 
 
-def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bool, writes: bool) -> Traffic:
+def _window(
+    block: int, total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bool, writes: bool
+) -> Traffic:
     """A chunk is written up to where the next begins."""
-    window = _Window(total, reads, writes)
+    window = _Window(block, total, reads, writes)
     done = [*(begin for begin, _ in spans[1:]), total]
     for number in range(min(passes, 2)):
         times = 1 if number == 0 else passes - 1  # all passes after the first begin where the first one ended
@@ -114,26 +122,26 @@ def _window(total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bo
 class _Window:
     """Holds what `po_window_to` and `po_window_out` of po_stream.h do."""
 
-    def __init__(self, total: int, reads: bool, writes: bool) -> None:
-        self.total, self.reads, self.writes = total, reads, writes
+    def __init__(self, block: int, total: int, reads: bool, writes: bool) -> None:
+        self.block, self.total, self.reads, self.writes = block, total, reads, writes
         self.read: Counter[int] = Counter()
         self.write: Counter[int] = Counter()
         self.start = self.end = self.buffer = 0
 
     def chunk(self, begin: int, to: int, done: int, times: int) -> None:
         """Bytes `begin` to `to` are in RAM, and those before `done` written: so many times alike."""
-        first = begin // BLOCK_BYTES * BLOCK_BYTES
+        first = begin // self.block * self.block
         if first < self.start:
             self.start = self.end = first
         self.start, self.end = first, max(self.end, first)
         if not self.reads:
             self.end = max(self.end, to)
         elif self.end < to:
-            limit = min(self.total, _ceil(to))
+            limit = min(self.total, _ceil(to, self.block))
             self.read[limit - self.end] += times
             self.end = limit
         self.buffer = max(self.buffer, self.end - self.start, to - self.start)
-        limit = done if done == self.total else done // BLOCK_BYTES * BLOCK_BYTES
+        limit = done if done == self.total else done // self.block * self.block
         if self.writes and limit > self.start:
             self.write[limit - self.start] += times
 
@@ -151,12 +159,12 @@ def pieces(extent: int, unit: int, count: int, chunk: int, passes: int, reads: b
     return Traffic(min(chunk, extent) * unit * count, dict(moved) if reads else {}, dict(moved) if writes else {})
 
 
-def piece_multiple(extent: int, unit: int) -> int:
+def piece_multiple(block: int, extent: int, unit: int) -> int:
     """Gives what chunks have to be a multiple of for pieces to begin and end with blocks; 0 where they can't."""
-    if extent * unit % BLOCK_BYTES:
+    if extent * unit % block:
         return 0
-    return BLOCK_BYTES // gcd(BLOCK_BYTES, unit)
+    return block // gcd(block, unit)
 
 
-def _ceil(nbytes: int) -> int:
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+def _ceil(nbytes: int, block: int) -> int:
+    return -(-nbytes // block) * block

@@ -88,6 +88,7 @@ class OnnxRuntime:
         movable: Collection[str] = (),
         listed: Collection[str] = (),
         values: Mapping[str, Array] | None = None,
+        block_bytes: int = 1,
     ) -> Iterator[RuntimeVariant]:
         """See `Runtime.variants`: the plain one, then those of `ways`."""
         alignment = self.alignment if alignment is None else alignment
