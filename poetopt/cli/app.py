@@ -17,7 +17,7 @@ import typer
 
 from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
-from poetopt.cli.models import devices, formulations, grad, inspect, zoo
+from poetopt.cli.models import devices, formulations, grad, inspect, lora, quantize, zoo
 from poetopt.cli.options import REMOVED, Paneled
 from poetopt.cli.plans import emit, restore, run, schedule, show, verify
 from poetopt.cli.profile import profile
@@ -151,6 +151,8 @@ app.command(short_help="Solve many points on many processors; it resumes.", cls=
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
 app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
 app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
+app.command(short_help="Add LoRA's pairs to a network, or merge them.", cls=Paneled)(lora)
+app.command(short_help="Make a network's weights integers.", cls=Paneled)(quantize)
 app.command(short_help="Write the model for a solver of your own.", cls=Paneled)(export)
 app.command("import-solution", short_help="Read that solver's solution back as a plan.", cls=Paneled)(import_solution)
 app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
