@@ -1,14 +1,21 @@
-"""A frozen linear layer under cross-entropy as one operator, which never has all scores at once.
+"""A linear layer under cross-entropy as one operator, which never has all scores at once.
 
 The scores of a language model take more than all else of its step: a row of classes for each token, several times.
-Where they are a frozen layer's, loss and gradient are computed in one pass over chunks of classes. Of each chunk there
-are the scores z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product u = exp(z - m) W_k; what is there
-already is multiplied by exp(m_before - m_after). Behind the last chunk
+Loss and gradient are computed in one pass over chunks of classes instead. Of each chunk there are the scores
+z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product u = exp(z - m) W_k; what is there already is
+multiplied by exp(m_before - m_after). Behind the last chunk
 
     loss = mean(m + log s - z_label),    dx = (u / s - W_label) / rows
 
 The layer is multiplied as often as in two passes, read once, and chunk by chunk where it is on storage. Elements of
 four bits, of which no kernel takes rows, are bytes of two.
+
+Where the layer is trained, each row's l = m + log s is kept, and one more operator makes the scores again, by chunks of
+rows, or by classes where it streams W, dW or W's update:
+
+    p = (exp(z - l) - [class = label]) / rows,    dW = p' x
+
+and so does another that makes db, the sum of p.
 
 Source: Milakov and Gimelshein, arXiv 1805.02867; Hsu et al., Liger Kernel, arXiv 2410.10989.
 """
@@ -18,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +43,8 @@ CLASSES = 2048
 
 
 @dataclass(frozen=True)
-class FrozenLayer:
-    """A frozen linear layer z = x W' + b.
+class Head:
+    """A linear layer z = x W' + b under cross-entropy.
 
     x
         What it reads, under any shape whose last axis is W's.
@@ -46,6 +54,8 @@ class FrozenLayer:
         What its product writes.
     bias
         A number for each class, or None.
+    trained
+        Whether W or b is.
     scales
         Scales and zero points that dequantize it.
     sharing
@@ -60,6 +70,7 @@ class FrozenLayer:
     weight: Tensor
     scores: str = ""
     bias: Tensor | None = None
+    trained: bool = False
     scales: tuple[Tensor, ...] = ()
     sharing: Sharing = Sharing(None)  # noqa: RUF009
     gone: tuple[str, ...] = ()
@@ -85,14 +96,17 @@ def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
     return k.node("Gather", [table, labels], (*labels.shape, *table.shape[1:]), table.dtype, axis=0)
 
 
-def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
-    """The layer that `scores` are of, where it is frozen and they take more than a chunk of them and of its weight."""
+def head_of(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> Head | None:
+    """The layer that `scores` are of, where they take more than a chunk of them and of its weight.
+
+    A weight that is trained stays as it lies, so that its rows must be classes.
+    """
     if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype not in ("float32", "float64"):
         return None
     node, bias = behind.node(scores.name), ""
     while node is not None and (node.op_type in VIEW_OPS or node.op_type == "Add"):
         if node.op_type == "Add":
-            bias, *more = [name for name in node.inputs if behind.constant(name) is not None] or ["", ""]
+            bias, *more = [name for name in node.inputs if name in behind.values] or ["", ""]
             if more:
                 return None
         node = behind.node(next(name for name in node.inputs if name != bias))
@@ -103,7 +117,7 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
         return None
     bias = bias or "".join(node.inputs[2:])
     x, vector = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
-    if vector is not None and (behind.constant(bias) is None or vector.shape != scores.shape[-1:]):
+    if vector is not None and (bias not in behind.values or vector.shape != scores.shape[-1:]):
         return None
     rows, classes, features = scores.size // scores.shape[-1], scores.shape[-1], x.shape[-1]
     if rows * classes <= CLASSES * (rows + features):
@@ -111,11 +125,12 @@ def frozen_layer(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behin
     layer = _weight(x, node.inputs[1], turned, builder, behind)
     if layer is None or layer.weight.shape[0] != classes:
         return None
-    return replace(layer, scores=node.outputs[0], bias=vector)
+    trained = layer.trained or (vector is not None and vector.role is Role.PARAMETER)
+    return replace(layer, scores=node.outputs[0], bias=vector, trained=trained)
 
 
-def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> FrozenLayer | None:
-    """The layer without its bias; None where its weight is trained, or where rows of W have scales in common."""
+def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> Head | None:
+    """The layer without its bias; None where it is trained and turned, or where rows of W have scales in common."""
     transpose = behind.node(name, "Transpose")
     if transpose is not None and len(builder.tensors[name].shape) == 2:
         name, turned = transpose.inputs[0], not turned
@@ -123,8 +138,10 @@ def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: B
     if node is not None:
         operands = [name for name in node.inputs if name]
     weight, *scales = tensors = [builder.tensors[name] for name in operands]
-    if len(weight.shape) != 2 or any(behind.constant(name) is None for name in operands):
+    if len(weight.shape) != 2 or any(name not in behind.values for name in operands):
         return None
+    if any(behind.constant(name) is None for name in operands):
+        return None if scales or turned else Head(x, weight, trained=True)
     axis, block = (None, 0) if node is None else sharing(weight.shape, scales[0].shape, *settings(node))
     axis = axis if axis is None or not turned else 1 - axis
     packed = weight.dtype in PACKED
@@ -138,7 +155,7 @@ def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: B
         values[0] = values[0][:, ::2] | values[0][:, 1::2] << 4
     found = [_held(builder, value, f"{name}.rows") for value, name in zip(values, (*operands, name), strict=False)]
     gone = tuple({*operands} - {one.name for one in found})
-    return FrozenLayer(x, found[0], scales=tuple(found[1:]), sharing=Sharing(axis, block), gone=gone, packed=packed)
+    return Head(x, found[0], scales=tuple(found[1:]), sharing=Sharing(axis, block), gone=gone, packed=packed)
 
 
 def _elements(tensor: Tensor, builder: GraphBuilder) -> Any:
@@ -160,10 +177,8 @@ def _held(builder: GraphBuilder, value: Array, name: str) -> Tensor:
     return builder.valued(builder.unique(name), np.ascontiguousarray(value), Role.CONSTANT)
 
 
-def write_loss(
-    k: OperatorBuilder, layer: FrozenLayer, x: Tensor, labels: Tensor, weight: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The loss and its gradient by `x`, [rows, features].
+def write_loss(k: OperatorBuilder, layer: Head, x: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
+    """The loss, its gradient by `x`, [rows, features], and each row's l, [rows, 1], where the layer is trained.
 
     labels
         That are safe to index with, [rows].
@@ -194,18 +209,56 @@ def write_loss(
     score = k.reduce_sum(k.mul(x, own), [1])
     if layer.bias is not None:
         score = k.add(score, k.reshape(picked(k, layer.bias, labels), column))
-    each = k.sub(k.add(most, k.unary("Log", total)), score)
-    share = k.graph.scalar(1.0 / count, x.dtype)
-    if weight is not None:
-        share = k.div(k.reshape(weight, column), k.reduce_sum(weight, [0], keepdims=False))
+    whole = k.out(column, x.dtype, "loss.log_sum")
+    k.write("Add", [most, k.unary("Log", total)], [whole])
+    share = _share(k, weight, count, x.dtype)
     loss = k.out((), x.dtype, "loss", Role.LOSS)
-    k.write("ReduceSum", [k.mul(each, share), k.graph.ints([0, 1])], [loss], keepdims=0)
+    k.write("ReduceSum", [k.mul(k.sub(whole, score), share), k.graph.ints([0, 1])], [loss], keepdims=0)
     gradient = k.out(x.shape, x.dtype, "loss.grad_input")
     k.write("Mul", [k.sub(k.div(product, total), own), share], [gradient])
-    return loss, gradient
+    return (loss, gradient, whole) if layer.trained else (loss, gradient)
 
 
-def set_aside(layer: FrozenLayer, x: Tensor, forward: Sequence[Operator], builder: GraphBuilder) -> list[Operator]:
+def _share(k: OperatorBuilder, weight: Tensor | None, rows: int, dtype: str) -> Tensor:
+    """What the mean is of each row: a number, or [rows, 1]."""
+    if weight is None:
+        return k.graph.scalar(1.0 / rows, dtype)
+    return k.div(k.reshape(weight, (rows, 1)), k.reduce_sum(weight, [0], keepdims=False))
+
+
+def layer_gradient(
+    k: OperatorBuilder, operands: Sequence[Tensor], bias: Tensor | None, weight: Tensor | None, dy: Tensor, *,
+    of_bias: bool,
+) -> Tensor:  # fmt: skip
+    """The gradient by W, or by b.
+
+    operands
+        x, W, labels, and l of each row, as `write_loss` has it.
+    weight
+        See `write_loss`.
+    """
+    x, w, labels, whole = operands
+    (rows, features), classes = x.shape, w.shape[0]
+    share = k.mul(_share(k, weight, rows, x.dtype), dy)
+    own, numbers = k.cast(labels, "int32"), k.graph.constant(np.arange(classes, dtype=np.int32))
+    parts = max(1, min(-(-rows * classes // (CLASSES * (rows + features))), rows // 2))
+    gradient: Tensor | None = None
+    for begin, end in pairwise(rows * part // parts for part in range(parts + 1)):
+        some = partial(k.slice, starts=[begin], ends=[end], axes=[0])
+        given, column = some(x), (end - begin, 1)
+        powers = k.unary("Exp", k.sub(k.gemm(given, w, bias, trans_b=True), some(whole)))
+        hits = k.cast(k.compare("Equal", k.reshape(some(own), column), numbers), x.dtype)
+        each = k.mul(k.sub(powers, hits), some(share) if share.shape else share)
+        if of_bias:
+            total = k.reduce_sum(each, [0], keepdims=False)
+            gradient = total if gradient is None else k.add(gradient, total)
+        else:
+            gradient = k.gemm(each, given, gradient, trans_a=True)
+    assert gradient is not None
+    return gradient
+
+
+def set_aside(layer: Head, x: Tensor, forward: Sequence[Operator], builder: GraphBuilder) -> list[Operator]:
     """The operators that predictions alone need: the layer, as a Gemm of `x`, and those of `forward` behind it.
 
     x

@@ -39,7 +39,7 @@ from poetopt.autodiff.choice import (
     shape_text,
 )
 from poetopt.autodiff.emit import GraphBuilder, OperatorBuilder, finish
-from poetopt.autodiff.linear_loss import FrozenLayer, frozen_layer, set_aside, write_loss
+from poetopt.autodiff.linear_loss import Head, head_of, set_aside, write_loss
 from poetopt.autodiff.registry import downstream, is_float
 from poetopt.graph import FORWARD_ONLY, Graph, LabelRule, Node, Operator, Role, Tensor
 from poetopt.ops.losses import LINEAR
@@ -154,7 +154,7 @@ def attach(
     along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
     tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
     plainly = not (rule.class_weights or rule.smoothing or (graph.parts > 1 and not rule.plain))
-    layer = frozen_layer(tail.logits, tail.axis, builder, behind) if plainly else None
+    layer = head_of(tail.logits, tail.axis, builder, behind) if plainly else None
     note = f"loss: cross-entropy on {on}{along}); {how}"
     return _cross_entropy(y, tail, builder, note, layer, forward, graph.parts)
 
@@ -238,7 +238,7 @@ def _cross_entropy(
     tail: Tail,
     builder: GraphBuilder,
     note: str,
-    layer: FrozenLayer | None,
+    layer: Head | None,
     forward: Sequence[Operator],
     parts: int,
 ) -> Attached:
@@ -285,13 +285,12 @@ def _cross_entropy(
         draft = _start(builder, "loss.cross_entropy", LINEAR)
         kept = kept_labels(draft, classes, rule.ignore_index)
         safe, weight = label_weights(draft, classes, kept, None, scores.dtype)
-        loss, gradient = write_loss(draft, layer, x, safe, weight)
+        loss, *others = write_loss(draft, layer, x, safe, weight)
+        read = [x, layer.weight, classes, *filter(None, [layer.bias])]
         if not layer.scales:
-            ignored = {} if rule.ignore_index is None else {"ignore_index": rule.ignore_index}
-            read = [x, layer.weight, classes, *filter(None, [layer.bias])]
-            draft.amounts_to(LINEAR, read, [loss, gradient], **ignored)
-        meaning = Node(LINEAR, (x.name, layer.weight.name, classes.name), (loss.name, gradient.name))
-        operators.append(replace(_done(draft, loss, gradient), meaning=meaning))
+            draft.amounts_to(LINEAR, read, [loss, *others], **ignoring(rule))
+        meaning = Node(LINEAR, tuple(one.name for one in read), (loss.name, *(one.name for one in others)))
+        operators.append(replace(_done(draft, loss, *others), meaning=meaning))
         note += f"; the scores of its {count:,} classes are never there at once"
         added, known = (labels.name,), Note(note, About.LOSS)
         return Attached(tuple(operators), loss, "cross-entropy", added, known, compared, tuple(aside), layer.gone)
@@ -361,6 +360,11 @@ def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> 
         return None
     equal = draft.compare("Equal", labels, draft.graph.constant(np.array(ignored, labels.dtype)))
     return draft.node("Not", [equal], labels.shape, "bool")
+
+
+def ignoring(rule: LabelRule) -> dict[str, int]:
+    """The attribute of a loss that leaves out labels."""
+    return {} if rule.ignore_index is None else {"ignore_index": rule.ignore_index}
 
 
 def label_weights(

@@ -17,7 +17,7 @@ import typer
 
 from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
-from poetopt.cli.models import devices, formulations, grad, inspect, zoo
+from poetopt.cli.models import devices, formulations, grad, inspect, lora, quantize, zoo
 from poetopt.cli.options import REMOVED, Paneled
 from poetopt.cli.plans import emit, restore, run, show, verify
 from poetopt.cli.profile import profile
@@ -160,6 +160,8 @@ app.command(short_help="Solve many points on many processors; it resumes.", cls=
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
 app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
 app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
+app.command(short_help="Add LoRA's pairs to a network, or merge them.", cls=Paneled)(lora)
+app.command(short_help="Make a network's weights integers.", cls=Paneled)(quantize)
 app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
 app.command(short_help="List the devices, or show one with its sources.", cls=Paneled)(devices)
 app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)

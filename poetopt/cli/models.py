@@ -1,10 +1,13 @@
 """`poetopt inspect` and `poetopt grad`: what a model consists of, and its training graph.
 
+`poetopt lora` and `poetopt quantize`: a language model made fit for training.
+
 `poetopt formulations`, `poetopt devices` and `poetopt zoo`: what there is to choose from.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -110,6 +113,72 @@ def zoo(
     write_atomically(out, networks.build(name, options["batch"]).SerializeToString())
     say(f"{out}: {networks.ZOO[name].about}")
     return 0
+
+
+def lora(
+    model: ModelArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")],
+    rank: Annotated[int | None, typer.Option(metavar="R", help="Columns of a pair; default: 8.")] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERNS", help="Weights, or nodes, that get a pair; default: *q_proj,*v_proj."),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(metavar="A", help="What a pair counts, times its rank; default: the rank.")
+    ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Put what pairs have learned into the weights beside them instead.")
+    ] = False,
+) -> int:
+    """Write a network with LoRA's pairs beside some of its products: they alone are trained."""
+    from poetopt.frontends.lora import lora as adapted
+    from poetopt.frontends.lora import merge_lora
+    from poetopt.frontends.proto import PARAMETERS
+
+    check_outputs([model], {"-o": out})
+    asked = {"rank": rank, "targets": targets, "alpha": alpha}
+    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    if merge:
+        if given:
+            raise OptionError(f"--merge, --{next(iter(given))}: pairs are as the file has them; leave it out")
+        merge_lora(_file_of(model), out=out)
+        say(f"{out}: without pairs; what they had learned is in the weights")
+        return 0
+    made = adapted(_file_of(model), out=out, **given)
+    trained = next(entry.value for entry in made.metadata_props if entry.key == PARAMETERS).split("\n")
+    numbers = sum(math.prod(one.dims) for one in made.graph.initializer if one.name in trained)
+    say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all else is frozen")
+    return 0
+
+
+def quantize(
+    model: ModelArgument,
+    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")],
+    kind: Annotated[
+        str,
+        typer.Option(metavar="int4|int8", help="What weights become."),
+    ] = "int4",
+    block: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Weights with a scale in common; default: 32 of int4, 64 of int8."),
+    ] = None,
+) -> int:
+    """Write a network whose matrices and tables are integers of 4 or 8 bits, to be frozen."""
+    from poetopt.frontends.quantizing import quantize as quantized
+    from poetopt.util.units import show_bytes
+
+    check_outputs([model], {"-o": out})
+    made = quantized(_file_of(model), kind, block=block, out=out)
+    size = sum(one.ByteSize() for one in made.graph.initializer)
+    say(f"{out}: {show_bytes(size)} of weights, of {kind} where a product or a table has them")
+    return 0
+
+
+def _file_of(model: str) -> Any:
+    """A network of the zoo in memory, or the path of a file."""
+    from poetopt import zoo as networks
+
+    return networks.build(model) if model in networks.names() else model
 
 
 @sharing(BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, RUNTIME)

@@ -26,8 +26,9 @@ def train(
     data: Annotated[
         str,
         typer.Option(
-            metavar="FILE.npz|FILE.csv|FOLDER",
-            help="Arrays by input names, a table, a folder of .npz files, or of a folder of images for each class.",
+            metavar="FILE|FOLDER",
+            help="Arrays by input names (.npz), a table (.csv), tokens (.npy, .bin, .txt), a folder of .npz files, or "
+            "of a folder of images for each class.",
         ),
     ],
     out: Annotated[str, typer.Option("-o", "--out", metavar="TRAINED.onnx", help="Write the trained network there.")],

@@ -121,7 +121,7 @@ def overlaps(trial: KernelTrial) -> Mapping[str, Sequence[int]]:
         if call.has(k) and call.input(k).nbytes == size
     }
     if rest and kernel.op_type.endswith(UPDATE):  # parameter, gradient, states; or operands of the gradient first
-        states = range(3 if TOGETHER in kernel.op_type else 2, 2 + len(call.inputs))
+        states = range(kernel.in_place[0] + 1 if TOGETHER in kernel.op_type else 2, 2 + len(call.inputs))
         found["new states lie on the old ones"] = [kernel.in_place[0], *states[: len(rest)]]
     return found
 

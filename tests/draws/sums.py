@@ -118,11 +118,19 @@ def update(op_type: str, optimizer: str, *, clips: float = 0.0) -> Draw:
     return draw
 
 
-def _frozen_head(random: Random) -> list[Case]:
-    rows, features, classes = int(random.integers(6, 11)), int(random.integers(1, 5)), int(random.integers(4100, 5000))
-    w = normal(random, (features, classes))
-    model = network(random, (rows, features), [onnx_node("MatMul", ["h", "w"])], {"w": w})
-    return step_cases(model, LINEAR, random, loss="cross-entropy", train="p")
+def head(op_type: str, trained: str = "", optimizer: str = "none") -> Draw:
+    """A layer under cross-entropy, with more classes than a chunk; of its weight and bias is trained what is named."""
+
+    def draw(random: Random) -> list[Case]:
+        rows, features, classes = (int(random.integers(*of)) for of in ((6, 11), (2, 5), (4100, 5000)))
+        weights = {"w": normal(random, (classes, features)), "b": normal(random, (classes,))}
+        biased = trained == "b" or random.random() < 0.5
+        node = onnx_node("Gemm", ["h", "w", *(["b"] if biased else [])], attributes={"transB": 1})
+        model = network(random, (rows, features), [node], {n: weights[n] for n in node.input[1:]})
+        train = f"p,{trained}" if trained else "p"
+        return step_cases(model, op_type, random, loss="cross-entropy", train=train, optimizer=optimizer)
+
+    return draw
 
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -132,7 +140,12 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "ReduceSum"): _sum,
     ("", "Einsum"): _einsum,
     ("", "Gemm"): _gemm,
-    (OWN_DOMAIN, LINEAR): _frozen_head,
+    (OWN_DOMAIN, LINEAR): head(LINEAR),
+    **{
+        (OWN_DOMAIN, kind): head(kind, of[5], optimizer)
+        for of in ("grad_weight", "grad_bias")
+        for kind, optimizer in ((f"{LINEAR}.{of}", "none"), *((f"{LINEAR}.{of}+{o}.update", o) for o in OPTIMIZERS))
+    },
     ("", "MatMul"): _matmul,
     **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
     **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o, clips=0.5) for o in OPTIMIZERS},

@@ -19,7 +19,7 @@ from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.language import data_of
 from poetopt.formulations.static_power import static_power
 from poetopt.formulations.within import least, within
-from poetopt.search.solved import add_late_rows
+from poetopt.search.solved import add_late_rows, plan_of
 from poetopt.testing.problems import tight
 from poetopt.util.errors import FormulationError, PlanError
 from tests.stored import tight_with_parameters

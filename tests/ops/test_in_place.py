@@ -31,6 +31,8 @@ def _operands(op: str, rows: int, columns: int) -> list[list[Any]]:
         return [[x, np.arange(rows, dtype=np.int64)[:, None], _floats(rows, columns)]]
     if op == "Clip":
         return [[x, np.float32(0.3).reshape(()), np.float32(0.9).reshape(())]]
+    if op == "Gemm":
+        return [[_floats(rows, 5), _floats(5, columns), x]]
     if len(IN_PLACE[op]) == 1:
         return [[x]]
     others = [_floats(*shape) for shape in ((rows, columns), (rows, 1), (columns,), ())]

@@ -1,5 +1,5 @@
 """Softmax, cross-entropy and likelihood."""
 
 LINEAR = "LinearCrossEntropy"
-"""The operator of a frozen linear layer with the cross-entropy of its scores (`poetopt.autodiff.linear_loss`): no ONNX
+"""The operator of a linear layer with the cross-entropy of its scores (`poetopt.autodiff.linear_loss`): no ONNX
 op."""

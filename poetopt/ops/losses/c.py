@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from poetopt.graph import DTYPE_BYTES, OWN_DOMAIN, Tensor
+from poetopt.ops.elementwise.updates import RULES, declared, update_inputs
 from poetopt.ops.losses import LINEAR
 from poetopt.ops.nodes import around
 from poetopt.ops.runtimes.c.axes import Code, along, arguments_of, by_row
-from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, block, c_number, called, read, real
+from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, c_number, called, read, real
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 Sizes = tuple[int, int, int]
@@ -217,29 +218,73 @@ def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
 def _linear(call: Call, arguments: Arguments, begin: str = "0", classes: int = 0) -> str:
     """Chunks of classes, of the operands x, W, labels and bias; W has so many in all, or no more than there are."""
     (rows, size), count = call.input(0).shape, call.input(1).shape[0]
-    bias = f"(const float *){arguments.inputs[3]}" if call.has(3) else "NULL"
     ends = f"{begin} + {count} == {classes or count}"
+    names, (x, w, bias, labels), ignored = _operands(call, arguments, 3)
+    outputs = (*arguments.outputs, "NULL")[:3]
+    operands = *outputs, x, w, bias, labels, f"(float *){arguments.scratch}"
+    return block(*names, called("po_linear_loss", *operands, rows, size, begin, count, ends, *ignored))
+
+
+def _operands(call: Call, arguments: Arguments, bias: int) -> tuple[list[str], Sequence[str], tuple[int, str]]:
+    """The declarations of x, W, bias and labels, their names, and what says which labels are left out."""
+    names = ("x", "w", "labels")
+    declared = [read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate(names)]
     ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
-    names = read("x", call.input(0), arguments.inputs[0]), read("w", call.input(1), arguments.inputs[1])
-    labels = read("labels", call.input(2), arguments.inputs[2])
-    operands = *arguments.outputs, "x", "w", bias, "labels", f"(float *){arguments.scratch}"
-    numbers = rows, size, begin, count, ends, ignores, c_number(ignored, "int64")
-    return block(*names, labels, called("po_linear_loss", *operands, *numbers))
+    given = f"(const float *){arguments.inputs[bias]}" if call.has(bias) else "NULL"
+    return declared, ("x", "w", given, "labels"), (ignores, c_number(ignored, "int64"))
 
 
 def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
     def chunk(cut: Call, arguments: Arguments, begin: str) -> str:
         return _linear(cut, arguments, begin, call.input(1).shape[0])
 
-    return along(_linear, call, [None, 0, None, *(0 for _ in call.inputs[3:])], [None, None], chunk)
+    return along(_linear, call, [None, 0, None, *(0 for _ in call.inputs[3:])], [None] * len(call.outputs), chunk)
 
 
 def _linear_refuses(call: Call) -> str | None:
-    floats = (call.input(0), call.input(1), call.output(0), call.output(1))
-    return None if all(one.dtype == "float32" for one in floats) else "a layer of another type than float32"
+    return None if call.input(0).dtype == "float32" else "a layer of another type than float32"
+
+
+def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
+    """The gradient by weight or bias: of x, W, labels, logarithms, bias and a factor; with an update, which also takes
+    the parameter, states and scalars, class by class."""
+    states = RULES[optimizer].states if optimizer else -1
+
+    def code(call: Call, arguments: Arguments, begin: str = "0") -> str:
+        (rows, size), count = call.input(0).shape, call.input(1).shape[0]
+        names, read_of, ignored = _operands(call, arguments, 4)
+        made, update, factor = arguments.outputs[0], "NULL", "1.0f"
+        if call.has(5):
+            names.append(read("by", call.input(5), arguments.inputs[5]))
+            factor = "by[0]"
+        if optimizer:
+            made, update = f"(float *){arguments.scratch}", "&u"
+            names += declared(call, arguments, optimizer, tuple(range(6, 7 + states)), 7 + states)
+        numbers = factor, rows, size, width(call), begin, count
+        operands = made, update, *read_of, f"(const float *){arguments.inputs[3]}"
+        return block(*names, called("po_linear_loss_weight", *operands, *numbers, *ignored))
+
+    def width(call: Call) -> int:
+        return call.input(0).shape[1] if of == "grad_weight" else 1
+
+    def tilings(call: Call) -> tuple[Tiling, ...]:
+        inputs = [None, 0, None, None, 0, None, *(0 for _ in range(1 + states))]
+        inputs += [None] * (len(call.inputs) - len(inputs))
+        return along(code, call, inputs, [0] * len(call.outputs), code)
+
+    def refuses(call: Call) -> str | None:
+        other = optimizer and len(call.inputs) != update_inputs(optimizer, 6)
+        return "another number of operands" if other else _linear_refuses(call)
+
+    name, over = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
+    return Kernel(
+        name, code, OWN_DOMAIN, refuses, lambda call: ELEMENT_BYTES * width(call) * bool(optimizer), in_place=over,
+        tilings=tilings, headers=(HEADER,),
+    )  # fmt: skip
 
 
 KERNELS: tuple[Kernel, ...] = (
+    *(_linear_gradient(of, optimizer) for of in ("grad_weight", "grad_bias") for optimizer in ("", *RULES)),
     Kernel(
         LINEAR,
         _linear,

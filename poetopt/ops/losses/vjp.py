@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.losses import RULED, along_classes, kept_labels, label_weights
+from poetopt.autodiff.linear_loss import layer_gradient
+from poetopt.autodiff.losses import RULED, along_classes, ignoring, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
@@ -94,8 +95,22 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp(LINEAR, since=1)
 def linear_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = G dY, with the gradient G that the forward operator has written."""
-    return (op.emit("grad_input").mul(op.output(1), op.only(cotangents[:1])),)
+    """dX = G dY, with G that the forward operator has written; dW and db as in `poetopt.autodiff.linear_loss`."""
+    dy, rule = op.only(cotangents[:1]), op.builder.label_rule
+    dx = op.emit("grad_input").mul(op.output(1), dy) if op.need(0) else None
+    bias = op.input(3) if op.has(3) else None
+
+    def of_layer(kind: str, index: int) -> Tensor | None:
+        if not op.need(index):
+            return None
+        k, read = op.emit(kind), [op.x, op.input(1), op.input(2), op.output(2)]
+        _, weight = label_weights(k, read[2], kept_labels(k, read[2], rule.ignore_index), None, op.x.dtype)
+        made = layer_gradient(k, read, bias, weight, dy, of_bias=index == 3)
+        scaled = any(dy.name in node.inputs for node in k.nodes)
+        k.amounts_to(f"{LINEAR}.{kind}", [*read, bias, dy if scaled else None], [made], **ignoring(rule))
+        return made
+
+    return dx, of_layer("grad_weight", 1), None, of_layer("grad_bias", 3)
 
 
 @single("NegativeLogLikelihoodLoss", since=12)

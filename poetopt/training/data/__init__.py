@@ -6,6 +6,7 @@
 | `FILE.npz` | arrays by input name; read in place where `numpy.savez` wrote it, unpacked once where it is compressed |
 | a folder of `.npz` files | the rows of one after the other, in the order of their names |
 | `FILE.csv` | a table with a line of names: see `poetopt.training.data.files` |
+| `FILE.npy`, `FILE.bin`, `FILE.txt` | tokens, one after the other: see `poetopt.training.data.tokens` |
 | a folder of folders of images | a class each, numbered in the order of their names |
 
 All of these are regular files, or links to such: a pipe or a device is refused by its name, and never opened.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from poetopt.graph import TrainingGraph
 from poetopt.training.data.arrays import DataSet, of_arrays
+from poetopt.training.data.tokens import ENDINGS, of_tokens
 from poetopt.util.errors import ModelError
 
 __all__ = ["DataSet", "open_data"]
@@ -43,6 +45,8 @@ def open_data(
         from poetopt.training.data.files import of_table
 
         return of_table(graph, path, workdir)
+    if path.suffix.lower() in ENDINGS:
+        return of_tokens(graph, path)
     from poetopt.training.data.files import of_archive
 
     return of_archive(graph, path, workdir)

@@ -24,6 +24,7 @@ IN_PLACE: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
     **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
     **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
+    "Gemm": (2,),
 }
 """Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
 

@@ -3,6 +3,7 @@
 #define PO_NORM_H
 
 #include "po_math.h"
+#include "po_update.h"
 
 /* The sum of x over one channel of [images, channels, size]. */
 PO_INLINE float po_channel_sum(const float *x, int32_t images, int32_t channels, int32_t size, int32_t c)
@@ -386,10 +387,11 @@ PO_INLINE float po_dot(const float *x, const float *y, int32_t size)
 
 /* Cross-entropy of x w' + b and its gradient by x, a class after another: classes begin to begin + count of w and b, and
  * what is left behind the last one. Of each row, `state` keeps the largest score, the sum of exponentials, the label's
- * score, and, where they are apart, the label's row of w. */
-PO_INLINE void po_linear_loss(float *loss, float *gradient, const float *x, const float *w, const float *b,
-                              const int64_t *labels, float *state, int32_t rows, int32_t size, int32_t begin,
-                              int32_t count, int32_t ends, int32_t ignores, int64_t ignored)
+ * score, and, where they are apart, the label's row of w; `whole`, where it isn't NULL, is the logarithm of the sum of
+ * all exponentials. */
+PO_INLINE void po_linear_loss(float *loss, float *gradient, float *whole, const float *x, const float *w,
+                              const float *b, const int64_t *labels, float *state, int32_t rows, int32_t size,
+                              int32_t begin, int32_t count, int32_t ends, int32_t ignores, int64_t ignored)
 {
     float *own = state + 3 * rows, sum = 0.0f;
     int32_t kept = 0, c, r, i;
@@ -428,12 +430,48 @@ PO_INLINE void po_linear_loss(float *loss, float *gradient, const float *x, cons
         const float *s = state + 3 * r;
         const float share = (ignores && labels[r] == ignored ? 0.0f : 1.0f) / (float)kept;
         float *g = gradient + r * size;
+        if (whole != NULL) {
+            whole[r] = s[0] + po_log(s[1]);
+        }
         sum += (s[0] + po_log(s[1]) - s[2]) * share;
         for (i = 0; i < size; ++i) {
             g[i] = (g[i] / s[1] - own[r * size + i]) * share;
         }
     }
     loss[0] = sum;
+}
+
+/* The gradient by classes begin to begin + count of w (or b, which has a `width` of 1), times `factor`; `whole` is what
+ * po_linear_loss wrote. With an update, which takes it class by class, `out` has room for one. */
+PO_INLINE void po_linear_loss_weight(float *out, const po_update *update, const float *x, const float *w,
+                                     const float *b, const int64_t *labels, const float *whole, float factor,
+                                     int32_t rows, int32_t size, int32_t width, int32_t begin, int32_t count,
+                                     int32_t ignores, int64_t ignored)
+{
+    int32_t kept = 0, c, r, i;
+    for (r = 0; r < rows; ++r) {
+        kept += !(ignores && labels[r] == ignored);
+    }
+    factor /= (float)kept;
+    for (c = 0; c < count; ++c) {
+        float *g = update == NULL ? out + c * width : out;
+        for (i = 0; i < width; ++i) {
+            g[i] = 0.0f;
+        }
+        for (r = 0; r < rows; ++r) {
+            const float score = po_dot(x + r * size, w + c * size, size) + (b == NULL ? 0.0f : b[c]);
+            const float part = (po_exp(score - whole[r]) - (labels[r] == begin + c ? 1.0f : 0.0f)) * factor;
+            if (ignores && labels[r] == ignored) {
+                continue;
+            }
+            for (i = 0; i < width; ++i) {
+                g[i] += width < size ? part : part * x[r * size + i];
+            }
+        }
+        for (i = 0; update != NULL && i < width; ++i) {
+            po_updated(update, c * width + i, g[i]);
+        }
+    }
 }
 
 #endif

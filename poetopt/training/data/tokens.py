@@ -1,0 +1,69 @@
+"""One long row of token ids in a file, cut into windows of what a language model reads; labels are the next tokens.
+
+| file | ids |
+|---|---|
+| `.npy` | an array of one axis, of integers |
+| `.bin` | numbers of 16 bits, low byte first |
+| `.txt` | the text's bytes in UTF-8, 0 to 255 |
+
+Window k has T ids from k T on, and its labels begin one id later; what fills no window at the end is left out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from poetopt.graph import TrainingGraph
+from poetopt.training.data.arrays import DataColumns, InFile
+from poetopt.util.errors import ModelError
+from poetopt.util.files import open_regular
+
+RAW = {".bin": "<u2", ".txt": "u1"}
+"""The types of files without a header."""
+ENDINGS = (".npy", *RAW)
+
+
+def of_tokens(graph: TrainingGraph, path: Path) -> DataColumns:
+    """The windows of a file. Raises ModelError for what is no such file, or a network that reads no tokens."""
+    given = [name for name in graph.inputs if name not in graph.added_inputs]
+    shapes = {graph.tensors[name].shape for name in graph.inputs}
+    whole = all(graph.tensors[name].dtype in ("int32", "int64") for name in graph.inputs)
+    if len(given) != 1 or len(graph.added_inputs) != 1 or len(shapes) != 1 or not whole or len(min(shapes)) != 2:
+        raise ModelError(
+            f"{path}: tokens are for a network with one input of ids [batch, tokens] and cross-entropy on its classes "
+            "for each of them; make other inputs constants (solve --value), or give its arrays as .npz"
+        )
+    start, count, dtype = _ids(path)
+    ((_, window),) = shapes
+    rows = (count - 1) // window
+    if rows < 1:
+        raise ModelError(f"{path}: it has {count:,} ids, and a window with its labels takes {window + 1:,}; give more")
+    columns = {
+        name: InFile(str(path), start + at * dtype.itemsize, rows, (window,), dtype)
+        for name, at in ((given[0], 0), (graph.added_inputs[0], 1))
+    }
+    return DataColumns(graph, str(path), columns)
+
+
+def _ids(path: Path) -> tuple[int, int, np.dtype[np.generic]]:
+    """Where the ids begin, how many there are, and their type."""
+    try:
+        with open_regular(path) as file:
+            if path.suffix.lower() != ".npy":
+                dtype = np.dtype(RAW[path.suffix.lower()])
+                return 0, file.seek(0, 2) // dtype.itemsize, dtype
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise ModelError(f"{path} is no array that numpy.save wrote: {error}") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.dtype.isnative:
+        raise ModelError(
+            f"{path}: it holds {array.dtype} of shape {list(array.shape)}; tokens are one row of integers, as in "
+            "numpy.save(path, ids.reshape(-1))"
+        )
+    return int(array.offset), array.size, array.dtype
