@@ -186,7 +186,8 @@ class Block:
         Optional: (block, point) -> the rows that the point violates, none that it keeps. Asked at points of relaxations
         and at solutions; at solutions only `core` rows count.
     revive
-        Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope.
+        Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope,
+        or None where it has none.
     counts
         Optional: sums of its decisions that a tree may branch on. Those of stages that follow each other stand beside
         each other.
@@ -233,7 +234,7 @@ class Block:
     requires: tuple[str, ...] = ()
     separator: Separator | None = None
     when: Callable[[Space], bool] | None = None
-    revive: Callable[[PyomoBlock, object], Row] | None = None
+    revive: Callable[[PyomoBlock, object], Row | None] | None = None
     counts: Callable[[PyomoBlock], list[Count]] | None = None
     collects: bool = False
     says: str = ""

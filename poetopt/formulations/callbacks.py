@@ -278,7 +278,7 @@ ANSWERS: dict[str, Callable[[Any], str | None]] = {
     "build": _anything,
     "separator": functools.partial(_no_list, "rows", _no_row),
     "when": _anything,
-    "revive": _no_row,
+    "revive": lambda row: None if row is None else _no_row(row),
     "counts": functools.partial(_no_list, "counts", _no_count),
     "refuses": _no_reason,
     "adds_j": _no_figure,

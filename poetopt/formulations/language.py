@@ -314,11 +314,8 @@ class Formulation:
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
         makers = {b.name: b for b in self.blocks if b.revive is not None and b.name in model.block_names}
-        return [
-            replace(answer(makers[name], "revive", model.component(name), key), block=name)
-            for name, key in keys
-            if name in makers
-        ]
+        made = ((answer(makers[name], "revive", model.component(name), key), name) for name, key in keys if name in makers)
+        return [replace(row, block=name) for row, name in made if row is not None]
 
     def counts(self, model: Any) -> list[list[Count]]:
         """The counts that a tree may branch on beside single variables, block by block."""

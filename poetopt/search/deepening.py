@@ -129,8 +129,8 @@ class Deepening:
         for place, scope in enumerate(rungs[begin:], begin):
             if place and run.remaining_s(run.budget) < LEAST_S:
                 break
-            if settled and not _wide(scope):
-                continue
+            if settled and (self._all or not _wide(scope)):
+                continue  # what bounds all plans bounds those, too
             before = run.incumbent.value
             share = 1.0 if scope == top else NO_GOODS_SHARE
             last = self._search(scope, self._budget(scope, top), no_goods=share)
@@ -138,7 +138,7 @@ class Deepening:
             if last.closed:
                 settled = self._proven is not None and not paid
                 self._proven = last
-                if self._all and self._all.prove():
+                if self._all and self._all.prove(last):
                     break  # no wider scope has a better one
             elif last.within(NEARLY):
                 settled = self._proven is not None and not paid

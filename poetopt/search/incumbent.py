@@ -16,7 +16,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
-from poetopt.plan.transfers import NODES, out_of_reach, plan_transfers
+from poetopt.plan.transfers import NODES, TRIALS, out_of_reach, plan_transfers
 from poetopt.search.solution import DeadlineModel, Options
 from poetopt.search.tuning import LAYOUT_S
 from poetopt.util.errors import PlanError
@@ -234,8 +234,9 @@ class Incumbent:
         """
         if self.best is None or not self.problem.dma or not self.best.simulation.page_ins:
             return
-        nodes = NODES if self.options.deadline_s is not None else 0  # seconds that nobody asked for are worth few
-        plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes, nodes=nodes)
+        # seconds that nobody asked for are worth few
+        trials, nodes = (TRIALS, NODES) if self.options.deadline_s is not None else (0, 0)
+        plan = plan_transfers(replace(self.best.plan, offsets=()), self._ram_bytes, trials=trials, nodes=nodes)
         simulation = simulate(plan)
         trial = self._judge.trial(plan, simulation)
         value = self._judge.goal.value(trial)

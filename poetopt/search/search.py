@@ -287,7 +287,7 @@ def search(
     try:
         run.allot(1.0)
         if all_plans and not run.interrupted:
-            all_plans.search()
+            all_plans.search(proof)
     except KeyboardInterrupt:
         run.interrupt()
     return _conclude(run, proof, store_all)

@@ -198,7 +198,7 @@ def test_wrong_counts(case: str, problem: Problem) -> None:
 
 def test_rows_from_another_scope(problem: Problem) -> None:
     """A key whose row can't be made; where the new scope hasn't the block, its rows are left behind."""
-    for revive, complaint in ((fails, "revive failed: ZeroDivisionError"), (lambda *_: None, "revive returned None")):
+    for revive, complaint in ((fails, "revive failed: ZeroDivisionError"), (lambda *_: 3, "revive returned 3")):
         together, model = built(odd(revive=revive), problem)
         with pytest.raises(FormulationError, match=f"block 'odd': {complaint}"):
             together.revive(model, [("odd", 1)])

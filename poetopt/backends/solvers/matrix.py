@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyomo.common.errors import InfeasibleConstraintException
+from pyomo.common.numeric_types import native_numeric_types, value
 from pyomo.core.base import Constraint, Objective, Var
 from pyomo.core.base.var import VarData
 from pyomo.core.expr.numeric_expr import (
@@ -18,8 +18,8 @@ from pyomo.core.expr.numeric_expr import (
     NegationExpression,
     SumExpression,
 )
-from pyomo.repn.linear import LinearRepnVisitor
-from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler, _LinearStandardFormCompiler_impl
+from pyomo.core.expr.relational_expr import EqualityExpression, RangedExpression
+from pyomo.repn import generate_standard_repn
 
 from poetopt.backends.solvers.solver import Floats, Frozen
 from poetopt.formulations.rows import Row
@@ -164,64 +164,98 @@ class Matrix:
         return int(self.rows.shape[0]), len(self.columns)
 
 
-NUMBERS, SUMS = {int, float}, {LinearExpression, SumExpression}
+SUMS = {LinearExpression, SumExpression}
 ROWS = 1000
 """The clock is looked at once in this many rows."""
 
 
-class _Rows(LinearRepnVisitor):  # type: ignore[misc]
-    """Pyomo's walk through an expression, and a shorter way through what blocks are made of.
+class _Entries:
+    """The entries of rows as they come, one after the other; a variable gets its column when it is first met.
 
-    Sums and differences of variables, times plain numbers, whose columns are known are added up at once.
+    Sums and differences of variables, times plain numbers, are added up at once; Pyomo reads what is neither.
     """
 
-    rows = 0
+    def __init__(self) -> None:
+        self.variables: list[Any] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self._column: dict[int, int] = {}
 
-    def walk_expression(self, expr: Any) -> Any:
-        self.rows += 1
-        if not self.rows % ROWS:
-            work.check()
-        if expr.__class__ in SUMS:
-            linear: dict[int, float] = {}
-            constant = self._added(expr, 1, linear)
-            if constant is not None and all(linear.values()):
-                result = self.Result()
-                result.linear, result.constant = linear, constant
-                return result
-        return super().walk_expression(expr)
+    def __len__(self) -> int:
+        return len(self.columns)
 
-    def _added(self, expr: Any, sign: int, linear: dict[int, float]) -> float | None:
-        """The constant of a sum whose terms are added to `linear`; None where it takes Pyomo to read it."""
+    def add(self, expression: Any, sign: int = 1) -> float:
+        """Add the terms of `expression`, times `sign`; its constant. Raises ValueError for one that isn't linear."""
+        if expression.__class__ in SUMS:
+            return self._sum(expression.args, sign)
+        return self._sum((expression,), sign)
+
+    def _sum(self, terms: Iterable[Any], sign: int) -> float:
         constant = 0.0
-        for term in expr.args:
+        known, columns, values = self._column, self.columns, self.values
+        for term in terms:
             kind, signed = term.__class__, sign
             if kind is NegationExpression:
                 term, signed = term.args[0], -sign
                 kind = term.__class__
             if kind is VarData:
                 coefficient, variable = signed, term
-            elif kind is MonomialTermExpression:
-                coefficient, variable = term._args_
-                if coefficient.__class__ not in NUMBERS:
-                    return None
-                coefficient *= signed
-            else:
-                inner = (
-                    self._added(term, signed, linear) if kind in SUMS else signed * term if kind in NUMBERS else None
-                )
-                if inner is None:
-                    return None
-                constant += inner
+            elif kind in SUMS:
+                constant += self._sum(term.args, signed)
                 continue
-            name = id(variable)
-            if name not in self.var_map:
-                return None
-            linear[name] = linear.get(name, 0) + coefficient
+            elif kind is MonomialTermExpression and term._args_[0].__class__ in native_numeric_types:
+                coefficient, variable = term._args_
+                coefficient *= signed
+            elif kind in native_numeric_types:
+                constant += signed * term
+                continue
+            else:
+                constant += self._read(term, signed)
+                continue
+            place = known.get(id(variable))
+            if place is None:
+                place = self._meet(variable)
+            if place < 0:
+                constant += coefficient * variable.value
+            else:
+                columns.append(place)
+                values.append(coefficient)
         return constant
 
+    def _read(self, expression: Any, sign: int) -> float:
+        found = generate_standard_repn(expression)
+        if not found.is_linear():
+            raise ValueError("it is not linear")
+        for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+            place = self._column.get(id(variable))
+            self.columns.append(self._meet(variable) if place is None else place)
+            self.values.append(sign * coefficient)
+        return sign * float(found.constant)
 
-class _Compiler(_LinearStandardFormCompiler_impl):  # type: ignore[misc]
-    _get_visitor = _Rows
+    def _meet(self, variable: Any) -> int:
+        """The column of `variable`, -1 where it is fixed; all entries of its component have theirs from now on."""
+        for entry in variable.parent_component().values():
+            self._column[id(entry)] = -1 if entry.fixed else len(self.variables)
+            if not entry.fixed:
+                self.variables.append(entry)
+        return self._column[id(variable)]
+
+    def row(self, relation: Any) -> tuple[float, float]:
+        """Add the row of a relational expression, and give its bounds."""
+        if relation.__class__ is RangedExpression:
+            lower, body, upper = relation.args
+            constant = self.add(body)
+            return value(lower) - constant, value(upper) - constant
+        left, right = relation.args
+        if right.__class__ in native_numeric_types or not right.is_potentially_variable():
+            lower, upper = -np.inf, value(right) - self.add(left)
+        elif left.__class__ in native_numeric_types or not left.is_potentially_variable():
+            lower, upper = value(left) - self.add(right), np.inf
+        else:
+            lower, upper = -np.inf, -(self.add(left) + self.add(right, -1))
+        if relation.__class__ is EqualityExpression:
+            return (upper, upper) if upper < np.inf else (lower, lower)
+        return lower, upper
 
 
 def compile_model(model: Any) -> Matrix:
@@ -231,32 +265,58 @@ def compile_model(model: Any) -> Matrix:
     FormulationError, with the block's name, for a row that isn't linear or a figure that isn't a number; TimeUpError
     inside of `clock.ending`.
     """
-    if not any(True for _ in model.component_data_objects(Objective, active=True)):
+    objective = next(iter(model.component_data_objects(Objective, active=True)), None)
+    if objective is None:
         raise PoetError("the model has no active objective")
     try:
         with building():
-            form = _Compiler(LinearStandardFormCompiler.CONFIG({"mixed_form": True})).write(model)
-        bounds = [v.bounds for v in form.columns]
-    except InfeasibleConstraintException as error:
-        raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: {error}") from error
+            return _compiled(model, objective)
     except ValueError as error:  # of Pyomo's own, or of a number that is none
         raise FormulationError(_unfit(model) or str(error)) from error
-    n = len(form.columns)
-    kinds = np.array([row.bound_type for row in form.rows], dtype=int)
-    rhs = np.asarray(form.rhs, dtype=float)
+
+
+def _compiled(model: Any, objective: Any) -> Matrix:
+    entries = _Entries()
+    constant = entries.add(objective.expr)
+    starts, constraints, row_lower, row_upper = [0, len(entries)], [], [], []
+    for component in model.component_objects(Constraint, active=True):
+        for constraint in component.values():
+            if not constraint.active:
+                continue
+            lower, upper = entries.row(constraint.expr)
+            starts.append(len(entries))
+            constraints.append(constraint)
+            row_lower.append(lower)
+            row_upper.append(upper)
+            if not len(constraints) % ROWS:
+                work.check()
+    shape = (len(starts) - 1, len(entries.variables))
+    whole = csr_matrix((np.array(entries.values, dtype=float), entries.columns, starts), shape=shape)
+    whole.sum_duplicates()
+    whole.eliminate_zeros()
+    lower, upper = np.array(row_lower, dtype=float), np.array(row_upper, dtype=float)
+    kept = np.diff(whole.indptr)[1:] > 0
+    never = np.flatnonzero(~kept & ((lower > 0) | (upper < 0)))
+    if len(never):
+        name = constraints[never[0]].name
+        raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: the row {name} can't hold")
+    used = np.flatnonzero(np.bincount(whole.indices, minlength=shape[1]))
+    whole = whole[:, used] if len(used) < shape[1] else whole
+    variables = [entries.variables[x] for x in used.tolist()]
+    bounds = [v.bounds for v in variables]
     matrix = Matrix(
-        columns=Columns(form.columns),
-        constant=float(form.c_offset[0]),
-        costs=np.asarray(form.c.todense(), dtype=float).reshape(-1)[:n] if n else np.zeros(0),
+        columns=Columns(variables),
+        constant=float(constant),
+        costs=whole[:1].toarray().reshape(-1),
         lower=np.array([-np.inf if low is None else low for low, _ in bounds], dtype=float),
         upper=np.array([np.inf if high is None else high for _, high in bounds], dtype=float),
-        integer=np.array([v.is_integer() for v in form.columns], dtype=bool),
-        rows=form.A.tocsr(),
-        row_lower=np.where(kinds <= 0, rhs, -np.inf),
-        row_upper=np.where(kinds >= 0, rhs, np.inf),
-        constraints=[row.constraint for row in form.rows],
+        integer=np.array([v.is_integer() for v in variables], dtype=bool),
+        rows=whole[1:][kept],
+        row_lower=lower[kept],
+        row_upper=upper[kept],
+        constraints=[constraints[x] for x in np.flatnonzero(kept).tolist()],
     )
-    _check_figures(matrix, rhs)
+    _check_figures(matrix)
     return matrix
 
 
@@ -273,15 +333,16 @@ def _unfit(model: Any) -> str | None:
     return None
 
 
-def _check_figures(matrix: Matrix, rhs: NDArray[np.float64]) -> None:
+def _check_figures(matrix: Matrix) -> None:
     """Raises FormulationError for coefficients, bounds and costs that solvers can't take."""
     wrong = np.flatnonzero(~np.isfinite(matrix.rows.data))
     if len(wrong):
         place = int(np.searchsorted(matrix.rows.indptr, wrong[0], side="right")) - 1
         raise FormulationError(f"{_place(matrix.constraints[place])} has the coefficient {matrix.rows.data[wrong[0]]}")
-    if not np.isfinite(rhs).all():
-        place = int(np.flatnonzero(~np.isfinite(rhs))[0])
-        raise FormulationError(f"{_place(matrix.constraints[place])} has the bound {rhs[place]}")
+    bounds = np.where(np.isneginf(matrix.row_lower), matrix.row_upper, matrix.row_lower)
+    if not np.isfinite(bounds).all():
+        place = int(np.flatnonzero(~np.isfinite(bounds))[0])
+        raise FormulationError(f"{_place(matrix.constraints[place])} has the bound {bounds[place]}")
     for what, bad in (
         ("cost", ~np.isfinite(matrix.costs)),
         ("bound", np.isnan(matrix.lower) | np.isnan(matrix.upper)),

@@ -390,12 +390,16 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
     return Chain(s, b, tuple(path), tuple(bool(x) for x in by_page))
 
 
-def _revive(block: PyomoBlock, key: object) -> Row:
-    """A cut found in another scope, in the variables of this one."""
+def _revive(block: PyomoBlock, key: object) -> Row | None:
+    """A cut found in another scope, in the variables of this one; None where its stages are decided together."""
     assert isinstance(key, Chain)
+    space: RetentionSpace = block.model().space
+    chain = key._replace(b=int(space.ends[key.b]))
+    if not space.first_stages[chain.path[0]] <= space.decided[chain.s] < chain.b:
+        return None
     if block.pressure is not None:
-        block.pressure.begun(key.s)
-    return _rows(block).row(key, 0.0)
+        block.pressure.begun(chain.s)
+    return _rows(block).row(chain, 0.0)
 
 
 chain_cuts = Block("chain_cuts", _build, requires=("recompute", "residency"), separator=_separate, revive=_revive)

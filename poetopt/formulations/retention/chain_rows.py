@@ -37,6 +37,7 @@ class ChainRows:
     def __init__(self, model: PyomoBlock) -> None:
         space: RetentionSpace = model.space
         n, stages = len(space.problem.tensors), space.point_stage.tolist()
+        self._space = space
         self._producers = [tensor.producer for tensor in space.problem.tensors]
         again = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
         self._again = _timed(again, model.recompute.r.values(), len(space.problem.operators))
@@ -87,7 +88,16 @@ class ChainRows:
                     variables += _between(self._streamed_in[v, reader], s, b)
             elif self._written[v] is not None:
                 variables += [self._written[v], *self._streamed_out.get(v, ())]
-        return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=chain)
+        return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=self._key(chain))
+
+    def _key(self, chain: Chain) -> Chain | None:
+        """The same cut with stages that mean the same where others are decided together; None: it has none.
+
+        It begins as what is decided together ends, as nothing is decided within, and ends at a read behind that.
+        """
+        start = self._space.decided[chain.s]
+        read = self._space.uses[chain.path[0]].get(chain.b, -1)
+        return chain._replace(s=start, b=read) if self._space.first_stages[chain.path[0]] <= start < read else None
 
 
 def _timed(places: Iterable[tuple[int, int]], variables: Iterable[Any], count: int) -> list[Timed]:

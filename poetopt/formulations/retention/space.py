@@ -152,6 +152,13 @@ class RetentionSpace:
         return bool((self.ends != np.arange(len(self.ends))).any())
 
     @cached_property
+    def decided(self) -> list[int]:
+        """(n_stages,) the last stage up to each that decides; -1 before the first one."""
+        ends = np.unique(self.ends)
+        found: list[int] = np.append(ends, -1)[np.searchsorted(ends, np.arange(len(self.ends)), side="right") - 1].tolist()
+        return found
+
+    @cached_property
     def first_stages(self) -> list[int]:
         """For each tensor, the stage that decides from which on it is there."""
         ends = self.ends.tolist()
