@@ -260,12 +260,9 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
         if optimizer:
             made, update = f"(float *){arguments.scratch}", "&u"
             names += declared(call, arguments, optimizer, tuple(range(6, 7 + states)), 7 + states)
-        numbers = factor, rows, size, width(call), begin, count
+        numbers = factor, rows, size, int(of == "grad_bias"), begin, count
         operands = made, update, *read_of, f"(const float *){arguments.inputs[3]}"
         return block(*names, called("po_linear_loss_weight", *operands, *numbers, *ignored))
-
-    def width(call: Call) -> int:
-        return call.input(0).shape[1] if of == "grad_weight" else 1
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         inputs = [None, 0, None, None, 0, None, *(0 for _ in range(1 + states))]
@@ -276,9 +273,12 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
         other = optimizer and len(call.inputs) != update_inputs(optimizer, 6)
         return "another number of operands" if other else _linear_refuses(call)
 
+    def scratch(call: Call) -> int:
+        return ELEMENT_BYTES * (call.input(0).shape[1] if of == "grad_weight" else 1) if optimizer else 0
+
     name, over = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
     return Kernel(
-        name, code, OWN_DOMAIN, refuses, lambda call: ELEMENT_BYTES * width(call) * bool(optimizer), in_place=over,
+        name, code, OWN_DOMAIN, refuses, scratch, in_place=over,
         tilings=tilings, headers=(HEADER,),
     )  # fmt: skip
 

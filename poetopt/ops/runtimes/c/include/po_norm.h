@@ -441,13 +441,14 @@ PO_INLINE void po_linear_loss(float *loss, float *gradient, float *whole, const 
     loss[0] = sum;
 }
 
-/* The gradient by classes begin to begin + count of w (or b, which has a `width` of 1), times `factor`; `whole` is what
+/* The gradient by classes begin to begin + count of w (or b, where `of_bias`), times `factor`; `whole` is what
  * po_linear_loss wrote. With an update, which takes it class by class, `out` has room for one. */
 PO_INLINE void po_linear_loss_weight(float *out, const po_update *update, const float *x, const float *w,
                                      const float *b, const int64_t *labels, const float *whole, float factor,
-                                     int32_t rows, int32_t size, int32_t width, int32_t begin, int32_t count,
+                                     int32_t rows, int32_t size, int32_t of_bias, int32_t begin, int32_t count,
                                      int32_t ignores, int64_t ignored)
 {
+    const int32_t width = of_bias ? 1 : size;
     int32_t kept = 0, c, r, i;
     for (r = 0; r < rows; ++r) {
         kept += !(ignores && labels[r] == ignored);
@@ -465,7 +466,7 @@ PO_INLINE void po_linear_loss_weight(float *out, const po_update *update, const 
                 continue;
             }
             for (i = 0; i < width; ++i) {
-                g[i] += width < size ? part : part * x[r * size + i];
+                g[i] += of_bias ? part : part * x[r * size + i];
             }
         }
         for (i = 0; update != NULL && i < width; ++i) {
