@@ -18,8 +18,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all as ordinary
 from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.layout import table
-from poetopt.report.memory import clipping_document, clips
-from poetopt.report.summary import clipping_words
+from poetopt.report.memory import clips
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
@@ -223,8 +222,6 @@ class Inspection:
                 rows += _device_rows(self.needs)
             if self.paged is not None:
                 rows.append(("parameters paged", _paged_words(self.paged)))
-            clipping = {**clipping_document(self.needs.problem, None), "micro_batches": self.needs.problem.parts}
-            rows += [("clipping", text) for text in clipping_words(clipping)]
         said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in said]
         return table(str(self.contents["name"]), rows)

@@ -18,7 +18,7 @@ from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
 from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining, batch_of
 from poetopt.report.layout import table
-from poetopt.report.memory import clipping_document, memory_document, taken_bytes
+from poetopt.report.memory import clips, memory_document, taken_bytes
 from poetopt.report.proof import (
     exact_words,
     objective_document,
@@ -198,7 +198,7 @@ class Report:
             **figures(self, OF_REPORT),
             **figures(self.overlap, OF_OVERLAP),
             **memory_document(problem, self.plan, self.taken_bytes),
-            **clipping_document(problem, self.plan),
+            "clip_norm": clips(problem),
             "process_peak_bytes": peak_bytes(),
             "paging": problem.paging and options.paging,
             "gap_tolerance": options.gap,

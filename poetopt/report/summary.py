@@ -78,24 +78,6 @@ def warning(document: Document) -> str | None:
     )
 
 
-def clipping_words(document: Document) -> Iterator[str]:
-    """The cost of clipping by the norm of all gradients: those that wait for it, and what becomes of them."""
-    if not document.get("clip_norm"):
-        return
-    nbytes, parted = document["clip_gradient_bytes"], document.get("micro_batches", 1) > 1
-    size = show_bytes(nbytes)
-    text = f"{size} of gradients wait for the norm of all of them before the first update"
-    if parted:
-        sums = f"{size} of summed gradients" if nbytes else "the sums of gradients"
-        text = f"{sums} are read once more, for the norm of all of them, before the first update"
-    moved, again, energy = (document.get(f"clip_{key}") for key in ("bytes_moved", "recomputes", "energy_j"))
-    if energy is not None:
-        done = [f"{show_bytes(moved)} moved"] if moved else []
-        done += [f"{again} computed again"] if again else []
-        text += f": {', '.join(done)}, {show_joules(energy)} of the overhead" if done else ", in RAM"
-    yield text
-
-
 def _warning(document: Document) -> Iterator[str]:
     text = warning(document)
     if text:
@@ -296,7 +278,6 @@ LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
     ("RAM", _ram),
     ("memory", _memory),
     ("inference", _inference),
-    ("clipping", clipping_words),
     ("energy", _energy),
     ("cheaper", _cheaper),
     ("time", _time),

@@ -213,29 +213,16 @@ def test_training_is_told_the_bound_and_a_checkpoint_knows_it(tmp_path: Path) ->
         po.Trainer(plan_of("small", "sgd"), clip_norm=2.0)
 
 
-def test_what_waits_for_the_norm_is_said(tmp_path: Path) -> None:
-    """Counted again from the instructions of the plan, and by `verify`."""
+def test_a_clipped_plan_says_so_and_is_verified(tmp_path: Path) -> None:
     model = tmp_path / "small.onnx"
     onnx.save(MODELS["small"](), model)
     asked: Any = {"device": "a72", "optimizer": "sgd", "parameters": "paged", "remat": False}
     report = po.solve(model, clip_norm=True, total_ram=13930, **asked)
-    said: Any = report.to_dict()
-    plan = report.plan
-    assert plan is not None
-    assert plan.problem.graph is not None
-    weights = [plan.problem.graph.tensors[name].nbytes for name in plan.problem.graph.trained]
-    assert said["clip_gradient_bytes"] == sum(weights)
-    names = {f"{name}.grad" for name in plan.problem.graph.trained}
-    held = [plan.problem.tensors[step.target] for step in plan.instructions if step.action in PAGES]
-    moved = [tensor.nbytes for tensor in held if tensor.name in names]
-    assert said["clip_bytes_moved"] == sum(moved) > 0
-    assert said["clip_energy_j"] > 0
-    assert "of gradients wait for the norm of all of them" in str(report).replace("\n             ", " ")
     (tmp_path / "plan.json").write_text(report.plan_text(), encoding="utf-8")
     po.verify(tmp_path / "plan.json")
-    free: Any = po.solve(model, total_ram=13930, **asked).to_dict()
-    assert (free["clip_norm"], free["clip_gradient_bytes"], free["clip_energy_j"]) == (False, None, None)
-    assert free["overhead_j"] < said["overhead_j"]
+    said, free = report.to_dict(), po.solve(model, total_ram=13930, **asked).to_dict()
+    assert (said["clip_norm"], free["clip_norm"]) == (True, False)
+    assert free["overhead_j"] < said["overhead_j"]  # type: ignore[operator]
 
 
 @needs_host
