@@ -33,7 +33,7 @@ def take(plan: Path, picture: Path, folder: Path) -> None:
     if chromium is None:
         raise FileNotFoundError("chromium isn't there; install it to take pictures of pages")
     page = folder / "page.html"
-    poetopt("show", str(plan), "--no-open", "-o", str(page))
+    poetopt("show", str(plan), "-o", str(page))
     subprocess.run(
         (
             chromium,

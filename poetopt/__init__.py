@@ -19,26 +19,16 @@ from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt import autodiff, backends, devices, formulations, frontends, plan, report, testing, torch, zoo
-    from poetopt.api import (
-        Model,
-        Training,
-        TrainingFile,
-        add_late_rows,
-        device,
-        execute,
-        load,
-        load_plan,
-        plan_of,
-        simulate,
-        solve,
-        store_all_peak_bytes,
-        train,
-    )
     from poetopt.api.comparing import compare, pareto
     from poetopt.api.inspection import inspect
+    from poetopt.api.models import Model, device, load
     from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
+    from poetopt.api.plans import execute, load_plan, simulate, train
+    from poetopt.api.problems import store_all_peak_bytes
+    from poetopt.api.solving import solve
     from poetopt.api.sweeps import sweep
     from poetopt.api.trainer import Trainer
+    from poetopt.api.training import Training, TrainingFile
     from poetopt.api.verification import verify
     from poetopt.comparison import baselines
     from poetopt.devices import Device
@@ -49,6 +39,7 @@ if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.report.show import show
+    from poetopt.search.solved import add_late_rows, plan_of
     from poetopt.torch.fitting import fit
     from poetopt.util.errors import PoetError
 
@@ -125,39 +116,39 @@ _HOMES = {
     "Device": "poetopt.devices",
     "Graph": "poetopt.graph",
     "Operator": "poetopt.graph",
-    "Model": "poetopt.api",
+    "Model": "poetopt.api.models",
     "Plan": "poetopt.plan.instructions",
     "PoetError": "poetopt.util.errors",
     "Problem": "poetopt.graph.problem",
     "Report": "poetopt.report.report",
     "Tensor": "poetopt.graph",
     "Trainer": "poetopt.api.trainer",
-    "Training": "poetopt.api",
-    "TrainingFile": "poetopt.api",
+    "Training": "poetopt.api.training",
+    "TrainingFile": "poetopt.api.training",
     "TrainingGraph": "poetopt.graph",
-    "add_late_rows": "poetopt.api",
+    "add_late_rows": "poetopt.search.solved",
     "compare": "poetopt.api.comparing",
     "lora": "poetopt.frontends.lora",
     "merge_lora": "poetopt.frontends.lora",
     "quantize": "poetopt.frontends.quantizing",
-    "train": "poetopt.api",
-    "store_all_peak_bytes": "poetopt.api",
-    "solve": "poetopt.api",
-    "simulate": "poetopt.api",
-    "load_plan": "poetopt.api",
-    "load": "poetopt.api",
-    "execute": "poetopt.api",
+    "train": "poetopt.api.plans",
+    "store_all_peak_bytes": "poetopt.api.problems",
+    "solve": "poetopt.api.solving",
+    "simulate": "poetopt.api.plans",
+    "load_plan": "poetopt.api.plans",
+    "load": "poetopt.api.models",
+    "execute": "poetopt.api.plans",
     "emit": "poetopt.api.on_device",
     "execute_on": "poetopt.api.on_device",
     "fit": "poetopt.torch.fitting",
     "fit_on": "poetopt.api.on_device",
     "restore": "poetopt.api.on_device",
     "train_on": "poetopt.api.on_device",
-    "device": "poetopt.api",
+    "device": "poetopt.api.models",
     "inspect": "poetopt.api.inspection",
     "verify": "poetopt.api.verification",
     "pareto": "poetopt.api.comparing",
-    "plan_of": "poetopt.api",
+    "plan_of": "poetopt.search.solved",
     "show": "poetopt.report.show",
     "sweep": "poetopt.api.sweeps",
 }

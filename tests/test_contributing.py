@@ -157,7 +157,7 @@ def test_a_device(tmp_path: Path) -> None:
     assert not problem.dma
 
 
-@pytest.mark.parametrize("section", ["An operator", "A frontend", "A block", "A backend", "A baseline", "A runtime"])
+@pytest.mark.parametrize("section", ["An operator", "A frontend", "A block", "A backend", "A runtime"])
 def test_entry_points_are_those_that_are_looked_up(section: str) -> None:
     (text,) = blocks(section, "toml")
     (group,) = tomllib.loads(text)["project"]["entry-points"]

@@ -46,7 +46,6 @@ ELSEWHERE = {
     "pip install 'poetopt[dask]'": "make test installs that extra",
     "poetopt sweep sweep.toml": "minutes; tests/api runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
-    "poetopt sweep sweep.toml --csv rows.csv": "minutes; tests/api",
     "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
     "poetopt inspect net.onnx": "tests/training/test_page.py",
     "poetopt solve net.onnx --device a72 --ram 60% --optimizer adam -o plan.json": "tests/training/test_page.py",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.api import device
+from poetopt.api.models import device
 from poetopt.api.plans import load_plan, train
 from poetopt.api.sweeps import read_sweep
 from poetopt.backends.onnxruntime import load_batch

@@ -91,7 +91,7 @@ def test_pages(report: po.Report, tmp_path: Path) -> None:
     assert shown.path.read_text(encoding="utf-8") == page
     assert "Recomputed" in str(po.show(report, form="txt"))
     assert report.plan is not None
-    aside = po.show(report.plan, browse=False)
+    aside = po.show(report.plan)
     assert aside.path is not None
     assert aside.path.name == "lenet.schedule.html"
     report.save(tmp_path / "plan.json")

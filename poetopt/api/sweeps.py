@@ -15,9 +15,7 @@ a key of all that it depends on: a kill at any moment loses no row, and the same
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import itertools
 import json
 import logging
@@ -355,14 +353,6 @@ class Swept:
         if limited:
             lines.append(f"  {limited} ended by their time limit: another run may find better or worse plans for these")
         return "\n".join([*lines, *(f"  error, {count} times: {reason}" for reason, count in reasons.items())])
-
-    def to_csv(self) -> str:
-        """All rows; what is not there is empty."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        return text.getvalue()
 
 
 def sweep(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli.console import check_outputs, live_line, say, write_json, write_text
+from poetopt.cli.console import check_outputs, live_line, say, write_json
 from poetopt.cli.options import (
     BACKEND,
     BATCH,
@@ -29,7 +29,6 @@ from poetopt.cli.options import (
     THREADS,
     TIME_LIMIT,
     UPDATES,
-    CsvOption,
     JsonOption,
     ModelArgument,
     PictureOption,
@@ -60,20 +59,17 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
     ] = None,
-    csv: CsvOption = None,
     json: JsonOption = None,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
     from poetopt.api.sweeps import ERROR
     from poetopt.api.sweeps import sweep as run
 
-    check_outputs([file], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
+    check_outputs([file], {"-o": out, "--json": json})
     with _told("starting workers") as told:
         found = run(file, out=out, scheduler=scheduler, workers=workers, told=told)
-    if csv is not None:
-        write_text(found.to_csv(), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say(str(found), unless=[csv, json])
+    say(str(found), unless=[json])
     if found.lost:
         point, reason = found.lost[0]
         raise ExecutionError(
@@ -112,7 +108,6 @@ def compare(
         typer.Option(metavar="all|A,B", help="The methods; all of them by default."),
     ] = "all",
     out: PictureOption = None,
-    csv: CsvOption = None,
     plans: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Write every plan there, as METHOD-BUDGET.json, for `run`.")
     ] = None,
@@ -123,7 +118,7 @@ def compare(
     import poetopt as po
     from poetopt.util.files import check_folder
 
-    check_outputs([model], {"-o": out, "--csv": csv, "--json": json}, texts=("--csv", "--json"))
+    check_outputs([model], {"-o": out, "--json": json})
     if out is not None:
         from poetopt.report.plots import check_picture
 
@@ -144,12 +139,10 @@ def compare(
         from poetopt.report.plots import save_comparison
 
         save_comparison(found, out)
-    from poetopt.report.comparison import comparison_csv, comparison_lines
+    from poetopt.report.comparison import comparison_lines
 
-    if csv is not None:
-        write_text(comparison_csv(found), csv, option="--csv")
     write_json(found.to_dict(), json)
-    say("\n".join(comparison_lines(found)), unless=[csv, json])
+    say("\n".join(comparison_lines(found)), unless=[json])
     return 0
 
 

@@ -54,9 +54,6 @@ def devices(
         str | None,
         typer.Option(metavar="NAME|FILE", help="One device: each figure with its source."),
     ] = None,
-    toml: Annotated[
-        bool, typer.Option("--toml", help="With --show: print its file, to start one of your own from.")
-    ] = False,
     json: JsonOption = None,
 ) -> int:
     """List the devices that are known, or show one with the sources of its figures."""
@@ -65,16 +62,6 @@ def devices(
     check_outputs([], {"--json": json})
     from poetopt import devices as catalogue
 
-    if toml:
-        if show is None:
-            raise OptionError("--toml: say which device with --show, as in --show a72 --toml")
-        if json == "-":
-            raise OptionError("--json -: --toml goes to the standard output as well; give a file for --json")
-        from poetopt.devices.loading import device_table, toml_text
-
-        write_json(device_document(catalogue.device(show)), json)
-        say(toml_text(device_table(show)))
-        return 0
     shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
     documents = [device_document(device) for device in shown]
     write_json(documents[0] if show else {"devices": documents}, json)

@@ -214,9 +214,6 @@ MeterOption = Annotated[
 PictureOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
-CsvOption = Annotated[
-    str | None, typer.Option("--csv", metavar="FILE|-", help="Write all rows there as CSV; - is stdout.")
-]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
@@ -235,6 +232,10 @@ REMOVED = {
     "--battery": "the answer has the joules; divide them by what the battery holds",
     "--timing": "give --json, whose `timing` has the seconds of each phase",
     "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
+    "--csv": "give --json, whose rows have all figures",
+    "--no-open": "show writes the page, and opens no browser",
+    "--toml": "the files are in poetopt/devices/catalogue",
+    "--retries": "a point whose worker died is run once more",
     "--against": "solve with a --deadline for each point of a front against time",
     "--order": "orders of the operators aren't searched any more",
 }  # fmt: skip

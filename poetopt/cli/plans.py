@@ -366,14 +366,13 @@ def show(
             help="Default: by the suffix of FILE, else html.",
         ),
     ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
     json: JsonOption = None,
 ) -> int:
     """Show a schedule: as a page for the browser, a picture, or a text."""
     from poetopt.report.show import show as display
 
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    shown = display(plan, out=out, form=form, browse=not no_open)
+    shown = display(plan, out=out, form=form)
     if out == "-":
         write_text(f"{shown}\n", out, option="-o")
     write_json(shown.to_dict(), json)

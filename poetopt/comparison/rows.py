@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
@@ -17,6 +17,9 @@ from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures
 from poetopt.util.units import Share, parse_ram, show_share
+
+if TYPE_CHECKING:
+    from poetopt.comparison.pareto import FrontPoint
 
 MOST = 1000
 """Budgets in one option at most."""
@@ -158,22 +161,7 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
     )
 
 
-class Proven(Protocol):
-    """The proof of a row or of a point of a front."""
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def scope(self) -> str | None: ...
-    @property
-    def overhead_gap(self) -> float | None: ...
-    @property
-    def scope_gap(self) -> float | None: ...
-    @property
-    def beyond_scope(self) -> bool: ...
-
-
-def proof_words(found: Proven, *, gap: bool = True) -> str:
+def proof_words(found: ComparisonRow | FrontPoint, *, gap: bool = True) -> str:
     """`optimal`; `feasible (20.7 % open), optimal in depth<=4`, where the scope is proven to less than all schedules.
 
     gap

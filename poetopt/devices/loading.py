@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -67,35 +66,6 @@ def _table(name: str, entry: object, path: Path) -> dict[str, Any]:
 
 
 FIRST = ("value", "unit", "kind", "source")
-HEAD = """\
-# The figures of {name}, to start a device of your own from: --device ./board.toml
-# Where only some are others, a short file does, of base = "{name}" and lines such as figures.ram_bytes = "512 MiB"
-"""
-
-
-def toml_text(table: Mapping[str, Any]) -> str:
-    """The table as TOML; `poetopt.devices.loading.device` reads the same device from it."""
-    lines = [HEAD.format(name=table["name"])]
-    lines += [f"{key} = {_value(table[key])}" for key in ("name", "description")]
-    if "runtime" in table:
-        lines.append(f"runtime = {_value(table['runtime'])}")
-    if table.get("notes"):
-        lines += ["notes = [", *(f"    {_value(note)}," for note in table["notes"]), "]"]
-    lines += _section("dma", table["dma"])
-    for name, figure in table["figures"].items():
-        lines += _section(f"figures.{name}", figure)
-    return "\n".join(lines)
-
-
-def _section(name: str, table: Mapping[str, Any]) -> list[str]:
-    return ["", f"[{name}]", *(f"{key} = {_value(table[key])}" for key in FIRST if key in table)]
-
-
-def _value(value: object) -> str:
-    # JSON's strings, numbers and booleans are TOML's.
-    return json.dumps(value, ensure_ascii=False)
-
-
 CATALOGUE = Path(__file__).parent / "catalogue"
 """One TOML file a device; a file put there is a device."""
 
@@ -144,12 +114,6 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
             f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source; "
             'base = "a72" takes what is missing from there'
         ) from error
-
-
-def device_table(name_or_path: str | os.PathLike[str]) -> Mapping[str, Any]:
-    """Gives what the device's file says, bases included, as it stands there. Raises `DeviceError` as `device`."""
-    device(name_or_path)
-    return _whole(_place_of(name_or_path))
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
@@ -212,9 +176,7 @@ def _toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise DeviceError(
-            f"{path}: not valid TOML: {error}. Start from what `poetopt devices --show a72 --toml` prints"
-        ) from error
+        raise DeviceError(f"{path}: not valid TOML: {error}. Start from base = 'a72'") from error
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:

@@ -1,18 +1,16 @@
-"""A comparison as text for people, and as CSV.
+"""A comparison as text for people.
 
 Fronts as text for people.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
-from poetopt.comparison.rows import COLUMNS, ComparisonRow, proof_words
+from poetopt.comparison.rows import ComparisonRow, proof_words
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
@@ -59,17 +57,6 @@ def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
 SAME = 1e-9
 """Relative: sums of the same joules in another order."""
-
-
-def comparison_csv(found: Comparison) -> str:
-    """All rows, with the keys of `--json` as columns; what is not there is empty."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {key: "" if value is None else value for key, value in row.to_dict().items()} for row in found.rows
-    )
-    return text.getvalue()
 
 
 def comparison_lines(found: Comparison) -> list[str]:

@@ -14,7 +14,7 @@ from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
-from poetopt.report.execution import said
+from poetopt.report.execution import moved_words, said
 from poetopt.report.layout import columns, table
 from poetopt.report.summary import NO_PREDICTION
 from poetopt.training.in_c import DeviceFit
@@ -244,9 +244,8 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
 
 def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:
     """Traffic with storage in a step; no row where nothing does."""
-    parts = [f"{show_bytes(ended.bytes_paged)} in whole tensors"] if ended.bytes_paged else []
-    parts += [f"{show_bytes(ended.bytes_streamed)} in chunks inside operators"] if ended.bytes_streamed else []
-    return [("paged", f"{' and '.join(parts)} to and from a file in each step")] if parts else []
+    moved = moved_words(ended.bytes_paged, ended.bytes_streamed)
+    return [("paged", f"{moved} to and from a file in each step")] if moved else []
 
 
 def _sameness(execution: DeviceExecution) -> str:

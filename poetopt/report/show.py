@@ -1,10 +1,9 @@
-"""The work of `poetopt show`: one plan in the form that was asked for, written or printed; a browser for the page."""
+"""The work of `poetopt show`: one plan in the form that was asked for, written or printed."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from dataclasses import dataclass
 from enum import StrEnum
@@ -59,26 +58,22 @@ class Shown:
         That text, or None.
     nbytes
         Size of the file or of the text.
-    opened
-        Whether a browser has been asked to show it.
     """
 
     form: Form
     nbytes: int
     path: Path | None = None
     text: str | None = None
-    opened: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """The object of `poetopt show --json`."""
         path = None if self.path is None else str(self.path)
-        return {"format": str(self.form), "path": path, "bytes": self.nbytes, "opened": self.opened}
+        return {"format": str(self.form), "path": path, "bytes": self.nbytes}
 
     def __str__(self) -> str:
         if self.path is None:
             return self.text or ""
-        opened = ", opened in the browser" if self.opened else ""
-        return f"{self.path}: {_CONTENTS[self.form]}, {show_bytes(self.nbytes)}{opened}"
+        return f"{self.path}: {_CONTENTS[self.form]}, {show_bytes(self.nbytes)}"
 
 
 def form_of(out: str | None, form: str | None) -> Form:
@@ -100,7 +95,6 @@ def show(
     *,
     out: str | os.PathLike[str] | None = None,
     form: str | None = None,
-    browse: bool = True,
 ) -> Shown:
     """Show a plan, what `solve` or `load_plan` gave, or a plan file, as `poetopt show` does.
 
@@ -109,8 +103,6 @@ def show(
         written beside the plan file, or to a temporary folder, and the result says where.
     form
         `html`, `png`, `svg` or `txt`; by default the suffix of `out` says it, else it is `html`.
-    browse
-        Whether a page without an `out` is opened in a browser, if there is a display and a terminal.
 
     Raises OptionError, OutputError, PlanError, and BackendUnavailableError for a picture without matplotlib.
     """
@@ -133,7 +125,7 @@ def show(
         return Shown(wanted, len(content), Path(out))
     path = _aside(view.name, wanted) if file is None else _beside(file, wanted)
     write_atomically(path, content)
-    return Shown(wanted, len(content), path, opened=browse and wanted is Form.HTML and _browser(path))
+    return Shown(wanted, len(content), path)
 
 
 def _view(plan: object) -> View:
@@ -184,16 +176,3 @@ def _aside(name: str, form: Form) -> Path:
     """A path in a folder of its own, for the schedule of that name."""
     safe = re.sub(r"[^\w.-]+", "-", name)[:60] or "plan"
     return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{_ENDINGS[form]}"
-
-
-def _browser(path: Path) -> bool:
-    """Open the page where there is a display, and a terminal that a person may sit at."""
-    import webbrowser
-
-    display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not display or not sys.stdout.isatty():
-        return False
-    try:
-        return webbrowser.open(path.resolve().as_uri())
-    except (webbrowser.Error, OSError):
-        return False

@@ -57,7 +57,6 @@ GROUPS = (
     "poetopt.formulations",
     "poetopt.blocks",
     "poetopt.backends",
-    "poetopt.baselines",
     "poetopt.runtimes",
     "poetopt.kernels",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.api import Training
+from poetopt.api.training import Training
 from poetopt.autodiff.passes.blocks import is_block
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.reference import NodeByNode

@@ -49,9 +49,6 @@ def test_a_schedule_is_shown_on_stdout_as_in_a_file(run: Runner, problem: Path, 
 
 
 def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
-    compared = run("compare", problem, "--device", "a72", "--ram", "60%", "--methods", "chen-sqrtn", "--csv", "-")
-    assert compared.out.startswith("method,ram_budget_bytes,")
-    assert compared.out.count("\n") == 2
     template = run("profile", "mlp", "--template", "-")
     assert template.out.startswith("operator,time_s,")
     rows = [line.replace(",,,,", ",0.001,,,") for line in template.out.splitlines() if not line.startswith("page_")]

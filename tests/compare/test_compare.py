@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from dataclasses import replace
@@ -19,7 +18,7 @@ from poetopt.comparison.rows import COLUMNS, in_bytes, parse_budgets, row_of_sol
 from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import simulate
-from poetopt.report.comparison import coinciding, comparison_csv, comparison_lines
+from poetopt.report.comparison import coinciding, comparison_lines
 from poetopt.report.plots import LEFT_OUT, save_comparison
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Solution, Status
@@ -147,13 +146,10 @@ def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked[True, True] == pytest.approx(SETTINGS.time_limit_s + left)
 
 
-def test_text_csv_and_json(found: Comparison) -> None:
+def test_text_and_json(found: Comparison) -> None:
     text = "\n".join(comparison_lines(found))
     for name in names():
         assert name in text
-    rows = list(csv.DictReader(comparison_csv(found).splitlines()))
-    assert len(rows) == len(found.rows)
-    assert set(KEYS) <= set(rows[0])
     document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert set(KEYS) <= set(document["rows"][0])
     assert document["store_all_peak_bytes"] == found.store_all_peak_bytes

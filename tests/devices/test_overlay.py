@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
 import poetopt as po
 from poetopt.devices import Kind, device, names
-from poetopt.devices.loading import aliases, canonical, device_table, toml_text
+from poetopt.devices.loading import aliases, canonical
 from poetopt.util.errors import DeviceError
 from tests.cli.support import Runner, runner
 
@@ -93,26 +92,6 @@ def test_bases_that_lead_nowhere(tmp_path: Path) -> None:
     ):
         with pytest.raises(DeviceError, match=said):
             device(written(tmp_path / "board.toml", f'base = "a72"\n{line}\n'))
-
-
-@pytest.mark.parametrize("name", names())
-def test_what_is_printed_is_the_same_device(tmp_path: Path, name: str) -> None:
-    text = toml_text(device_table(name))
-    again, known = device(written(tmp_path / "copy.toml", text)), device(name)
-    assert (again.name, again.figures, again.notes, again.storage) == (
-        known.name, known.figures, known.notes, known.storage,
-    )  # fmt: skip
-    assert toml_text(device_table(tmp_path / "copy.toml")) == text
-
-
-def test_the_command_prints_a_file_to_start_from(run: Runner, tmp_path: Path) -> None:
-    board = written(tmp_path / "board.toml", 'base = "m4"\nfigures.ram_bytes = "128 KiB"\n')
-    ended = run("devices", "--show", board, "--toml")
-    assert tomllib.loads(ended.out)["figures"]["ram_bytes"] == {
-        "value": 128.0, "unit": "KiB", "kind": "estimate", "source": "given in board.toml, which is based on m4",
-    }  # fmt: skip
-    run("devices", "--toml").assert_one_message("--show a72 --toml", code=2)
-    run("devices", "--show", "a72", "--toml", "--json", "-").assert_one_message("--toml goes to", code=2)
 
 
 def test_other_names_are_of_one_device_each() -> None:

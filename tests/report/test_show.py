@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import sys
-import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ def test_without_an_output_the_page_lies_beside_the_plan(run: Runner, plan: Path
     before = plan.read_bytes()
     document = run("show", plan, "--json", "-").document
     assert document["format"] == "html"
-    assert document["opened"] is False
     assert Path(document["path"]) == plan.with_name("net.schedule.html")
     assert Path(document["path"]).stat().st_size == document["bytes"]
     assert plan.read_bytes() == before
@@ -64,29 +61,10 @@ def test_a_folder_that_is_not_there_means_a_temporary_file(plan: Path, monkeypat
     (plan.parent / "temporary").mkdir()
     # What would be the page is a folder here, so that even root can't write it.
     plan.with_name("net.schedule.html").mkdir()
-    found = show(str(plan), browse=False).path
+    found = show(str(plan)).path
     assert found is not None
     assert found.is_relative_to(plan.parent / "temporary")
     assert found.read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_a_browser_opens_only_where_somebody_sees_it(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def ask(address: str) -> bool:
-        asked.append(address)
-        return True
-
-    monkeypatch.setattr(webbrowser, "open", ask)
-    monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert not show(str(plan)).opened
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert not show(str(plan), browse=False).opened
-    assert not show(str(plan), out=str(plan.with_name("x.html"))).opened
-    assert asked == []
-    assert show(str(plan)).opened
-    assert asked == [plan.with_name("net.schedule.html").resolve().as_uri()]
 
 
 def test_options_that_mean_nothing(run: Runner, plan: Path) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, cast
 
 from poetopt.graph.problem import COMPUTES, Feature
-from poetopt.util import imports
 from poetopt.util.errors import OptionError, ProblemError
+from poetopt.util.text import near
 
 if TYPE_CHECKING:
     from poetopt.comparison.baselines.acceptance import Settings
@@ -207,40 +206,19 @@ METHODS: dict[str, Baseline] = {method.name: method for method in _ALL}
 """All methods by name, in the order of tables."""
 
 
-ENTRY_POINTS = "poetopt.baselines"
-
-
 def names() -> tuple[str, ...]:
-    """The names of all methods: our own, then those that packages register."""
-    return (*METHODS, *sorted({point.name for point in entry_points(group=ENTRY_POINTS)} - set(METHODS)))
+    """The names of all methods of our own."""
+    return tuple(METHODS)
 
 
 def method(name: str | Baseline) -> Baseline:
-    """The method of that name; a Baseline is itself.
-
-    Raises OptionError, naming the closest ones, or the package whose method can't be loaded.
-    """
+    """The method of that name; a Baseline is itself. Raises OptionError, naming the closest ones."""
     if isinstance(name, Baseline):
         return name
     if not isinstance(name, str):
         raise OptionError(f"--methods: a method is a name or a Baseline, not a {type(name).__name__}")
-    if name in METHODS:
-        return METHODS[name]
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == name:
-            return _loaded(point)
-    from difflib import get_close_matches
-
-    close = get_close_matches(name, names(), n=3)
-    hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(names())}"
-    raise OptionError(f"--methods: no method is called '{name}'; {hint}")
-
-
-def _loaded(point: EntryPoint) -> Baseline:
-    found = imports.load(point, "method", OptionError)
-    if not isinstance(found, Baseline) or found.name != point.name:
-        held = f"the Baseline '{found.name}'" if isinstance(found, Baseline) else f"a {type(found).__name__}"
-        raise OptionError(
-            f"method '{point.name}' ({imports.origin(point)}) is {held}, not a Baseline of this name; tell its authors"
-        )
-    return found
+    if name not in METHODS:
+        close = near(name, METHODS)
+        hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(METHODS)}"
+        raise OptionError(f"--methods: no method is called '{name}'; {hint}")
+    return METHODS[name]

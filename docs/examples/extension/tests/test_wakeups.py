@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from poetopt_wakeups.dearest import dearest
 from poetopt_wakeups.single import backend
 from poetopt_wakeups.wakeups import calm, wakeups
 
@@ -78,7 +79,7 @@ def test_it_is_found_by_name_and_has_an_effect(problem: Problem) -> None:
 
 
 def test_the_method_beside_the_optimum(problem: Problem) -> None:
-    found = po.compare(problem, ram=["80%"], methods=["poet", "dearest"], time_limit="10s")
+    found = po.compare(problem, ram=["80%"], methods=["poet", dearest], time_limit="10s")
     rows = {row.method: row for row in found.rows}
     assert set(rows) == {"poet", "dearest"}
     assert rows["dearest"].peak_bytes is not None
