@@ -167,7 +167,7 @@ def _load_everything(folder: Path) -> None:
     """Import what a child needs, so that each starts in milliseconds."""
     import highspy  # noqa: F401
 
-    import poetopt.api
+    import poetopt.api.solving
     import poetopt.backends.onnxruntime
     import poetopt.formulations
     import poetopt.search.run  # noqa: F401

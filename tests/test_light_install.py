@@ -33,7 +33,6 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 EXECUTES = [
     ("run", "plan.json"),
     ("train", "plan.json", "--data", "data.npz", "--epochs", "1", "--lr", "0.01", "-o", "trained.onnx"),
-    ("schedule", "plan.json", "-o", "step.onnx"),
     ("grad", "lenet", "-o", "grad.onnx"),
     ("devices",),
 ]
