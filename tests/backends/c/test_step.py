@@ -198,6 +198,21 @@ def test_plans_of_other_networks_runtimes_and_kernels_are_refused() -> None:
 
 
 @needs_emulator
+def test_small_code_gives_the_same_bits(tmp_path: Path) -> None:
+    """Loops as they are: fewer bytes, more instructions."""
+    found = []
+    for name, flags in (("fast", ()), ("small", ("-DPO_SMALL",))):
+        program = written(unscheduled(), tmp_path / name, "cortex-m4")
+        made = build(program, M4, tmp_path / name, warnings=flags)
+        assert made.sizes is not None
+        found.append((run(made, batch()), made.sizes.code_bytes))
+    (fast, more), (small, less) = found
+    assert same(fast.results, small.results)
+    assert less < more
+    assert (fast.instructions or 0) < (small.instructions or 0)
+
+
+@needs_emulator
 def test_a_cortex_m4_gives_the_same_bits_with_exactly_the_ram(tmp_path: Path) -> None:
     """With less RAM the linker refuses; with less mapped, or a smaller stack, an access faults and is told."""
     scheduled = built(paged(), tmp_path / "paged", "cortex-m4")

@@ -57,6 +57,7 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
             const float *line = x + c * plane + (row + r * row_tap) * width;
             const float *v = w + c * w_in + r * w_row;
             int32_t at = column;
+            PO_UNROLL(4)
             for (s = 0; s < kw; ++s) {
                 const int32_t whole = inside || po_whole(at, col_step, width);
                 const float x0 = whole ? line[at] : po_padded(line, at, width);
@@ -64,9 +65,13 @@ PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float
                 const float x2 = whole ? line[at + 2 * col_step] : po_padded(line, at + 2 * col_step, width);
                 const float x3 = whole ? line[at + 3 * col_step] : po_padded(line, at + 3 * col_step, width);
                 PO_TILE_ADD(0, v[0], x0, x1, x2, x3);
+                PO_APART;
                 PO_TILE_ADD(1, v[w_out], x0, x1, x2, x3);
+                PO_APART;
                 PO_TILE_ADD(2, v[2 * w_out], x0, x1, x2, x3);
+                PO_APART;
                 PO_TILE_ADD(3, v[3 * w_out], x0, x1, x2, x3);
+                PO_APART;
                 v += w_col;
                 at += col_tap;
             }
@@ -97,6 +102,7 @@ PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float
             const float *line = x + c * plane + (row + r * row_tap) * width;
             const float *v = w + c * w_in + r * w_row;
             int32_t at = column;
+            PO_UNROLL(3)
             for (s = 0; s < kw; ++s) {
                 const float u = v[s * w_col];
                 if (inside || po_whole(at, col_step, width)) {
@@ -118,6 +124,35 @@ PO_INLINE void po_conv_1x4(float *y, const float *x, const float *w, const float
     po_start(y + y_col, t1, b, from + began);
     po_start(y + 2 * y_col, t2, b, from + began);
     po_start(y + 3 * y_col, t3, b, from + began);
+}
+
+/* Four outputs and one column. */
+PO_INLINE void po_conv_4x1(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
+                           int32_t began, int32_t goes_on, int32_t y_plane, int32_t plane, int32_t width, int32_t low,
+                           int32_t high, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
+                           int32_t row, int32_t row_tap, int32_t column, int32_t col_tap)
+{
+    const int32_t left = po_first_tap(column, col_tap, kw, width), right = po_last_tap(column, col_tap, kw, width);
+    float t0 = po_from(y, goes_on), t1 = po_from(y + y_plane, goes_on);
+    float t2 = po_from(y + 2 * y_plane, goes_on), t3 = po_from(y + 3 * y_plane, goes_on);
+    int32_t c, r, s;
+    for (c = from; c < to; ++c) {
+        for (r = low; r < high; ++r) {
+            const float *line = x + c * plane + (row + r * row_tap) * width + column;
+            const float *v = w + c * w_in + r * w_row;
+            for (s = left; s < right; ++s) {
+                const float u = line[s * col_tap];
+                t0 += v[s * w_col] * u;
+                t1 += v[s * w_col + w_out] * u;
+                t2 += v[s * w_col + 2 * w_out] * u;
+                t3 += v[s * w_col + 3 * w_out] * u;
+            }
+        }
+    }
+    po_start(y, t0, bias == NULL ? 0.0f : bias[0], from + began);
+    po_start(y + y_plane, t1, bias == NULL ? 0.0f : bias[1], from + began);
+    po_start(y + 2 * y_plane, t2, bias == NULL ? 0.0f : bias[2], from + began);
+    po_start(y + 3 * y_plane, t3, bias == NULL ? 0.0f : bias[3], from + began);
 }
 
 /* One output and one column. */
@@ -167,16 +202,19 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                 const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
                 /* nothing may be added twice; and one column alone is less than four */
-                if (start < j && (began || goes_on || (columns - j == 1 && !many))) {
-                    const int32_t rest = columns - j, singles = many ? 4 : 1;
-                    int32_t k;
-                    for (k = 0; k < singles * rest; ++k) {
-                        const int32_t m = k / rest, n = j + k % rest;
+                if (start < j && (began || goes_on || columns - j == 1)) {
+                    int32_t n;
+                    for (n = j; n < columns; ++n) {
                         for (c = 0; c < ins; c += part) {
-                            po_conv_1x1(y + (o + m) * y_plane + i * y_row + n * y_col, x, v + m * w_out,
-                                        b == NULL ? NULL : b + m, c, po_smaller(ins, c + part), began, goes_on, plane,
-                                        width, low, high, kw, w_in, w_row, w_col, row, row_tap,
-                                        first_col + n * col_step, col_tap);
+                            float *one = y + o * y_plane + i * y_row + n * y_col;
+                            const int32_t to = po_smaller(ins, c + part), there = first_col + n * col_step;
+                            if (many) {
+                                po_conv_4x1(one, x, v, b, c, to, began, goes_on, y_plane, plane, width, low, high, kw,
+                                            w_out, w_in, w_row, w_col, row, row_tap, there, col_tap);
+                            } else {
+                                po_conv_1x1(one, x, v, b, c, to, began, goes_on, plane, width, low, high, kw, w_in,
+                                            w_row, w_col, row, row_tap, there, col_tap);
+                            }
                         }
                     }
                     break;
@@ -243,8 +281,10 @@ PO_INLINE void po_pointwise_image(float *y, const float *x, const float *w, cons
     int32_t m, i;
     if (bias != NULL && !began) {
         for (m = 0; m < outs; ++m) {
+            const float b = bias[m];
+            PO_UNROLL(4)
             for (i = 0; i < size; ++i) {
-                y[m * y_plane + i] = bias[m];
+                y[m * y_plane + i] = b;
             }
         }
     }
@@ -397,6 +437,51 @@ PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *til
     }
 }
 
+/* The products of a row of dy, at most PO_PART long, with what three taps meet of a row of x, `tap` apart from `at` on: the
+ * sum of each joins one of `tile`. */
+PO_INLINE void po_three_taps(float *tile, const float *dy, const float *x, int32_t columns, int32_t width, int32_t at,
+                             int32_t step, int32_t tap)
+{
+    const int32_t near0 = po_first_tap(at, step, columns, width), far0 = po_last_tap(at, step, columns, width);
+    const int32_t near1 = po_first_tap(at + tap, step, columns, width);
+    const int32_t far1 = po_last_tap(at + tap, step, columns, width);
+    const int32_t near2 = po_first_tap(at + 2 * tap, step, columns, width);
+    const int32_t far2 = po_last_tap(at + 2 * tap, step, columns, width);
+    const int32_t first = po_larger(near0, po_larger(near1, near2)), last = po_smaller(far0, po_smaller(far1, far2));
+    const int32_t common = po_larger(first, last);
+    const float *x0 = x + at, *x1 = x + at + tap, *x2 = x + at + 2 * tap;
+    float s0 = 0.0f, s1 = 0.0f, s2 = 0.0f;
+    int32_t k;
+    for (k = near0; k < po_smaller(first, far0); ++k) {
+        s0 += dy[k] * x0[k * step];
+    }
+    for (k = near1; k < po_smaller(first, far1); ++k) {
+        s1 += dy[k] * x1[k * step];
+    }
+    for (k = near2; k < po_smaller(first, far2); ++k) {
+        s2 += dy[k] * x2[k * step];
+    }
+    PO_UNROLL(4)
+    for (k = first; k < last; ++k) {
+        const float v = dy[k];
+        s0 += v * x0[k * step];
+        s1 += v * x1[k * step];
+        s2 += v * x2[k * step];
+    }
+    for (k = common; k < far0; ++k) {
+        s0 += dy[k] * x0[k * step];
+    }
+    for (k = common; k < far1; ++k) {
+        s1 += dy[k] * x1[k * step];
+    }
+    for (k = common; k < far2; ++k) {
+        s2 += dy[k] * x2[k * step];
+    }
+    tile[0] += s0;
+    tile[1] += s1;
+    tile[2] += s2;
+}
+
 /* Images of dy and of x lie dy_image and x_image apart, planes `size` and `plane`, and weights of two outputs w_out.
  * With `sums`, which lie like w, these are some of all rows: sums go on there unless this `begins`, until it `ends`. */
 PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const float *dy, const float *x, int32_t images,
@@ -413,6 +498,23 @@ PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const flo
             const int32_t top = r * row_tap - above;
             const int32_t low = po_first_tap(top, row_step, rows, height);
             const int32_t high = po_last_tap(top, row_step, rows, height);
+            if (outs == 1 && ins == 1 && kw == 3 && columns <= PO_PART) { /* of a depthwise convolution */
+                const int32_t at = g * w_out + r * kw;
+                float tile[3];
+                for (s = 0; s < 3; ++s) {
+                    tile[s] = begins ? 0.0f : sums[at + s];
+                }
+                for (n = 0; n < images; ++n) {
+                    const float *up = dy + n * dy_image + g * size;
+                    const float *in = x + n * x_image + g * plane + top * width;
+                    for (i = low; i < high; ++i) {
+                        po_three_taps(tile, up + i * columns, in + i * row_step * width, columns, width, -left,
+                                      col_step, col_tap);
+                    }
+                }
+                po_tile_done(ends ? dw : sums, ends ? update : NULL, tile, at, 1, 3, w_out, 1);
+                continue;
+            }
             for (s = 0; s < kw; ++s) {
                 const int32_t side = s * col_tap - left;
                 const int32_t near = po_first_tap(side, col_step, columns, width);

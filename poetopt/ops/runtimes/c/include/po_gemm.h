@@ -31,6 +31,20 @@ PO_INLINE float po_from(const float *y, int32_t goes_on) { return goes_on ? *y :
         s##r##3 += po_a * (c3);           \
     } while (0)
 
+/* A term of all 16 sums: four elements of each operand. */
+#define PO_TILE_TERM(p, q, a_row, b_col)                                                                  \
+    do {                                                                                                  \
+        const float po_b0 = (q)[0], po_b1 = (q)[b_col], po_b2 = (q)[2 * (b_col)], po_b3 = (q)[3 * (b_col)]; \
+        PO_TILE_ADD(0, (p)[0], po_b0, po_b1, po_b2, po_b3);                                               \
+        PO_APART;                                                                                         \
+        PO_TILE_ADD(1, (p)[a_row], po_b0, po_b1, po_b2, po_b3);                                           \
+        PO_APART;                                                                                         \
+        PO_TILE_ADD(2, (p)[2 * (a_row)], po_b0, po_b1, po_b2, po_b3);                                     \
+        PO_APART;                                                                                         \
+        PO_TILE_ADD(3, (p)[3 * (a_row)], po_b0, po_b1, po_b2, po_b3);                                     \
+        PO_APART;                                                                                         \
+    } while (0)
+
 #define PO_TILE_PUT(r, put, y, col, ...)            \
     do {                                            \
         put((y), s##r##0, __VA_ARGS__);             \
@@ -50,13 +64,17 @@ PO_INLINE void po_tile_4x4(float *y, const float *a, const float *b, int32_t y_r
     PO_TILE_ROW(3, y + 3 * y_row, y_col, goes_on);
     const float *p = a + first * a_col;
     const float *q = b + first * b_row;
-    int32_t k;
-    for (k = first; k < end; ++k) {
-        const float b0 = q[0], b1 = q[b_col], b2 = q[2 * b_col], b3 = q[3 * b_col];
-        PO_TILE_ADD(0, p[0], b0, b1, b2, b3);
-        PO_TILE_ADD(1, p[a_row], b0, b1, b2, b3);
-        PO_TILE_ADD(2, p[2 * a_row], b0, b1, b2, b3);
-        PO_TILE_ADD(3, p[3 * a_row], b0, b1, b2, b3);
+    int32_t k = first, u;
+    for (; k + 4 <= end; k += 4) {
+        PO_UNROLL(4)
+        for (u = 0; u < 4; ++u) {
+            PO_TILE_TERM(p, q, a_row, b_col);
+            p += a_col;
+            q += b_row;
+        }
+    }
+    for (; k < end; ++k) {
+        PO_TILE_TERM(p, q, a_row, b_col);
         p += a_col;
         q += b_row;
     }
@@ -74,6 +92,7 @@ PO_INLINE void po_tile_1x4(float *y, const float *a, const float *b, int32_t y_c
     float s0 = po_from(y, goes_on), s1 = po_from(y + y_col, goes_on);
     float s2 = po_from(y + 2 * y_col, goes_on), s3 = po_from(y + 3 * y_col, goes_on);
     int32_t k;
+    PO_UNROLL(2)
     for (k = first; k < end; ++k) {
         const float v = a[k * a_col];
         const float *q = b + k * b_row;

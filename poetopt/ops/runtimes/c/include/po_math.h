@@ -20,6 +20,16 @@
 /* So many terms are added up in one register before they join a sum of such sums. */
 #define PO_PART 64
 
+/* In front of a loop: `n` rounds of it in a row, to the same bits. With -DPO_SMALL there is less code, that is slower. */
+#if defined(__GNUC__) && !defined(__clang__) && defined(__ARM_FP) && !defined(PO_SMALL)
+#define PO_PRAGMA(text) _Pragma(#text)
+#define PO_UNROLL(n) PO_PRAGMA(GCC unroll n)
+#define PO_APART __asm__ volatile("" ::: "memory") /* registers are for one round at a time */
+#else
+#define PO_UNROLL(n)
+#define PO_APART (void)0
+#endif
+
 PO_INLINE float po_max(float a, float b) { return a > b ? a : b; }
 
 PO_INLINE float po_min(float a, float b) { return a < b ? a : b; }

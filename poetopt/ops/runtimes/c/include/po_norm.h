@@ -15,6 +15,7 @@ PO_INLINE float po_channel_sum(const float *x, int32_t images, int32_t channels,
         for (i = 0; i < size; i += PO_PART) {
             const int32_t end = po_smaller(size, i + PO_PART);
             float part = 0.0f;
+            PO_UNROLL(4)
             for (k = i; k < end; ++k) {
                 part += p[k];
             }
@@ -36,6 +37,7 @@ PO_INLINE float po_channel_dot(const float *x, const float *y, float a, float b,
         for (i = 0; i < size; i += PO_PART) {
             const int32_t end = po_smaller(size, i + PO_PART);
             float part = 0.0f;
+            PO_UNROLL(4)
             for (k = i; k < end; ++k) {
                 part += (p[k] - a) * (q[k] - b);
             }
@@ -55,6 +57,7 @@ PO_INLINE void po_batch_norm(float *y, const float *x, const float *scale, const
             const float slope = scale[c] / sqrtf(variance[c] + epsilon), middle = mean[c], b = bias[c];
             const float *p = x + (n * channels + c) * size;
             float *q = y + (n * channels + c) * size;
+            PO_UNROLL(4)
             for (i = 0; i < size; ++i) {
                 q[i] = (p[i] - middle) * slope + b;
             }
@@ -103,6 +106,7 @@ PO_INLINE void po_batch_norm_sums(float *centred, float *dscale, float *dbias, c
                 const float *p = x + (n * channels + c) * size;
                 const float *d = dy + (n * channels + c) * size;
                 float *q = centred + (n * channels + c) * size;
+                PO_UNROLL(4)
                 for (i = 0; i < size; ++i) {
                     q[i] = d[i] - (level + (p[i] - m) * tilt);
                 }
