@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule
+from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
@@ -40,7 +43,7 @@ from poetopt.util.units import Share, show_bytes
 GAP = 0.01
 """Of the time that recomputing takes: kernels' times are estimates, so that nothing is gained by more."""
 SETTINGS = tuple(k / 10 for k in range(1, 10))
-"""Of torch's budget, whose plans a search begins with."""
+"""Of torch's budget; a search begins with the plans of some."""
 TRIES = 4
 """Of a search, where the graphs take a little more than the plan: outputs that a kernel writes though nobody asks."""
 
@@ -341,12 +344,20 @@ def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..
 
 
 def _known(joint: Joint, problem: Problem, ram_bytes: int, given: Any, options: dict[str, Any]) -> list[Schedule]:
-    """The schedules of torch's own partitioner at its settings, less what the budget spares, for a search to begin."""
+    """The schedules of torch's own partitioner at the settings by which halving comes to the budget, for a search.
+
+    They begin it, less what the budget spares. Settings far from the budget aren't partitioned for: that takes seconds.
+    """
     found: dict[Schedule, None] = {}
-    for setting in SETTINGS:
+
+    def passes(setting: float) -> bool:
         with config.patch(activation_memory_budget=setting):
             _, backward = min_cut_rematerialization_partition(_copied(joint.module), given, **options)
-        found[schedule_like(joint, problem, backward)] = None
+        schedule = schedule_like(joint, problem, backward)
+        found[schedule] = None
+        return simulate(plan_of(problem, schedule)).peak_bytes > ram_bytes
+
+    bisect_left(SETTINGS, True, key=passes)
     return [thinned(problem, schedule, ram_bytes) for schedule in found]
 
 
