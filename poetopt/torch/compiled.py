@@ -34,6 +34,7 @@ from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
 from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
+from poetopt.torch.offload import PAGE_OUT, moves
 from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
 from poetopt.torch.timing import size_of
 from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PoetError
@@ -65,11 +66,12 @@ class Compiled:
         progress: bool = False,
         measure: bool = True,
         gap: float = GAP,
+        folder: str | None = None,
     ) -> None:
         self.name = type(module).__name__
         self.module = weakref.ref(module)
         self.budget, self.time_limit_s, self.backend, self.fullgraph = budget, time_limit_s, backend, fullgraph
-        self.told, self.measure, self.gap = telling(progress), measure, gap
+        self.told, self.measure, self.gap, self.folder = telling(progress), measure, gap, folder
         self.plans: list[MemoryPlan] = []
         self.meter = Meter()
         self.only_plan = self.only_least = False
@@ -202,7 +204,7 @@ class Compiled:
             joint = read(module, num_fwd_outputs, self.measure and not self.only_least)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
-        problem = joint.problem(self.name)
+        problem = joint.problem(self.name, moves(joint, self.folder, self.measure) if self.folder is not None else ())
         beside = sum(
             {
                 storage: bytes_of(value)
@@ -233,12 +235,12 @@ class Compiled:
     def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
-        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
+        options = Options(ram_bytes=0, paging=problem.paging, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
         for _ in range(TRIES):
             solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
             if solution.plan is None or solution.simulation is None:
                 raise self._none(plan, solution)
-            graphs = partitioned(joint, solution.plan.instructions)
+            graphs = partitioned(joint, solution.plan.instructions, self.folder or "")
             plan.planned_bytes = peak_bytes(graphs, joint)
             if plan.planned_bytes <= plan.budget_bytes:
                 break
@@ -248,7 +250,7 @@ class Compiled:
                 f"{self.name}: no plan was found that keeps {show_bytes(plan.budget_bytes)}; give more"
             )
         done = solution.simulation
-        plan.recomputes = again(joint, solution.plan.instructions)
+        plan.recomputes, plan.moved_bytes = again(joint, solution.plan.instructions), done.bytes_written
         plan.recompute_share = done.overhead_j / max(done.energy_j - done.overhead_j, 1e-12)
         plan.gap, plan.scope_gap, plan.scope = solution.overhead_gap, solution.scope_gap, solution.scope
         return graphs
@@ -275,7 +277,7 @@ class Meter(TorchDispatchMode):
     """Counts the bytes of live storages that forward and backward allocate; the peak from the first forward on.
 
     A storage counts once, from the operator that gives it until nobody has it, whoever holds it. What forward is given
-    is there before; of what backward is given, the outputs' gradients count.
+    is there before; of what backward is given, the outputs' gradients count. What is paged out counts as nothing.
     """
 
     def __init__(self) -> None:
@@ -323,7 +325,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
         for value in tree_leaves(found):
-            self.see(value)
+            self.see(value, counts=function is not PAGE_OUT)
         return found
 
 
