@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from poetopt.torch.tensors import check_module, needed
@@ -34,7 +37,9 @@ class MemoryPlan:
     recomputes
         Kernels that run again.
     recompute_share
-        Their time as a share of the step's without them.
+        Their time, and that of moving, as a share of the step's without either.
+    moved_bytes
+        What is put outside of memory in a step (`offload=True`).
     gap, scope_gap, scope
         The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
         None where torch's choice runs.
@@ -55,6 +60,7 @@ class MemoryPlan:
     own: bool = False
     recomputes: int = 0
     recompute_share: float = 0.0
+    moved_bytes: int = 0
     gap: float | None = None
     scope_gap: float | None = None
     scope: str = ""
@@ -75,14 +81,15 @@ class MemoryPlan:
             lines.append("  choice     torch's own, which fits: nothing is gained by another")
         else:
             theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
+            moved = f" and puts {show_bytes(self.moved_bytes)} outside" if self.moved_bytes else ""
             lines.append(
-                f"  recomputes {self.recomputes} kernels, {show_share(self.recompute_share)} of a step's time; torch's "
-                f"own choice {theirs}"
+                f"  recomputes {self.recomputes} kernels{moved}, {show_share(self.recompute_share)} of a step's time; "
+                f"torch's own choice {theirs}"
             )
             lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
             lines.append(
                 f"  scope      none saves more than {show_share(self.scope_gap or 0.0)} among "
-                f"{scope_words(self.scope, storage=False)}"
+                f"{scope_words(self.scope, storage=self.moved_bytes > 0)}"
             )
         lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
         if self.batch is not None:
@@ -101,6 +108,7 @@ def compile_module(
     fullgraph: bool = True,
     progress: bool = False,
     measure: bool = True,
+    offload: bool | str | Path = False,
 ) -> Any:
     """Compile a torch module in place so that its training step keeps a budget of memory at every point; gives it back.
 
@@ -127,6 +135,11 @@ def compile_module(
     measure
         Each kernel runs a few times by itself, on random data, and costs what it took; False: costs are by FLOPs and
         bytes, the same on every machine.
+    offload
+        Tensors may wait outside, too, where that costs less than recomputing: those of an accelerator in the host's
+        memory, those of a CPU in files, of a folder that is given or of Python's own (`TMPDIR`). On a CPU that frees
+        memory if the folder is on a disk, from which the system may write them. The files have no names, and are gone
+        with their tensors.
 
     The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
     numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
@@ -134,7 +147,8 @@ def compile_module(
 
     Raises OptionError for a budget that can't be understood, ModelError for a module that torch can't trace or that
     can't be planned, BackendUnavailableError without a torch that has the hook. The first call raises InfeasibleError
-    where no plan keeps the budget, with one that would do, and NoScheduleError where none was found in time.
+    where no plan keeps the budget, with one that would do, and NoScheduleError where none was found in time. A step
+    raises OutputError where the folder is full.
     """
     _checked(module, backend)
     budget = parse_ram(memory, option="memory")
@@ -145,7 +159,8 @@ def compile_module(
         )
     from poetopt.torch.compiled import Compiled
 
-    return Compiled(module, budget, _seconds(time_limit), backend, fullgraph, progress, measure).attached()
+    limit_s, folder = _seconds(time_limit), _folder(offload)
+    return Compiled(module, budget, limit_s, backend, fullgraph, progress, measure, folder=folder).attached()
 
 
 def plan(
@@ -156,10 +171,11 @@ def plan(
     time_limit: str | float = 30.0,
     measure: bool = True,
     largest: bool = False,
+    offload: bool | str | Path = False,
 ) -> MemoryPlan:
     """The plan that `po.torch.compile` would run on an example, without running the module.
 
-    module, memory, time_limit, measure
+    module, memory, time_limit, measure, offload
         As there.
     example
         A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
@@ -171,18 +187,18 @@ def plan(
     Raises what that raises.
     """
     _checked(module, "aot_eager")
-    budget, limit_s = parse_ram(memory, option="memory"), _seconds(time_limit)
+    budget, limit_s, folder = parse_ram(memory, option="memory"), _seconds(time_limit), _folder(offload)
     from poetopt.torch.compiled import Compiled
 
     if not largest:
-        return Compiled(module, budget, limit_s, measure=measure).planned(example)
+        return Compiled(module, budget, limit_s, measure=measure, folder=folder).planned(example)
     if isinstance(budget, Share):
         raise OptionError(
             f"memory={memory!r}: the largest batch within a share isn't defined; give a size such as '8GB'"
         )
     from poetopt.torch.batch import largest_batch
 
-    trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0)
+    trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0, folder=folder)
     return largest_batch(
         example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
     )
@@ -190,6 +206,16 @@ def plan(
 
 def _seconds(time_limit: str | float) -> float:
     return parse_time(time_limit, option="time_limit")
+
+
+def _folder(offload: bool | str | Path) -> str | None:
+    """The folder that tensors are put into; None where all stay. Raises OptionError where there is no such folder."""
+    if offload is False:
+        return None
+    folder = tempfile.gettempdir() if offload is True else str(offload)
+    if not os.access(folder, os.W_OK | os.X_OK) or not os.path.isdir(folder):
+        raise OptionError(f"offload={folder!r}: it isn't a folder that can be written to")
+    return folder
 
 
 def _checked(module: Any, backend: str) -> None:

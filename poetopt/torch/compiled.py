@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,13 +25,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule
+from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
 from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
+from poetopt.torch.offload import PAGE_OUT, moves
 from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
 from poetopt.torch.timing import size_of
 from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PoetError
@@ -40,7 +44,7 @@ from poetopt.util.units import Share, show_bytes
 GAP = 0.01
 """Of the time that recomputing takes: kernels' times are estimates, so that nothing is gained by more."""
 SETTINGS = tuple(k / 10 for k in range(1, 10))
-"""Of torch's budget, whose plans a search begins with."""
+"""Of torch's budget; a search begins with the plans of some."""
 TRIES = 4
 """Of a search, where the graphs take a little more than the plan: outputs that a kernel writes though nobody asks."""
 
@@ -62,11 +66,12 @@ class Compiled:
         progress: bool = False,
         measure: bool = True,
         gap: float = GAP,
+        folder: str | None = None,
     ) -> None:
         self.name = type(module).__name__
         self.module = weakref.ref(module)
         self.budget, self.time_limit_s, self.backend, self.fullgraph = budget, time_limit_s, backend, fullgraph
-        self.told, self.measure, self.gap = telling(progress), measure, gap
+        self.told, self.measure, self.gap, self.folder = telling(progress), measure, gap, folder
         self.plans: list[MemoryPlan] = []
         self.meter = Meter()
         self.only_plan = self.only_least = False
@@ -199,7 +204,7 @@ class Compiled:
             joint = read(module, num_fwd_outputs, self.measure and not self.only_least)
         except ModelError as error:
             raise ModelError(f"{self.name}: {error}") from error
-        problem = joint.problem(self.name)
+        problem = joint.problem(self.name, moves(joint, self.folder, self.measure) if self.folder is not None else ())
         beside = sum(
             {
                 storage: bytes_of(value)
@@ -230,12 +235,12 @@ class Compiled:
     def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
-        options = Options(ram_bytes=0, paging=False, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
+        options = Options(ram_bytes=0, paging=problem.paging, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
         for _ in range(TRIES):
             solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
             if solution.plan is None or solution.simulation is None:
                 raise self._none(plan, solution)
-            graphs = partitioned(joint, solution.plan.instructions)
+            graphs = partitioned(joint, solution.plan.instructions, self.folder or "")
             plan.planned_bytes = peak_bytes(graphs, joint)
             if plan.planned_bytes <= plan.budget_bytes:
                 break
@@ -245,7 +250,7 @@ class Compiled:
                 f"{self.name}: no plan was found that keeps {show_bytes(plan.budget_bytes)}; give more"
             )
         done = solution.simulation
-        plan.recomputes = again(joint, solution.plan.instructions)
+        plan.recomputes, plan.moved_bytes = again(joint, solution.plan.instructions), done.bytes_written
         plan.recompute_share = done.overhead_j / max(done.energy_j - done.overhead_j, 1e-12)
         plan.gap, plan.scope_gap, plan.scope = solution.overhead_gap, solution.scope_gap, solution.scope
         return graphs
@@ -272,7 +277,7 @@ class Meter(TorchDispatchMode):
     """Counts the bytes of live storages that forward and backward allocate; the peak from the first forward on.
 
     A storage counts once, from the operator that gives it until nobody has it, whoever holds it. What forward is given
-    is there before; of what backward is given, the outputs' gradients count.
+    is there before; of what backward is given, the outputs' gradients count. What is paged out counts as nothing.
     """
 
     def __init__(self) -> None:
@@ -320,7 +325,7 @@ class Meter(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = function(*args, **(kwargs or {}))
         for value in tree_leaves(found):
-            self.see(value)
+            self.see(value, counts=function is not PAGE_OUT)
         return found
 
 
@@ -341,12 +346,20 @@ def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..
 
 
 def _known(joint: Joint, problem: Problem, ram_bytes: int, given: Any, options: dict[str, Any]) -> list[Schedule]:
-    """The schedules of torch's own partitioner at its settings, less what the budget spares, for a search to begin."""
+    """The schedules of torch's own partitioner at the settings by which halving comes to the budget, for a search.
+
+    They begin it, less what the budget spares. Settings far from the budget aren't partitioned for: that takes seconds.
+    """
     found: dict[Schedule, None] = {}
-    for setting in SETTINGS:
+
+    def passes(setting: float) -> bool:
         with config.patch(activation_memory_budget=setting):
             _, backward = min_cut_rematerialization_partition(_copied(joint.module), given, **options)
-        found[schedule_like(joint, problem, backward)] = None
+        schedule = schedule_like(joint, problem, backward)
+        found[schedule] = None
+        return simulate(plan_of(problem, schedule)).peak_bytes > ram_bytes
+
+    bisect_left(SETTINGS, True, key=passes)
     return [thinned(problem, schedule, ram_bytes) for schedule in found]
 
 

@@ -6,8 +6,10 @@ Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves
 
-from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.torch.timing import seconds_of, size_of
 from poetopt.util.errors import ModelError
 
@@ -78,15 +80,21 @@ class Joint:
     held: dict[fx.Node, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
 
-    def problem(self, name: str) -> Problem:
-        """The problem: seconds stand for joules, nothing is paged, and each kernel of backward runs once.
+    def problem(self, name: str, transfers: Sequence[Transfers] = ()) -> Problem:
+        """The problem: seconds stand for joules, and each kernel of backward runs once.
+
+        transfers
+            Of each storage; nothing is paged where none are given.
 
         The outputs, their gradients and those of parameters are there to the end. What forward writes into its inputs
         is there when forward ends.
         """
-        producer = {t: k for k, step in enumerate(self.steps) for t in step.writes}
         kept = {self.held[node] for node in self.kept if node in self.held}
-        tensors = [ProblemTensor(f"{t}", size, producer[t]) for t, size in enumerate(self.sizes)]
+        moved = transfers or repeat(Transfers(), len(self.sizes))
+        tensors = [
+            ProblemTensor(f"{t}", size, self.producer[t], move)
+            for t, (size, move) in enumerate(zip(self.sizes, moved, strict=True))
+        ]
         operators = [
             ProblemOperator(
                 TANGENTS if step.node is None else step.node.name,
@@ -101,7 +109,12 @@ class Joint:
             for step in self.steps
         ]
         operators.append(ProblemOperator(END, tuple(sorted(kept)), (), 0.0, 0.0, recomputable=False, backward=True))
-        return Problem(name, "torch", tuple(operators), tuple(tensors), paging=False, placed=False)
+        return Problem(name, "torch", tuple(operators), tuple(tensors), paging=bool(transfers), placed=False)
+
+    @cached_property
+    def producer(self) -> dict[int, int]:
+        """The operator that writes each storage."""
+        return {t: k for k, step in enumerate(self.steps) for t in step.writes}
 
     @property
     def kept(self) -> list[fx.Node]:
@@ -283,14 +296,14 @@ def _copy_changed(graph: fx.Graph, forward_outputs: int) -> list[int]:
         if not readers:
             continue
         with graph.inserting_before(min(readers)):
-            copy = _call(graph, node, torch.ops.aten.clone.default, node)
+            copy = call(graph, node, torch.ops.aten.clone.default, node)
         copy.meta |= {ONCE: True, "partitioner_tag": "is_forward"}
         for user in readers:
             user.replace_input_with(node, copy)
     return [k for k in range(forward_outputs) if not (k < len(written) and written[k])]
 
 
-def _call(graph: fx.Graph, like: fx.Node, target: Any, *given: Any, **named: Any) -> fx.Node:
+def call(graph: fx.Graph, like: fx.Node, target: Any, *given: Any, **named: Any) -> fx.Node:
     """A call in the place of another, with its own fake value."""
     made = graph.call_function(target, given, named)
     made.meta = {key: value for key, value in like.meta.items() if key != "val"}
@@ -310,10 +323,10 @@ def _draw_apart(graph: fx.Graph) -> None:
             continue  # another device draws inside of its kernel; half precision is rounded otherwise
         picks = {user.args[1]: user for user in node.users}
         with graph.inserting_before(node):
-            empty = _call(graph, node, aten.empty_like.default, x, dtype=torch.bool)
-            mask = _call(graph, node, aten.bernoulli.p, empty, 1 - p)
-            masked = _call(graph, node, aten.mul.Tensor, x, mask)
-            scaled = _call(graph, node, aten.mul.Tensor, masked, 1 / (1 - p))
+            empty = call(graph, node, aten.empty_like.default, x, dtype=torch.bool)
+            mask = call(graph, node, aten.bernoulli.p, empty, 1 - p)
+            masked = call(graph, node, aten.mul.Tensor, x, mask)
+            scaled = call(graph, node, aten.mul.Tensor, masked, 1 / (1 - p))
         for index, made in ((0, scaled), (1, mask)):
             if index in picks:
                 picks[index].replace_all_uses_with(made)

@@ -19,15 +19,30 @@ from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.torch.joint import BACKWARD, FORWARD, Joint, bytes_of, is_number, is_tangent, storages_of, tensors_of
+from poetopt.torch.joint import (
+    BACKWARD,
+    FORWARD,
+    Joint,
+    bytes_of,
+    call,
+    is_number,
+    is_tangent,
+    storages_of,
+    tensors_of,
+)
+from poetopt.torch.offload import PAGE_IN, PAGE_OUT
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 """Forward and backward, as AOTAutograd takes them."""
 
 
-def partitioned(joint: Joint, instructions: Iterable[Instruction]) -> Graphs:
-    """The graphs that compute what a plan computes, in its order: what runs before the tangents is forward's."""
-    rebuilt = _Rebuilt(joint)
+def partitioned(joint: Joint, instructions: Iterable[Instruction], folder: str = "") -> Graphs:
+    """The graphs that compute and move what a plan does, in its order: what runs before the tangents is forward's.
+
+    folder
+        Of the files that tensors on a CPU go to.
+    """
+    rebuilt = _Rebuilt(joint, folder)
     for done in instructions:
         if done.action is Action.COMPUTE and done.target == joint.boundary:
             rebuilt.cross()
@@ -35,18 +50,23 @@ def partitioned(joint: Joint, instructions: Iterable[Instruction]) -> Graphs:
             rebuilt.compute(done.target)
         elif done.action is Action.FREE:
             rebuilt.resident.discard(done.target)
+        elif done.action is Action.PAGE_OUT:
+            rebuilt.page_out(done.target)
+        elif done.action is Action.PAGE_IN:
+            rebuilt.page_in(done.target)
     return rebuilt.split()
 
 
 class _Rebuilt:
     """A joint graph, written anew in a plan's order."""
 
-    def __init__(self, joint: Joint) -> None:
-        self.joint = joint
+    def __init__(self, joint: Joint, folder: str) -> None:
+        self.joint, self.folder = joint, folder
         self.graph = fx.Graph()
         self.tag = FORWARD
         self.resident: set[int] = set()  # storages, as the plan has them
         self.now: dict[fx.Node, fx.Node] = {}  # the copy of a node that counts
+        self.away: dict[fx.Node, fx.Node] = {}  # and the one outside
         self.views: dict[tuple[object, ...], fx.Node] = {}
         self.forward: set[fx.Node] = set()
         self.outputs: list[fx.Node | None] = []
@@ -65,6 +85,28 @@ class _Rebuilt:
                 continue
             self.now[node] = copy if node is step.node else self._copy(node)
         self.resident.update(step.writes)
+
+    def page_out(self, storage: int) -> None:
+        """Write that a storage is copied outside."""
+        for node in self._of(storage):
+            self.away[node] = self._call(node, PAGE_OUT, self.now[node], self.folder)
+
+    def page_in(self, storage: int) -> None:
+        """Write that it comes back: that is the copy which counts."""
+        for node in self._of(storage):
+            back = self._call(node, PAGE_IN, self.away[node], node.meta["val"].device)
+            back.meta["val"] = node.meta["val"]  # views that are made of it have its storage
+            self.now[node] = back
+        self.resident.add(storage)
+
+    def _of(self, storage: int) -> list[fx.Node]:
+        made = self.joint.steps[self.joint.producer[storage]]
+        return [node for node in made.outputs if self.joint.held[node] == storage]
+
+    def _call(self, like: fx.Node, target: Any, *given: Any) -> fx.Node:
+        made = call(self.graph, like, target, *given)
+        made.meta["partitioner_tag"] = self.tag
+        return made
 
     def cross(self) -> None:
         """End forward: its outputs are there, and the views of what is saved are made again."""
@@ -113,7 +155,8 @@ class _Rebuilt:
 def peak_bytes(graphs: Graphs, joint: Joint) -> int:
     """The most bytes that a step holds at once of what it allocates, where each value goes after its last use.
 
-    Forward's outputs stay to the end of backward, and gradients as well; inputs, parameters and buffers don't count.
+    Forward's outputs stay to the end of backward, and gradients as well; inputs, parameters, buffers and what lies
+    outside don't count.
     """
     given = {
         storage
@@ -122,6 +165,9 @@ def peak_bytes(graphs: Graphs, joint: Joint) -> int:
         for storage in storages_of(node)
     }
     forward, backward = graphs
+    for graph in graphs:
+        for node in graph.graph.find_nodes(op="call_function", target=PAGE_OUT):
+            given.update(storages_of(node))
     staying = {
         storage: bytes_of(value)
         for node in joint.kept

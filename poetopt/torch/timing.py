@@ -56,22 +56,23 @@ def _measured(node: fx.Node) -> float | None:
         return None  # a size that depends on data
     if key not in MEASURED:
         try:
-            with _apart():
+            with apart():
                 args, kwargs = tree_map(_real, values)
-                MEASURED[key] = _quickest(lambda: node.target(*args, **kwargs))  # type: ignore[operator]
+                MEASURED[key] = quickest(lambda: node.target(*args, **kwargs))  # type: ignore[operator]
         except (RuntimeError, TypeError, ValueError, LookupError, AssertionError):
             MEASURED[key] = None  # as with indices that others have to make
     return MEASURED[key]
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def apart() -> Iterator[None]:
     """Real tensors, whatever torch is tracing, and the random state as it was."""
     with _disable_current_modes(), torch._C._DisableAutocast(), torch.random.fork_rng(), torch.no_grad():
         yield
 
 
-def _quickest(run: Callable[[], Any]) -> float:
+def quickest(run: Callable[[], Any]) -> float:
+    """Seconds of the quickest of several runs."""
     best = spent = math.inf
     for turn in range(1 + RUNS):  # the first finds its memory
         begin = time.perf_counter()

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import gc
+import sys
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import poetopt as po
-from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError
+from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, OutputError
+from poetopt.util.units import show_bytes
 from tests.later import ALL_USE_TORCH, later
 
 pytestmark = ALL_USE_TORCH
@@ -76,8 +80,9 @@ def peak_of(module: Any, given: tuple[Any, ...]) -> int:
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal most
             found = function(*args, **(kwargs or {}))
+            outside = str(function) == "poetopt.page_out.default"
             for value in torch.utils._pytree.tree_leaves(found):
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, torch.Tensor) and not outside:
                     storage = value.untyped_storage()
                     if storage.data_ptr() not in there and storage._cdata not in alive:
                         alive[storage._cdata] = storage.nbytes()
@@ -111,6 +116,83 @@ def test_the_measured_peak_keeps_the_budget_and_gradients_are_torchs(kind: str) 
     assert measured < 0.8 * usual
     assert len(compiled.memory_plans) == 1  # the same shapes need no other plan
     assert all(word in str(plan) for word in ("proof", "least", "measured"))
+
+
+def mapped_files(folder: Path) -> int:
+    """How many files of a folder this process has in its memory, with a name or without."""
+    return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sees mapped files in /proc")
+def test_offloaded_tensors_wait_in_files_that_are_gone_with_them(tmp_path: Path) -> None:
+    module, given = made("gpt")  # with Dropout, whose masks wait, too
+    with pytest.raises(InfeasibleError):
+        planned_for(copy.deepcopy(module), given, memory="30%", time_limit=2)
+    compiled = compiled_to(copy.deepcopy(module), memory="30%", offload=tmp_path)
+    check_same(step(compiled, given), step(module, given))
+    (plan,) = compiled.memory_plans
+    assert plan.least_bytes <= peak_of(compiled, given) <= plan.planned_bytes <= plan.budget_bytes
+    assert plan.measured_bytes is not None
+    assert plan.measured_bytes <= plan.planned_bytes
+    assert f"puts {show_bytes(plan.moved_bytes)} outside" in str(plan)
+    wanted = {name: p.grad.clone() for name, p in module.named_parameters()}
+    torch.manual_seed(1)
+    compiled.zero_grad()
+    loss = compiled(*given)
+    assert mapped_files(tmp_path) > 0
+    assert not list(tmp_path.iterdir())  # no names, so that nothing is left however the process ends
+    loss.backward()
+    check_same({name: p.grad for name, p in compiled.named_parameters()}, wanted)
+    loss = compiled(*given)  # no backward follows
+    del loss
+    with files_of_at_most(100), pytest.raises(OutputError, match="can't be put there"):
+        compiled(*given)
+    gc.collect()
+    assert mapped_files(tmp_path) == 0
+
+
+def test_buffers_and_inputs_that_forward_changes_wait_outside_as_they_were(tmp_path: Path) -> None:
+    from tests.pytorch.networks import Counting
+
+    torch.manual_seed(0)
+    module, x = Counting(), torch.randn(256, 16)
+    compiled = compiled_to(copy.deepcopy(module), memory="40%", offload=tmp_path)
+    for _ in range(2):
+        mine, theirs = torch.ones(3), torch.ones(3)
+        check_same(step(compiled, (x, mine)), step(module, (x, theirs)))
+        assert torch.equal(mine, theirs)
+    (plan,) = compiled.memory_plans
+    assert plan.moved_bytes > 0
+    assert plan.measured_bytes <= plan.budget_bytes
+
+
+@contextmanager
+def files_of_at_most(nbytes: int) -> Iterator[None]:
+    """A limit that the system refuses to write beyond, as it does where a disk is full."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_folder_ends_in_one_error(tmp_path: Path) -> None:
+    moving: Any = import_module("poetopt.torch.offload")
+
+    with (
+        files_of_at_most(1000),
+        pytest.raises(OutputError, match=r"1\.20 kB can't be put there: File too large; make room"),
+    ):
+        moving.page_out(torch.ones(300), str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    for x in (torch.randn(3, 5).T, torch.randn(4, 6)[1:3, ::2], torch.zeros(0, 3), torch.tensor(True)):
+        held = moving.page_out(x, str(tmp_path))
+        assert torch.equal(moving.page_in(held, x.device), x)
+        assert held.stride() == x.stride()
+    with pytest.raises(OptionError, match="isn't a folder"):
+        compiled_to(nn.Linear(2, 2), memory="50%", offload=tmp_path / "none")
 
 
 def test_a_budget_in_bytes_is_for_parameters_buffers_and_inputs_too() -> None:
