@@ -1,13 +1,22 @@
-"""Language models that are adapted by LoRA, on a Raspberry Pi: the least memory of a step, and plans for some budgets.
+"""Language models that are adapted by LoRA, on a Raspberry Pi: what a step takes, steps executed, and what is learned.
 
-python -m benchmarks.language -o benchmarks/results/language.md
+python -m benchmarks.language shapes -o benchmarks/results/language.md
+python -m benchmarks.language executed -o benchmarks/results/language.md
+python -m benchmarks.language adapted -o benchmarks/results/language.md
+
+Each replaces its own section of the file. The last needs torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,18 +25,22 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import poetopt as po
-from benchmarks.output import put
+from poetopt import zoo
 from poetopt.frontends.lora import lora
 from poetopt.frontends.quantizing import quantize
 from poetopt.util.errors import InfeasibleError
 
-TITLE = """# Language models adapted by LoRA
+HEADER = """# Language models adapted by LoRA
 
-`python -m benchmarks.language` (the integers need `poetopt[quantize]`). A network of SmolLM-135M's shape with random
-weights and a tied table, 128 tokens, LoRA of rank 8 on the queries and values, batch 1, AdamW on LoRA alone, on an a72
-(Raspberry Pi 4), weights on storage. Storage is all that is frozen. The least total is RAM in all that a schedule is
-known for, and its bound what any needs. Overhead is energy above one compute of each operator, found and bounded in a
-minute on a machine that others used; moved is what a step reads and writes; seconds are of the processor."""
+`python -m benchmarks.language shapes` (or `executed`, `adapted`) makes a section; integers need `poetopt[quantize]`,
+learning needs torch. On an a72 (Raspberry Pi 4)."""
+SHAPES = """## Shapes
+
+A network of SmolLM-135M's shape with random weights and a tied table, 128 tokens, LoRA of rank 8 on the queries and
+values, batch 1, AdamW on LoRA alone, weights on storage. Storage is all that is frozen. The least total is RAM in all
+that a schedule is known for, and its bound what any needs. Overhead is energy above one compute of each operator, found
+and bounded in a minute on a machine that others used; moved is what a step reads and writes; seconds are of the
+processor."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,7 @@ class Llama:
 
 
 SMOLLM = Llama(30, 576, 9, 3, 1536, 49152)
+QWEN = Llama(24, 896, 14, 2, 4864, 151936, bias=True)
 
 
 class Written:
@@ -186,15 +200,106 @@ def rows(kind: str) -> list[str]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-o", "--output", type=Path)
-    asked = parser.parse_args()
-    lines = [TITLE, "", HEADING, "|---" * (HEADING.count("|") - 1) + "|"]
+def shapes() -> list[str]:
+    """The section of shapes."""
+    lines = [SHAPES, "", HEADING, "|---" * (HEADING.count("|") - 1) + "|"]
     for kind in KINDS:
         lines += rows(kind)
         print(*lines[-1 - len(BUDGETS) :], sep="\n", flush=True)
-        put(lines, asked.output)
+    return lines
+
+
+EXECUTED = """## Steps that are executed
+
+One step by `poetopt run`, bit for bit that of ordinary training; random weights, AdamW on LoRA alone, weights on
+storage. Planned is RAM in all, and process what the one that takes the step had at most, Python and onnxruntime
+included; ordinary training takes its bytes beside all weights. Qwen's shape has LoRA on queries and values, GPT-2's on
+queries, keys and values. MeSP (arXiv 2602.13069) takes 136 MB for Qwen's step, MobileFineTuner (2512.08211) 1.0 GB for
+GPT-2's, both by their authors' count. Seconds are this machine's, which others used."""
+FIGURES = (
+    "network", "batch x tokens", "weights", "planned, MB", "process, MB", "ordinary, MB", "overhead, J", "bound, J",
+    "moved, MB", "s a step", "ordinary, s",
+)  # fmt: skip
+RUNS: tuple[tuple[str, str, str, str, str, Callable[[], ModelProto]], ...] = (
+    ("GPT-2 small", "4 x 128", "float32", "150MB", "*c_attn", lambda: zoo.build("gpt2-small", 4)),
+    ("Qwen2.5-0.5B", "1 x 256", "int4", "96MB", "*q_proj,*v_proj", lambda: quantize(llama(QWEN, 256, rank=0), "int4")),
+    ("SmolLM-135M", "1 x 128", "int8", "64MB", "*q_proj,*v_proj", lambda: quantize(llama(SMOLLM, 128, rank=0), "int8")),
+)
+
+
+def executed() -> list[str]:
+    """The section of executed steps."""
+    lines = [EXECUTED, "", f"| {' | '.join(FIGURES)} |", "|---" * len(FIGURES) + "|"]
+    for name, size, kind, budget, targets, make in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            net, plan, out = (Path(folder) / file for file in ("net.onnx", "plan.json", "run.json"))
+            lora(make(), targets=targets, out=net)
+            options = ["--device", "a72", "--parameters", "paged", "--optimizer", "adamw", "--loss", "cross-entropy"]
+            poetopt(
+                "solve", net, *options, "--total-ram", budget, "--time-limit", f"{SECONDS}s", "-o", plan, "--json", out
+            )
+            told = json.loads(out.read_text())
+            poetopt("run", plan, "--json", out)
+            done = json.loads(out.read_text())
+        assert done["bit_identical"], name
+        moved = done["bytes_paged"] + done["bytes_streamed"]
+        sizes = (done["total_ram_bytes"], done["process_peak_bytes"], told["store_all_peak_bytes"])
+        figures = [f"{one / 1e6:.0f}" for one in sizes]
+        figures += [f"{told['overhead_j']:.1f}", f"{told['overhead_bound_j']:.1f}", f"{moved / 1e6:.0f}"]
+        figures += [f"{done['step_s']:.1f}", f"{done['store_all_step_s']:.1f}"]
+        lines.append(f"| {name} | {size} | {kind} | {' | '.join(figures)} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def poetopt(*arguments: object) -> None:
+    """Run a command, in a process of its own."""
+    subprocess.run([sys.executable, "-m", "poetopt", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL)
+
+
+ADAPTED = """## What is learned
+
+A model of bytes (2 layers, width 64, windows of 64, batches of 16, 134,000 parameters) learns from scratch what Python
+ships as its documentation, and is then adapted by LoRA of rank 8 on queries and values to the source of its argument
+parser, both by AdamW. Loss is that of validation, on a tenth of the text. Torch trains the same modules on the same
+batches.
+
+| | memory, of ordinary | epochs | loss before | after | torch's | apart |
+|---|---|---|---|---|---|---|"""
+
+
+def adapted() -> list[str]:
+    """The section of what is learned."""
+    from benchmarks.characters import Learning, learned
+
+    hows = Learning(4, 16, 64, "60%"), Learning(4, 16, 64, "40%")
+    lines = [ADAPTED]
+    with tempfile.TemporaryDirectory() as folder:
+        found = learned(Path(folder), 2, 64, 4, *hows)
+    for what, how, one in zip(("from scratch", "adapted"), hows, found, strict=True):
+        memory = f"{one.budget:,} of {one.store_all:,} B ({one.budget / one.store_all:.0%})"
+        figures = f"{one.before:.4f} | {one.ours[-1]:.4f} | {one.theirs[-1]:.4f}"
+        apart = max(abs(a / b - 1) for a, b in zip(one.ours, one.theirs, strict=True))
+        lines.append(f"| {what} | {memory} | {how.epochs} | {figures} | {apart:.1e} |")
+    return lines
+
+
+SECTIONS: dict[str, Callable[[], list[str]]] = {"shapes": shapes, "executed": executed, "adapted": adapted}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("section", choices=SECTIONS)
+    parser.add_argument("-o", "--output", type=Path)
+    asked = parser.parse_args()
+    made = "\n".join(SECTIONS[asked.section]())
+    if asked.output is None:
+        print(made)
+        return
+    before = asked.output.read_text(encoding="utf-8").strip().split("\n\n## ") if asked.output.exists() else []
+    kept = {text.partition("\n")[0]: f"## {text}" for text in before[1:]}
+    kept[made.partition("\n")[0].removeprefix("## ")] = made
+    asked.output.write_text("\n\n".join([HEADER, *kept.values()]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,8 @@ def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
 def head_of(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> Head | None:
     """The layer that `scores` are of, where they take more than a chunk of them and of its weight.
 
-    A weight that is trained stays as it lies, so that its rows must be classes.
+    Where it is trained they must take more than the weight, which has a gradient of its size: making them again is a
+    product more. Such a weight stays as it lies, so that its rows must be classes.
     """
     if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype not in ("float32", "float64"):
         return None
@@ -126,6 +127,8 @@ def head_of(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) ->
     if layer is None or layer.weight.shape[0] != classes:
         return None
     trained = layer.trained or (vector is not None and vector.role is Role.PARAMETER)
+    if trained and rows <= features:
+        return None
     return replace(layer, scores=node.outputs[0], bias=vector, trained=trained)
 
 
