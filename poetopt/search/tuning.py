@@ -153,6 +153,9 @@ REPLAY_SHARE = 0.5, 0.3
 nothing. A tenth of the time, as a tree counts some quarter of what it takes. Measured on the guard's cells, 2026-11-27:
 with less resnet18-cifar a72 50 % depth:4 with wakings stays 4.6 % open."""
 
+WAKES = (0.1, 0.3, 1.0)
+"""Shares of a waking that page-ins cost in further replays, as a relaxation pays for a small part of one."""
+
 # The search of one model
 CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises.
