@@ -83,7 +83,7 @@ CELLS = (
     Cell("bert-tiny", "m4", 0.6, "auto", "deeper scopes by default", 0.108386, 0.0),
     Cell("vgg16-cifar", "m4", 0.6, "depth:8", "no paging", 3.61882, 3.61882, options={"paging": False}),
     Cell("resnet18-cifar", "m4", 0.4, "depth:4", "deadline beside DMA", 17.3981, 17.3827, deadline=1.0, dma=True),
-    Cell("resnet8", "a72", 0.3, "auto", "storage activations", WAKE, 0.0, gap=0.05, wake_j=0.005),
+    Cell("resnet18-cifar", "a72", 0.5, "depth:4", "storage activations", 0.307136, 0.306829, gap=0.07, wake_j=0.005),
     Cell("mlp", "a72", 0.95, "full", "poet", 0.00591924, 0.00591628, options={"formulation": "poet"}),
 )
 

@@ -139,6 +139,18 @@ class Incumbent:
             return Refusal(arena_excess=arena - self.room_bytes)
         return Candidate(schedule, laid_out, simulation, arena, value)
 
+    def take(self, plan: Plan) -> bool:
+        """Keep a plan that may be no schedule's, if it keeps all that is asked, has a layout, and is better."""
+        simulation = simulate(plan, ram_bytes=self._ram_bytes)
+        value = self._judge.goal.value(self._judge.trial(plan, simulation))
+        laid_out = plan if plan.offsets else self._laid_out(plan, quick=False)
+        arena = arena_bytes(laid_out)
+        fits = arena <= self.room_bytes and not self._late(simulation)
+        if not fits or (self.best is not None and self.best.value <= value):
+            return False
+        self.best = Candidate(schedule_of(plan, page_outs=True), laid_out, simulation, arena, value)
+        return True
+
     def broken(self, schedule: Schedule) -> str | None:
         """The rule that the plan of a schedule within the budget breaks, in its block's words; or None."""
         trial = self._trial(schedule)

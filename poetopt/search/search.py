@@ -38,6 +38,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.search.constructive import first_schedules, plain_schedules
 from poetopt.search.deepening import Deepening
+from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided
 from poetopt.search.limits import impossible, within
 from poetopt.search.outer import AllPlans
 from poetopt.search.run import Proof, Run, outdone
@@ -266,6 +267,7 @@ def search(
     deepening = Deepening(run, all_plans)
     run.enter(deepening.first)
     rest = 1.0 - (ALL_SHARE if all_plans else 0.0)
+    few = decidable(run)
     run.allot(rest)
     try:
         with run.timed("heuristics"):
@@ -273,7 +275,12 @@ def search(
         if not strict:
             plain_schedules(run, partial(search, of_all=False))
             run.plain = plain_first(run, deepening.first)
+        run.allot(rest - DECIDING_SHARE if few else rest)
         proof = deepening.deepen()
+        if few:
+            run.allot(rest)
+            with run.timed("exhaustive"):
+                proof = decided(run, proof)
     except KeyboardInterrupt:
         run.interrupt()
         proof = Proof(run.scope, run.scope, run.bound, False, run.incumbent.value, False)
@@ -297,7 +304,7 @@ def _with_ends(found: Solution, run: Run) -> Solution:
     if within(options, problem, simulation, arena):
         return replace(found, plan=laid_out, simulation=simulation, arena_bytes=arena)
     proof = Proof(found.scope, found.scope, found.overhead_bound_j or 0.0, False, None, False)
-    return _conclude(run, proof, found.store_all_peak_bytes)
+    return _conclude(run, decided(run, proof) if decidable(run) else proof, found.store_all_peak_bytes)
 
 
 def _streams_behind(plan: Plan) -> bool:

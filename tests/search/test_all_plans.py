@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor,
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.search import search, without_ends
+from poetopt.search.exhaustive import Asked, cheapest
+from poetopt.search.search import search, with_ends, without_ends
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import BackendUnavailableError, FormulationError, ProblemError
-from tests.every_plan import least_overhead_j
+from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.seeds import seeds
 from tests.small import false_word, judged, small_problem
 
@@ -39,6 +41,34 @@ def test_no_word_is_false(seed: int) -> None:
         assert said.plan.problem.asked.tensors == case.problem.tensors
         assert said.simulation == simulation
         check_layout(said.plan, case.ram_bytes)
+
+
+@pytest.mark.parametrize("seed", seeds(300))
+def test_all_plans_are_those_of_the_contract(seed: int) -> None:
+    case = small_problem(seed)
+    found = cheapest(case.problem, Asked(case.ram_bytes, case.deadline_s), math.inf, math.inf)
+    assert (None if found.plan is None else found.bound) == case.by_bytes_j
+    if found.plan is not None:
+        simulation = simulate(found.plan, ram_bytes=case.ram_bytes, deadline_s=case.deadline_s)
+        assert simulation.overhead_j == pytest.approx(found.bound)
+
+
+def test_plans_with_layouts_are_those_of_the_contract() -> None:
+    compared = 0
+    for seed in range(40):
+        case = small_problem(seed)
+        if len(case.problem.tensors) > 4 or case.ram_bytes > 10:
+            continue
+        try:
+            least = case.placed_j
+        except TooManyStatesError:
+            continue
+        found = cheapest(case.problem, Asked(case.ram_bytes, case.deadline_s, placed=True), math.inf, math.inf)
+        assert (None if found.plan is None else found.bound) == least
+        if found.plan is not None:
+            check_layout(found.plan, case.ram_bytes)
+        compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize("name", ["dma_deadline_a", "dma_deadline_b", "dma_none"])
@@ -112,7 +142,11 @@ def test_the_same_plans_without_ends(seed: int) -> None:
         other = without_ends(problem)
     except ProblemError:
         return
-    assert least_overhead_j(other, case.ram_bytes) == case.by_bytes_j
+    found = cheapest(other, Asked(case.ram_bytes), math.inf, math.inf)
+    assert (None if found.plan is None else found.bound) == case.by_bytes_j
+    if found.plan is not None:
+        done = simulate(with_ends(problem, found.plan), ram_bytes=case.ram_bytes)
+        assert done.overhead_j == pytest.approx(found.bound)
 
 
 def test_updates_that_take_over_something_are_refused_by_name() -> None:
