@@ -19,30 +19,6 @@ from typing import Any
 from benchmarks.output import put
 
 
-def _tree() -> None:
-    from poetopt.search.parallel_tree import ParallelTree
-
-    ParallelTree.__enter__ = lambda self: self  # type: ignore[method-assign]
-
-
-def _dives() -> None:
-    from poetopt.search.branching.tree import Tree
-
-    Tree.time_to_dive = lambda self: 0.0  # type: ignore[method-assign]
-
-
-def _aggregates() -> None:
-    _set("poetopt.search.parallel_tree", "worth", lambda *_: [])
-
-
-def _windows() -> None:
-    _set("poetopt.search.model_search", "rolling_windows", lambda *_: None)
-
-
-def _core() -> None:
-    _set("poetopt.search.model_search", "core_search", lambda *_: None)
-
-
 def _replays() -> None:
     from poetopt.search.replays import Replays
 
@@ -67,13 +43,7 @@ def _dominated() -> None:
     def none(problem: Any, *_: object) -> Any:
         return np.zeros(len(problem.operators), dtype=bool)
 
-    _set("poetopt.formulations.retention.space", "dominated", none)
-
-
-def _repetition() -> None:
-    from poetopt.formulations.retention.repetition import Repetition
-
-    Repetition.images = lambda *_: iter(())  # type: ignore[method-assign]
+    _set("poetopt.formulations.retention.enumeration", "dominated", none)
 
 
 def _pressure() -> None:
@@ -101,16 +71,10 @@ def _set(module: str, attribute: str, value: object) -> None:
 
 
 MECHANISMS: Mapping[str, Callable[[], None]] = {
-    "tree": _tree,
-    "dives": _dives,
-    "aggregate-branching": _aggregates,
-    "windows": _windows,
-    "core": _core,
     "replays": _replays,
     "cut-pool": _cut_pool,
     "scope-difference": _scope_difference,
     "dominated": _dominated,
-    "repetition": _repetition,
     "pressure": _pressure,
     "rounding": _separator("rounding"),
     "chain-cuts": _separator("chain_cuts"),

@@ -11,7 +11,7 @@ import pyomo.core as pyo
 from pyomo.core.base.var import VarData
 
 from poetopt.formulations.goal import SUMS, Goal, Trial
-from poetopt.formulations.rows import Count, PointLike, Row, Terms
+from poetopt.formulations.rows import PointLike, Row, Terms
 from poetopt.graph.problem import Problem
 from poetopt.util import work
 from poetopt.util.errors import FormulationError
@@ -188,9 +188,6 @@ class Block:
     revive
         Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope,
         or None where it has none.
-    counts
-        Optional: sums of its decisions that a tree may branch on. Those of stages that follow each other stand beside
-        each other.
     when
         Optional: whether the block is needed in a space at all; always, where it is None.
     collects
@@ -235,7 +232,6 @@ class Block:
     separator: Separator | None = None
     when: Callable[[Space], bool] | None = None
     revive: Callable[[PyomoBlock, object], Row | None] | None = None
-    counts: Callable[[PyomoBlock], list[Count]] | None = None
     collects: bool = False
     says: str = ""
     refuses: Callable[[Trial], str | None] | None = None

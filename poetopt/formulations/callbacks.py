@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import pyomo.core as pyo
 
 from poetopt.formulations.block import SETS, Block, PyomoBlock
 from poetopt.formulations.goal import Goal
-from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 from poetopt.util import work
 from poetopt.util.errors import FormulationError, PoetError
@@ -256,30 +255,11 @@ def _no_row(row: Any) -> str | None:
     return None
 
 
-def _no_count(count: Any) -> str | None:
-    if not isinstance(count, Count):
-        return f"{_a(count)} in place of a Count"
-    try:
-        entries, n = np.asarray(count.entries), len(count.variable)
-        if count.variable.ctype is not pyo.Var:
-            return f"a count of {_a(count.variable)}, not of an indexed variable"
-        if entries.ndim != 1 or entries.dtype.kind not in "iu" or not len(entries):
-            return f"a count of {count.variable.name} whose entries aren't an array of whole numbers"
-        if entries.min() < 0 or entries.max() >= n:
-            return f"a count of {count.variable.name} with an entry beyond its {n}"
-        if not math.isfinite(count.weight):
-            return f"a count of {count.variable.name} whose weight is {count.weight}"
-    except (TypeError, ValueError, AttributeError) as error:
-        return f"a count that isn't made as Count says: {error}"
-    return None
-
-
 ANSWERS: dict[str, Callable[[Any], str | None]] = {
     "build": _anything,
     "separator": functools.partial(_no_list, "rows", _no_row),
     "when": _anything,
     "revive": lambda row: None if row is None else _no_row(row),
-    "counts": functools.partial(_no_list, "counts", _no_count),
     "refuses": _no_reason,
     "adds_j": _no_figure,
     "base_j": _no_figure,

@@ -44,7 +44,7 @@ from poetopt.formulations.block import (
 from poetopt.formulations.callbacks import NoGood, Points, Priced, Values, answer, checked
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.goal import ENERGY, Goal, Trial
-from poetopt.formulations.rows import Count, Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
 from poetopt.graph.problem import Problem
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Block",
-    "Count",
     "Floats",
     "Formulation",
     "IndexSet",
@@ -314,16 +313,9 @@ class Formulation:
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
         """Rows found in another scope, by block name and key, in the variables of `model`."""
         makers = {b.name: b for b in self.blocks if b.revive is not None and b.name in model.block_names}
-        made = ((answer(makers[name], "revive", model.component(name), key), name) for name, key in keys if name in makers)
+        known = ((makers[name], key) for name, key in keys if name in makers)
+        made = ((answer(block, "revive", model.component(block.name), key), block.name) for block, key in known)
         return [replace(row, block=name) for row, name in made if row is not None]
-
-    def counts(self, model: Any) -> list[list[Count]]:
-        """The counts that a tree may branch on beside single variables, block by block."""
-        return [
-            answer(block, "counts", model.component(block.name))
-            for block in self.blocks
-            if block.counts is not None and block.name in model.block_names
-        ]
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
         """The violated rows of all blocks at `point`."""

@@ -71,31 +71,6 @@ class Row:
     """The key from which the row's block can make it again in another scope's variables; None: it can't."""
 
 
-@dataclass(frozen=True)
-class Count:
-    """The number of decisions of one kind that are taken: the sum of a variable's entries, each of them whole.
-
-    Where many decisions are alike, none of them alone decides anything, but their number does: a tree may branch on it.
-
-    weight
-        What one more or less of them moves, in units comparable within one block.
-    """
-
-    variable: Any
-    entries: Ints
-    weight: float
-
-
-def alike(variable: Any, kinds: Ints | Floats, weights: Floats) -> list[Count]:
-    """The counts of the entries of each kind, for kinds that have several; `kinds` and `weights` are (n,)."""
-    found = []
-    for kind in np.unique(kinds):
-        entries = np.flatnonzero(kinds == kind)
-        if len(entries) > 1:
-            found.append(Count(variable, entries, float(weights[entries[0]])))
-    return found
-
-
 class PointLike(Protocol):
     """Values of a model's variables, as a backend found them."""
 

@@ -171,7 +171,7 @@ class Deepening:
         if plain is None or plain.asked not in scopes or best is None or best.schedule.variants:
             return None
         self._at_hand = plain.asked
-        found = search_scope(run, plain.asked, run.budget.part(BESIDE_SHARE), None, bound_only=True)
+        found = search_scope(run, plain.asked, run.budget.part(BESIDE_SHARE), None)
         if not found.closed:
             return None
         self._last = found

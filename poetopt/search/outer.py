@@ -104,7 +104,7 @@ class AllPlans:
         self._raise(further)
 
     def _take(self, proof: Proof) -> None:
-        """Begin with the cuts of a scope; where operators stream, they aren't said of plans whose runs are all plain."""
+        """Begin with the cuts of a scope, but where operators stream: here their runs are all plain."""
         if Feature.STREAMED not in self._run.problem.features:
             self._binding = [*proof.binding, *self._binding]
 

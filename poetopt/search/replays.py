@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from typing import Any
 
 from poetopt.formulations.rows import PointLike
+from poetopt.graph.problem import Problem
 from poetopt.search.heuristics.list_scheduling import list_schedule
 from poetopt.search.run import Budget, Run
 from poetopt.search.tuning import (
     OFFER_WORK,
     REPLAY_SHARE,
     REPLAY_TARGETS,
+    WAKES,
 )
 from poetopt.util.work import Work
+
+
+def dearer(problem: Problem, share: float) -> Problem:
+    """`problem`, with this share of a waking in the price of each page-in."""
+    more_j = share * problem.wake_j
+    return replace(problem, tensors=tuple(one.moved_for(page_in_j=one.page_in_j + more_j) for one in problem.tensors))
 
 
 class Replays:
@@ -22,6 +32,7 @@ class Replays:
         self.run, self.budget, self.model, self._work = run, budget, model, work
         self._begin = work.seconds
         self._share, self._spent_s = REPLAY_SHARE[0], 0.0
+        self._problems = [run.problem, *(dearer(run.problem, share) for share in WAKES if run.problem.wake_j)]
 
     def follow(self, point: PointLike) -> bool:
         """Replay once for each target, where plans count and the gap is open; whether a schedule was better."""
@@ -30,10 +41,10 @@ class Replays:
             return False
         begin, better = self._work.seconds, False
         shares = run.chosen.points.fractional(self.model, point)
-        for target in REPLAY_TARGETS:
+        for problem, target in itertools.product(self._problems, REPLAY_TARGETS):
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = list_schedule(
-                run.problem, ram_bytes, shares, paging=options.paging, remat=options.remat, work=self._work
+                problem, ram_bytes, shares, paging=options.paging, remat=options.remat, work=self._work
             )
             if schedule is not None:
                 self._work.done += OFFER_WORK * len(run.problem.operators)

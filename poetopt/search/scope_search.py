@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from poetopt.formulations.rows import Row
-from poetopt.formulations.scope import scope_depth, scope_name
+from poetopt.formulations.scope import scope_name
 from poetopt.graph.problem import Feature
 from poetopt.search.cutting import model_of, session_of
 from poetopt.search.incumbent import Incumbent
 from poetopt.search.model_search import Mode, ModelSearch
 from poetopt.search.run import Budget, Ending, Proof, Run
 from poetopt.search.solution import DeadlineModel, Options
-from poetopt.search.tuning import ATTEMPTS, CLOSE, LEAST_S, RESTRICTED_SHARE, SETTLED_DEPTH, SHRINK
+from poetopt.search.tuning import ATTEMPTS, CLOSE, LEAST_S, RESTRICTED_SHARE, SHRINK
 from poetopt.util import work
 from poetopt.util.errors import InfeasibleError, TimeUpError
 from poetopt.util.units import show_bytes, show_seconds
@@ -104,7 +104,6 @@ def search_scope(
     *,
     no_goods: float = 0.0,
     bound: float = 0.0,
-    bound_only: bool = False,
 ) -> Proof:
     """Solve one scope: exactly, and restricted while only the layout or the clock refuse its plans.
 
@@ -114,17 +113,15 @@ def search_scope(
         Share of the time then left that may go into leaving out refused schedules one by one.
     bound
         What is known of the scope already.
-    bound_only
-        True if a better incumbent is unlikely: see `Mode`.
     """
     run.enter(scope, bound)
-    return _ScopeSearch(run, scope, budget, inner, bound_only).search(no_goods)
+    return _ScopeSearch(run, scope, budget, inner).search(no_goods)
 
 
 def relax_scope(run: Run, scope: str, budget: Budget) -> Proof:
     """The proof of one scope's relaxation, with the plans that its points lead to: its model isn't searched."""
     run.enter(scope)
-    return _ScopeSearch(run, scope, budget, None, bound_only=True).relax()
+    return _ScopeSearch(run, scope, budget, None).relax()
 
 
 def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
@@ -157,7 +154,6 @@ class _ScopeSearch:
     scope: str
     budget: Budget
     inner: Proof | None
-    bound_only: bool
     sources: frozenset[str] = frozenset()
     binding: tuple[tuple[str, Hashable], ...] = ()
 
@@ -246,16 +242,10 @@ class _ScopeSearch:
             return Ending.STOPPED
         bounds = [ceiling, *(proof.bound for _, proof in covered if not proof.infeasible)]
         run.proving.ceiling = min(bounds)
-        inner = self.settled if any(proof is self.settled for _, proof in covered) else None
-        deep = (
-            inner is not None and not (inner.infeasible or inner.outdone) and scope_depth(inner.asked) >= SETTLED_DEPTH
-        )
         mode = Mode(
             restriction.exact,
             no_goods,
             known=tuple(row for row, _ in covered),
-            beyond=inner is not None,
-            bound_only=self.bound_only or deep,
             relaxed_only=relaxed_only,
         )
         search = ModelSearch(run, budget, model, session, mode, self.binding)

@@ -112,9 +112,6 @@ ATTEMPTS = 8
 """The number of restrictions of a model that are tried. Measured on random problems with DMA."""
 RESTRICTED_SHARE = 0.5
 """Share of the remaining time that they may take where there is a plan already."""
-SETTLED_DEPTH = 8
-"""Beyond a proven scope of this depth better schedules are rare: what is left to do is to raise the bound. Measured
-on exact_resnet18_cifar m4 in `forward`."""
 OBJECTIVE_TARGET = 1e4
 """The size to which the objective is scaled: solvers' tolerances are absolute."""
 
@@ -153,6 +150,9 @@ REPLAY_SHARE = 0.5, 0.3
 nothing. A tenth of the time, as a tree counts some quarter of what it takes. Measured on the guard's cells, 2026-11-27:
 with less resnet18-cifar a72 50 % depth:4 with wakings stays 4.6 % open."""
 
+WAKES = (0.1, 0.3, 1.0)
+"""Shares of a waking that page-ins cost in further replays, as a relaxation pays for a small part of one."""
+
 # The search of one model
 CUT_SHARE = (0.5, 0.8)
 """Share of the remaining time that cutting may take before the integer search, and where the bound still rises.
@@ -160,38 +160,11 @@ Measured on exact_bert_base m4 30 % in `forward`."""
 WAIT_S = 1.0
 """A search whose best point breaks lazy constraints goes on for this long at least. Measured on exact_resnet18_cifar
 m4 40 %."""
-WINDOWS_GAP = 0.03
-"""The open share of the relaxation up to which no windows are searched before the whole. Measured on
-resnet18_cifar at depth 8."""
-CORE_GAP = 0.01
-"""The open share up to which the core is searched first, whether in an inner scope or not. Measured on zoo
-mobilenetv2."""
-NEIGHBOURHOODS_SHARE = 0.3
-"""Share of the remaining time that both may take before the whole is searched."""
 CUTOFF_MARGIN = 1e-7
 """Solutions have to be better than the best one by this fraction."""
 LATE = 3
 """Searches whose best point is late before the model is restricted: rows don't tell what the planner can order.
 Measured on deadlines on m4."""
-
-# Large neighbourhood search
-WINDOWS = (24, 12, 6, 4)
-"""The decided stages are divided into this many windows, which overlap by half; first the narrower ones, which take a
-fraction of a second. Measured on resnet18_cifar, bert; the narrow ones, and the forward stages beside each, on zoo
-ds-cnn in 64 KB: they end at 1.703 J, where the others alone do at 1.728."""
-NARROWEST = 3
-"""No windows of fewer stages."""
-CORES = (0.1, 0.3)
-"""The distance of the optimum from the relaxation that is assumed, as a share of the way to the incumbent. Measured on
-resnet18_cifar, zoo mobilenetv2."""
-CORE_S = 6.0
-"""At most this many seconds for each."""
-WINDOW_S = 4.0
-"""At most this many seconds a window."""
-
-# The parallel tree
-TREE_GRACE_S = 0.3
-"""The seconds that a model must take to be worth a second copy."""
 
 # The incumbent
 LAYOUT_S = 0.5

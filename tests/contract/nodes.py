@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
-from poetopt.backends.solvers.nodes import Nodes, StoppedError, Vertex
+from poetopt.backends.solvers.nodes import Nodes, StoppedError
 from poetopt.backends.solvers.solver import Session
-from poetopt.formulations.rows import Count, Row
+from poetopt.formulations.rows import Row
 from tests.contract import milp
 
 Need = Callable[[object, str], None]
@@ -20,7 +20,7 @@ TOLERANCE = 1e-6
 
 
 def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, need: Need) -> None:
-    """Bounds, bases, cutoffs, probes, searches, rows and twins of the nodes of `session`, whose relaxation is solved.
+    """Bounds, bases, cutoffs, probes, searches and rows of the nodes of `session`, whose relaxation is solved.
 
     Relaxations are compared with scipy's, and optima with trying everything.
 
@@ -28,10 +28,7 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
         Told what must hold, and the message where it doesn't; it raises then.
     """
     n = len(problem.costs)
-    summed = sorted(rng.sample(range(n), n // 2))
-    nodes = session.nodes([Count(problem.model.x, np.array(summed), 1.0)])
-    twin = nodes.twin()
-    need(nodes.counts == 1, "its nodes have no column for the count that was asked for")
+    nodes = session.nodes()
     need(bool(nodes.integer.all()), "its nodes have columns that aren't integers, and all are")
     root = nodes.solve(None, math.inf)
     need(root is not None, "at the root its nodes have no solution, and the relaxation has")
@@ -66,15 +63,9 @@ def check_nodes(session: Session, problem: milp.Covering, rng: random.Random, ne
         need(nodes.solve(None, known - 0.5) is None, "a node has something below a cutoff that is below its optimum")
         again = nodes.solve(vertex.basis, known + 0.5)
         need(again is not None and _close(again.objective, known), "after probes a node isn't what it was")
-        twin.enter(lower, upper)
-        same = twin.solve(vertex.basis, math.inf)
-        need(same is not None and _close(same.objective, known), "from a node's basis its twin comes to something else")
-        assert same is not None
-        need(_close(same.values[-1], same.values[at][summed].sum()), "a count isn't the sum of what it counts")
-        _check_count(twin, problem, vertex, summed, held, extra is not None, need)
     need(session.incumbent_bound == before, "what its nodes do changed the session's bound")
     nodes.stop()
-    need(_refuses(nodes) and _refuses(twin), "nodes that were stopped, and their twins, must raise StoppedError")
+    need(_refuses(nodes), "nodes that were stopped must raise StoppedError")
 
 
 def _refuses(nodes: Nodes) -> bool:
@@ -85,56 +76,13 @@ def _refuses(nodes: Nodes) -> bool:
     return False
 
 
-def _check_count(
-    nodes: Nodes,
-    problem: milp.Covering,
-    vertex: Vertex,
-    summed: list[int],
-    held: dict[int, float],
-    half: bool,
-    need: Need,
-) -> None:
-    """Bounds of the count at the node that is entered, which rows of the relaxation would have as well."""
-    count = len(nodes.lower) - 1
-    lower, upper = nodes.lower.copy(), nodes.upper.copy()
-    root = nodes.point(replace(vertex, values=np.arange(len(lower), dtype=float)), False)
-    at = root[problem.model.x].astype(int)
-    for x, value in held.items():
-        lower[at[x]] = upper[at[x]] = value
-    for side in (0, 1):
-        below, above = lower.copy(), upper.copy()
-        middle = math.floor(vertex.values[count])
-        if side == 0:
-            above[count] = middle
-        else:
-            below[count] = middle + 1
-        nodes.enter(below, above)
-        found = nodes.solve(vertex.basis, math.inf)
-        known = _relaxed(problem, held, half, summed=(summed, below[count], above[count]))
-        said = math.inf if found is None else found.objective
-        need(said == known or _close(said, known), f"with a count bounded a node comes to {said} instead of {known}")
-
-
-def _relaxed(
-    problem: milp.Covering,
-    held: dict[int, float],
-    half: bool = False,
-    summed: tuple[list[int], float, float] | None = None,
-) -> float:
-    """The relaxation with some variables held, by scipy; inf where it has none.
-
-    summed
-        Variables, and bounds of their sum.
-    """
+def _relaxed(problem: milp.Covering, held: dict[int, float], half: bool = False) -> float:
+    """The relaxation with some variables held, by scipy; inf where it has none."""
     n = len(problem.costs)
     bounds = [(held.get(x, 0.0), held.get(x, 1.0)) for x in range(n)]
     rows, sides = problem.rows, problem.sides
     if half:
         rows, sides = np.vstack([rows, np.ones(n)]), np.append(sides, math.ceil(n / 2))
-    if summed is not None:
-        ones = np.zeros(n)
-        ones[summed[0]] = 1.0
-        rows, sides = np.vstack([rows, ones, -ones]), np.append(sides, [summed[1], -summed[2]])
     solved = linprog(problem.costs, A_ub=-rows, b_ub=-sides, bounds=bounds)
     return float(solved.fun) + problem.constant if solved.status == 0 else math.inf
 

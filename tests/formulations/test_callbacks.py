@@ -13,7 +13,7 @@ import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
-from poetopt.formulations.language import Block, Count, Formulation, PointLike, PyomoBlock, Row, Terms
+from poetopt.formulations.language import Block, Formulation, PointLike, PyomoBlock, Row, Terms
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError
 
@@ -163,37 +163,6 @@ def test_blocks_are_a_list(blocks: Any, problem: Problem) -> None:
 def built(block: Block, problem: Problem) -> tuple[Formulation, Any]:
     together = RETENTION.with_block(block)
     return together, together.build(problem, ram_bytes=10**6, scope="forward")
-
-
-COUNTS: dict[str, tuple[Callable[[PyomoBlock], Any], str]] = {
-    "it raises": (fails, "counts failed: ZeroDivisionError"),
-    "nothing": (lambda block: None, "counts returned None, not a list of counts"),
-    "numbers": (lambda block: [3], "counts returned 3 in place of a Count"),
-    "of a number": (
-        lambda block: [Count(3, np.array([0]), 1.0)],
-        "counts returned a count that isn't made as Count says",
-    ),
-    "beyond": (
-        lambda block: [Count(block.model().paging.p, np.array([10**9]), 1.0)],
-        "counts returned a count of .* with an entry beyond its",
-    ),
-    "fractions": (
-        lambda block: [Count(block.model().paging.p, np.array([0.5]), 1.0)],
-        "counts returned a count of .* array of whole numbers",
-    ),
-    "no weight": (
-        lambda block: [Count(block.model().paging.p, np.array([0, 1]), math.nan)],
-        "counts returned a count of .* whose weight is nan",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", COUNTS)
-def test_wrong_counts(case: str, problem: Problem) -> None:
-    counts, complaint = COUNTS[case]
-    together, model = built(odd(counts=counts), problem)
-    with pytest.raises(FormulationError, match=f"block 'odd': {complaint}"):
-        together.counts(model)
 
 
 def test_rows_from_another_scope(problem: Problem) -> None:

@@ -24,7 +24,7 @@ from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, ba
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Count, Row
+from poetopt.formulations.rows import Row
 from poetopt.util.errors import OutputError
 from poetopt.util.text import closest
 
@@ -253,7 +253,7 @@ class HighsSession(MatrixSession):
         known = np.flatnonzero(~np.isnan(values))
         solver.setSolution(len(known), known.astype(np.int32), values[known])
 
-    def nodes(self, counts: Sequence[Count] = ()) -> HighsNodes:
+    def nodes(self) -> HighsNodes:
         """The relaxation as it stands, in other objects of HiGHS.
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
@@ -263,7 +263,7 @@ class HighsSession(MatrixSession):
         added = compressed(self._columns, self._added)
         places[places >= self._own] = pool.add(added, [row.core for row in self._added], anew=True)
         bounds = self._lower, self._upper
-        return HighsNodes.of(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale, counts)
+        return HighsNodes(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale)
 
 
 def highs_model(matrix: Matrix, lower: Floats, upper: Floats, scale: float) -> highspy.HighsLp:

@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run, simplex_s
-from poetopt.backends.solvers.highs_rows import HighsRows, Places, PresentRows, RowPool, compressed
+from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, compressed
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
 from poetopt.backends.solvers.session import SEPARATION_S
 from poetopt.backends.solvers.solver import DualProof, Point
-from poetopt.formulations.rows import Count, Row
-from poetopt.util.errors import FormulationError
+from poetopt.formulations.rows import Row
 from poetopt.util.sparse import csr_matrix
 from poetopt.util.work import Work
 
@@ -36,23 +35,10 @@ def pass_integers(solver: highspy.Highs, integer: NDArray[np.bool_]) -> None:
 
 @dataclass(frozen=True)
 class _Basis:
-    """Of a relaxation whose rows are those that define counts, and then those of the pool at (m,) `places`."""
+    """Of a relaxation whose rows are those of the pool at (m,) `places`."""
 
     highs: highspy.HighsBasis
     places: Places
-
-
-@dataclass(frozen=True)
-class _Start:
-    """The common part of twins: the pool of rows, the columns of each count, and the end of the session's last solve.
-
-    basis
-        Without counts.
-    """
-
-    pool: RowPool
-    counted: Sequence[NDArray[np.int64]]
-    basis: _Basis
 
 
 class HighsNodes:
@@ -61,95 +47,43 @@ class HighsNodes:
     def __init__(
         self,
         fresh: Callable[[Interrupt], highspy.Highs],
-        start: _Start,
-        matrix: Matrix,
-        bounds: tuple[Floats, Floats],
-        scale: float,
-        stop: Interrupt,
-    ) -> None:
-        """Begin at `start`.
-
-        fresh
-            A new object of HiGHS, whose simplex method an interrupt ends.
-        matrix
-            The model; `bounds`, (n,) each, may be tighter than its own.
-        scale
-            What the objective is multiplied by.
-        stop
-            The interrupt.
-        """
-        self._fresh, self._start = fresh, start
-        self.work = Work()
-        self._matrix, self._scale, self._stop = matrix, scale, stop
-        sizes = np.array([len(columns) for columns in start.counted], dtype=float)
-        self.counts = len(sizes)
-        self.integer = np.append(matrix.integer, np.ones(len(sizes), dtype=bool))
-        self.costs = np.append(matrix.costs, np.zeros(len(sizes)))
-        # copies, as the session tightens its own
-        self.lower, self.upper = np.append(bounds[0], np.zeros(len(sizes))), np.append(bounds[1], sizes)
-        self._at = self.lower, self.upper
-        self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
-        self._lp = solver = fresh(stop)
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("presolve", "off")  # every solve begins from a basis
-        self._pass_columns()
-        start.pool.rows(start.basis.places).append_to(solver)
-        self._rows = PresentRows(solver, start.pool, start.basis.places, first=self.counts)
-        self._coming: Places = np.zeros(0, dtype=np.int64)
-        """Those that come before the next solve from where the last one ended."""
-        solver.setBasis(self._with_counts(start.basis.highs))
-
-    @classmethod
-    def of(
-        cls,
-        fresh: Callable[[Interrupt], highspy.Highs],
         matrix: Matrix,
         pool: RowPool,
         places: Places,
         basis: highspy.HighsBasis,
         bounds: tuple[Floats, Floats],
         scale: float,
-        counts: Sequence[Count] = (),
-    ) -> HighsNodes:
+    ) -> None:
         """The nodes of a relaxation of `matrix` and all rows of `pool`, whose last solve ended at `basis`.
 
-        That one had the rows at `places`. For the rest see `HighsNodes`. Raises FormulationError for a count of what
-        isn't whole.
+        fresh
+            A new object of HiGHS, whose simplex method an interrupt ends.
+        places
+            The rows that the solve had.
+        bounds
+            (n,) each; they may be tighter than the model's own.
+        scale
+            What the objective is multiplied by.
         """
-        found = [matrix.columns.of(count.variable)[count.entries] for count in counts]
-        counted = [columns[columns >= 0] for columns in found]
-        for count, columns in zip(counts, counted, strict=True):
-            if not matrix.integer[columns].all():
-                raise FormulationError(f"a count sums {count.variable.name}, of which not all entries are whole")
-        return cls(fresh, _Start(pool, counted, _Basis(basis, places)), matrix, bounds, scale, Interrupt())
-
-    def twin(self) -> HighsNodes:
-        """The same relaxation for one more thread."""
-        n = len(self._matrix.costs)
-        bounds = self.lower[:n], self.upper[:n]
-        twin = HighsNodes(self._fresh, self._start, self._matrix, bounds, self._scale, self._stop)
-        twin.work = self.work
-        return twin
-
-    def _pass_columns(self) -> None:
-        """Give the solver the columns, with a further one for each count, and the rows that define these."""
+        self.work = Work()
+        self._matrix, self._scale, self._stop = matrix, scale, Interrupt()
+        self.integer, self.costs = matrix.integer, matrix.costs
+        self.lower, self.upper = bounds[0].copy(), bounds[1].copy()  # as the session tightens its own
+        self._at = self.lower, self.upper
+        self._columns: NDArray[np.int32] = np.arange(len(self.lower), dtype=np.int32)
+        self._lp = solver = fresh(self._stop)
+        solver.setOptionValue("output_flag", False)
+        solver.setOptionValue("presolve", "off")  # every solve begins from a basis
         lp = highspy.HighsLp()
         lp.num_col_ = len(self.costs)
-        lp.col_cost_ = self.costs * self._scale
+        lp.col_cost_ = self.costs * scale
         lp.col_lower_, lp.col_upper_ = self.lower, self.upper
-        self._lp.passModel(lp)
-        if self.counts:
-            n, zeros = len(self._matrix.costs), np.zeros(self.counts)
-            entries = [np.append(columns, n + k).astype(np.int32) for k, columns in enumerate(self._start.counted)]
-            starts = np.cumsum([0, *map(len, entries)])
-            values = np.ones(starts[-1])
-            values[starts[1:] - 1] = -1.0
-            HighsRows(zeros, zeros, starts[:-1].astype(np.int32), np.concatenate(entries), values).append_to(self._lp)
-
-    def _with_counts(self, basis: highspy.HighsBasis) -> highspy.HighsBasis:
-        """A basis of the session's: counts are basic, as nothing bounds them."""
-        basic, lower = highspy.HighsBasisStatus.kBasic, highspy.HighsBasisStatus.kLower
-        return _basis([*basis.col_status, *[basic] * self.counts], [*[lower] * self.counts, *basis.row_status])
+        solver.passModel(lp)
+        pool.rows(places).append_to(solver)
+        self._rows = PresentRows(solver, pool, places)
+        self._coming: Places = np.zeros(0, dtype=np.int64)
+        """Those that come before the next solve from where the last one ended."""
+        solver.setBasis(basis)
 
     def enter(self, lower: Floats, upper: Floats) -> None:
         """Go to the node with these bounds."""
@@ -168,7 +102,7 @@ class HighsNodes:
             if objective >= cutoff:
                 return None
             values = np.array(found.col_value)
-            self._coming = self._rows.broken(values[: len(values) - self.counts])
+            self._coming = self._rows.broken(values)
             if not len(self._coming):
                 ended = _Basis(self._lp.getBasis(), self._rows.numbers)
                 return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended)
@@ -228,7 +162,7 @@ class HighsNodes:
 
     def _go(self, basis: _Basis) -> None:
         """To a basis: what binds there comes in."""
-        solver, counts, own = self._lp, self.counts, basis.highs
+        solver, own = self._lp, basis.highs
         more = len(self._rows) - len(basis.places)
         if np.array_equal(self._rows.numbers[: len(basis.places)], basis.places):
             # Its own, as nearly all are: nothing comes in or goes.
@@ -236,7 +170,7 @@ class HighsNodes:
             solver.setBasis(_basis(own.col_status, [*own.row_status, *basic]) if more else own)
             return
         numbers = len(self._rows.pool)
-        binding, statuses = _binding(basis, counts)
+        binding, statuses = _binding(basis)
         self._coming = np.union1d(self._coming, binding)
         self._append()
         place = np.zeros(numbers, dtype=np.int64)
@@ -244,7 +178,7 @@ class HighsNodes:
         rows = [highspy.HighsBasisStatus.kBasic] * len(self._rows)
         for x, status in zip(place[binding].tolist(), statuses, strict=True):
             rows[x] = status
-        solver.setBasis(_basis(own.col_status, [*own.row_status[:counts], *rows]))
+        solver.setBasis(_basis(own.col_status, rows))
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""
@@ -295,8 +229,8 @@ def _basis(columns: Sequence[Any], rows: Sequence[Any]) -> highspy.HighsBasis:
     return basis
 
 
-def _binding(basis: _Basis, counts: int) -> tuple[Places, list[Any]]:
+def _binding(basis: _Basis) -> tuple[Places, list[Any]]:
     """The rows of the pool that aren't basic, and how they are bound."""
-    rows = basis.highs.row_status[counts:]
+    rows = basis.highs.row_status
     bound = [x for x, status in enumerate(rows) if status != highspy.HighsBasisStatus.kBasic]
     return basis.places[bound], [rows[x] for x in bound]

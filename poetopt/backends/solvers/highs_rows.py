@@ -199,12 +199,10 @@ class PresentRows:
 
     numbers
         (m,) the pool's numbers of those that are there, in the order in which `solver` has them.
-    first
-        So many rows of `solver` come before them, and are none of the pool's.
     """
 
-    def __init__(self, solver: highspy.Highs, pool: RowPool, numbers: Places, *, first: int = 0) -> None:
-        self._solver, self._first = solver, first
+    def __init__(self, solver: highspy.Highs, pool: RowPool, numbers: Places) -> None:
+        self._solver = solver
         self.pool, self.numbers = pool, numbers
 
     def __len__(self) -> int:
@@ -220,7 +218,7 @@ class PresentRows:
 
     def drop(self, places: NDArray[np.int64]) -> None:
         """Send out the rows at these places (k,) of `numbers`."""
-        self._solver.deleteRows(len(places), (places + self._first).astype(np.int32))
+        self._solver.deleteRows(len(places), places.astype(np.int32))
         self.numbers = np.delete(self.numbers, places)
 
     def broken(self, values: Floats) -> Places:

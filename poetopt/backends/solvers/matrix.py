@@ -283,11 +283,11 @@ def _compiled(model: Any, objective: Any) -> Matrix:
         for constraint in component.values():
             if not constraint.active:
                 continue
-            lower, upper = entries.row(constraint.expr)
+            least, most = entries.row(constraint.expr)
             starts.append(len(entries))
             constraints.append(constraint)
-            row_lower.append(lower)
-            row_upper.append(upper)
+            row_lower.append(least)
+            row_upper.append(most)
             if not len(constraints) % ROWS:
                 work.check()
     shape = (len(starts) - 1, len(entries.variables))

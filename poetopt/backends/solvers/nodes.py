@@ -25,7 +25,7 @@ class Vertex:
     values, reduced
         (n,) by column: the point, and its reduced costs.
     basis
-        What a solve of a child begins from; only the nodes that gave it, and their twins, know what it is.
+        What a solve of a child begins from; only the nodes that gave it know what it is.
     """
 
     objective: float
@@ -37,17 +37,11 @@ class Vertex:
 class Nodes(Protocol):
     """The relaxation of a session at one moment. Rows that come to it hold for all nodes alike.
 
-    The session goes on without it; both may be used at once, from different threads. One object is of one thread: for
-    another, there is `twin`.
+    The session goes on without it; both may be used at once, from different threads.
     """
 
     work: Work
-    """Counts what is solved here and in twins."""
-
-    @property
-    def counts(self) -> int:
-        """The number of the n columns, the last ones, that are counts: sums of others, in the order asked for."""
-        ...
+    """Counts what is solved here."""
 
     @property
     def integer(self) -> NDArray[np.bool_]:
@@ -87,7 +81,7 @@ class Nodes(Protocol):
         """The proof of the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
 
         Where that found nothing, costs and constant are 0 and multipliers a ray: they prove more than 0, which nothing
-        comes to. Rows of counts are among the rows.
+        comes to.
         """
         ...
 
@@ -107,13 +101,6 @@ class Nodes(Protocol):
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
         """The vertex by Pyomo component."""
-        ...
-
-    def twin(self) -> Nodes:
-        """The same relaxation for one more thread.
-
-        Rows that come to one come to the other, `stop` stops both, and either takes the other's bases.
-        """
         ...
 
     def stop(self) -> None:

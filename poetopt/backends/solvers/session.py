@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from poetopt.backends.solvers.matrix import compile_model
 from poetopt.backends.solvers.nodes import Nodes
-from poetopt.backends.solvers.solver import Capability, DualProof, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Count, Row
+from poetopt.backends.solvers.solver import Capability, DualProof, Floats, Outcome, Point, Relaxation, Search
+from poetopt.formulations.rows import Row
 from poetopt.util.errors import FormulationError, OptionError, PoetError
 from poetopt.util.work import Work
 
@@ -189,17 +189,6 @@ class MatrixSession(ABC):
         self._fixed = max(self._fixed, len(chosen))
         return len(chosen)
 
-    def outside(self, variable: Any, cutoff: float) -> Frozen:
-        """The part of a variable that no solution better than `cutoff` changes; see the contract."""
-        columns = self._columns.of(variable)
-        used = columns >= 0
-        mask, values = np.zeros(len(columns), dtype=bool), np.zeros(len(columns))
-        if self._reduced is not None and self._last is not None:
-            down, up = self._settled(cutoff)
-            mask[used] = (down | up)[columns[used]]
-            values[used] = up[columns[used]]
-        return Frozen(variable, mask, values)
-
     def _settled(self, cutoff: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(n,) the integers that every solution better than `cutoff` has at 0, and at 1, by the reduced costs."""
         assert self._reduced is not None
@@ -210,7 +199,7 @@ class MatrixSession(ABC):
         up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
         return down, up
 
-    def nodes(self, counts: Sequence[Count] = ()) -> Nodes:
+    def nodes(self) -> Nodes:
         """The relaxation as it stands, for a tree; see the contract."""
         raise FormulationError("this backend has no relaxations for a tree of branches (Capability.NODES)")
 

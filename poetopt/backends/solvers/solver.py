@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.nodes import Nodes
-from poetopt.formulations.rows import Count, Row
+from poetopt.formulations.rows import Row
 from poetopt.util import imports
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.imports import INSTALL
@@ -187,10 +187,6 @@ class Session(Protocol):
         """
         ...
 
-    def outside(self, variable: Any, cutoff: float) -> Frozen:
-        """The part of a variable that `tighten(cutoff)` would fix, with its values."""
-        ...
-
     @property
     def tightened(self) -> bool:
         """Say whether `tighten` has fixed anything."""
@@ -231,10 +227,10 @@ class Session(Protocol):
         """The best bound proven in this session, also after an interrupt."""
         ...
 
-    def nodes(self, counts: Sequence[Count] = ()) -> Nodes:
-        """The relaxation as it stands, once more and on its own, with a column for each of `counts`.
+    def nodes(self) -> Nodes:
+        """The relaxation as it stands, once more and on its own.
 
-        Raises FormulationError in a backend that isn't capable of NODES, and for a count of what isn't whole.
+        Raises FormulationError in a backend that isn't capable of NODES.
         """
         ...
 

@@ -21,8 +21,6 @@ left-hand side over the paths that end in v,
 
 $$ D_v = c_v + w_v + \min( \sum_{t \in (s,b]} r_{g(v),t},\ \min_{u \in in(g(v))} D_u ). $$
 
-Where the network repeats a block, each cut is given for the other blocks too (`retention.repetition`).
-
 Source: this project's reference notes on POET's relaxation; the proof above is complete.
 """
 
@@ -37,7 +35,6 @@ from numpy.typing import NDArray
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain_rows import Chain, ChainRows
 from poetopt.formulations.retention.memory import stage_bytes
-from poetopt.formulations.retention.repetition import Repetition
 from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
 from poetopt.formulations.rows import Floats, PointLike, Row
 
@@ -82,7 +79,7 @@ PER_USE = 3
 """At most this many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
 LARGE = 5_000
 """A space with so many points has two cuts for one use: for the worst window, and for the one that begins where memory
-is shortest. In smaller ones rounds are quick, and each node of a tree carries all rows."""
+is shortest. In smaller ones rounds are quick."""
 PRESSED_SHARE = 0.5
 """That one misses at least this share of what the worst one does."""
 NOTHING = 1e-6
@@ -91,16 +88,12 @@ ROUND = 1500
 """At most this many cuts a round, the most violated first."""
 ALWAYS = np.float32(1)
 """Tensors of no bytes cross every window: no path that goes through it is violated."""
-IMAGES = 3000
-"""At most this many of their images in other blocks."""
 
 
 def _build(block: PyomoBlock) -> None:
     """No variables and no rows of its own; what the separator remembers."""
     space: RetentionSpace = block.model().space
-    block.repetition = Repetition(space.problem)
     block.pressure = Pressure(space) if len(space.point_tensor) >= LARGE else None
-    block.given = set()
     block.rows = None
 
 
@@ -120,7 +113,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
     made = _rows(block)
     rows = [made.row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
-    return rows + [made.row(image, 0.0) for image in _images(block, chains)]
+    return rows
 
 
 def _rows(block: PyomoBlock) -> ChainRows:
@@ -128,31 +121,6 @@ def _rows(block: PyomoBlock) -> ChainRows:
         block.rows = ChainRows(block.model())
     rows: ChainRows = block.rows
     return rows
-
-
-def _images(block: PyomoBlock, chains: list[Chain]) -> list[Chain]:
-    """The cuts of `chains` in equal blocks of the network, each at most once a model.
-
-    They are seldom violated yet; the relaxation would move there next, block by block and round by round. In a large
-    space those are worth a row that begin where memory has been short.
-    """
-    block.given.update(chains)
-    pressure: Pressure | None = block.pressure
-    found: list[Chain] = []
-    space: RetentionSpace = block.model().space
-    for chain in chains:
-        read = space.uses[chain.path[0]].get(chain.b, chain.b)
-        for other in block.repetition.images(chain._replace(b=read)):
-            image = other._replace(b=int(space.ends[other.b]))
-            if not space.first_stages[image.path[0]] <= image.s < image.b:
-                continue  # of stages that are decided together
-            if image in block.given or (pressure is not None and not pressure.by_stage[image.s]):
-                continue
-            block.given.add(image)
-            found.append(image)
-            if len(found) == IMAGES:
-                return found
-    return found
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ import pyomo.core as pyo
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
 from poetopt.formulations.retention.symbols import Symbols
-from poetopt.formulations.rows import Count, Terms, alike, terms
+from poetopt.formulations.rows import Terms, terms
 from poetopt.formulations.storage import fits_storage
 
 
@@ -117,21 +117,8 @@ def _sum(first: Terms, second: Terms) -> Terms:
     return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
 
 
-def _counts(block: PyomoBlock) -> list[Count]:
-    """Counts of page-ins by tensor and by size, and of page-outs by size."""
-    space = block.model().space
-    energy = np.array([tensor.page_in_j for tensor in space.problem.tensors])
-    size = np.array([float(tensor.nbytes) for tensor in space.problem.tensors])
-    paged = space.point_tensor[space.page_point]
-    return (
-        alike(block.p, paged, energy[paged])
-        + alike(block.p, size[paged], energy[paged])
-        + alike(block.o, size[block.o_tensor], energy[block.o_tensor])
-    )
-
-
 def _needed(space: Space) -> bool:
     return space.paging
 
 
-paging = Block("paging", _build, when=_needed, counts=_counts)
+paging = Block("paging", _build, when=_needed)

@@ -21,7 +21,7 @@ import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.decisions import Decisions
-from poetopt.formulations.rows import Count, alike, terms
+from poetopt.formulations.rows import terms
 
 
 def _build(block: PyomoBlock) -> None:
@@ -38,12 +38,4 @@ def _build(block: PyomoBlock) -> None:
     )
 
 
-def _counts(block: PyomoBlock) -> list[Count]:
-    """Counts of recomputes by operator and by cost."""
-    space = block.model().space
-    energy = np.array([operator.energy_j for operator in space.problem.operators])
-    cost = energy[space.recompute_operator]
-    return alike(block.r, space.recompute_operator, cost) + alike(block.r, cost, cost)
-
-
-recompute = Block("recompute", _build, counts=_counts)
+recompute = Block("recompute", _build)

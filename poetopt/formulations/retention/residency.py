@@ -28,14 +28,12 @@ Source: the paper's 1b and 1c, with S_ram aggregated over the stages between two
 
 from __future__ import annotations
 
-import numpy as np
 import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
-from poetopt.formulations.rows import Count
 
 
 def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
@@ -129,20 +127,4 @@ def next_point(space: RetentionSpace, i: int) -> int:
     return int(space.point_after[space.point_of[i, update]])
 
 
-def _counts(block: PyomoBlock) -> list[Count]:
-    """Counts of the tensors of one size that are kept in each stage: which of them seldom matters as much."""
-    space = block.model().space
-    size = space.tensor_bytes[space.point_tensor]
-    found = []
-    for nbytes in np.unique(size):
-        entries = np.flatnonzero(size == nbytes)
-        begin, end, wrapped = space.point_previous[entries], space.point_stage[entries], space.wrapped[entries]
-        for stage in range(len(space.problem.operators)):
-            after, until = begin < stage, stage <= end
-            kept = entries[np.where(wrapped, after | until, after & until)]
-            if len(kept) > 1:
-                found.append(Count(block.k, kept, float(nbytes)))
-    return found
-
-
-residency = Block("residency", build, requires=("recompute",), counts=_counts)
+residency = Block("residency", build, requires=("recompute",))

@@ -155,7 +155,8 @@ class RetentionSpace:
     def decided(self) -> list[int]:
         """(n_stages,) the last stage up to each that decides; -1 before the first one."""
         ends = np.unique(self.ends)
-        found: list[int] = np.append(ends, -1)[np.searchsorted(ends, np.arange(len(self.ends)), side="right") - 1].tolist()
+        place = np.searchsorted(ends, np.arange(len(self.ends)), side="right") - 1
+        found: list[int] = np.append(ends, -1)[place].tolist()
         return found
 
     @cached_property

@@ -44,7 +44,7 @@ import pyomo.core as pyo
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
-from poetopt.formulations.rows import Count, PointLike, Row, alike, terms
+from poetopt.formulations.rows import PointLike, Row, terms
 from poetopt.graph.problem.problem import run_bytes
 
 
@@ -155,20 +155,8 @@ def _room_row(block: PyomoBlock, t: int, e: int, fitting: tuple[int, ...], viola
     return Row(variables, [1.0, *[-1.0] * len(fitting)], -np.inf, 0.0, violation, "room", key=Room(t, e))
 
 
-def _counts(block: PyomoBlock) -> list[Count]:
-    """Counts of the runs of all stages that cost the same above a plain one."""
-    space = block.model().space
-    more = np.array(
-        [
-            way.energy_j - space.problem.operators[j].energy_j
-            for way, j in zip(space.stream_ways, space.streams.operator.tolist(), strict=True)
-        ]
-    )
-    return alike(block.y, more, more)
-
-
 def _needed(space: Space) -> bool:
     return isinstance(space, RetentionSpace) and bool(space.streams)
 
 
-streaming = Block("streaming", _build, requires=("recompute",), separator=_separate, when=_needed, counts=_counts)
+streaming = Block("streaming", _build, requires=("recompute",), separator=_separate, when=_needed)

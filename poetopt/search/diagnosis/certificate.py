@@ -34,7 +34,6 @@ from poetopt.formulations.retention.streaming import Room
 from poetopt.formulations.rows import Row
 from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import Problem
-from poetopt.search.branching.tree import worth
 from poetopt.search.cutting import cut, model_of, session_of
 from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
 from poetopt.search.run import Budget
@@ -113,7 +112,7 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
     bound_j, explored = down(exact_bound(proof)), 0
     if claimed_j is not None and bound_j < claimed_j and Capability.NODES in session.capabilities:
         found = grown(
-            session.nodes(worth(chosen.counts(model), relaxed.point) if relaxed.point is not None else ()),
+            session.nodes(),
             lambda point: chosen.separate(model, point),
             rederived,
             claimed_j,

@@ -1,12 +1,15 @@
 """A tree whose every node is closed by an exact sum: what branching proves, without the solver's word.
 
-The tree is that of `poetopt.search.branching.branch_and_cut`; only what the relaxations of its nodes say is another
-thing. A node's objective is the exact bound of its multipliers over its own box, its reduced costs are the exact ones,
-and the node is empty only where a ray proves that. What the solver merely probes counts for nothing.
+The node with the least bound is explored first: rows are separated there, and it is branched on the column that a few
+iterations of the simplex method say most of. A node's objective is the exact bound of its multipliers over its own box,
+its reduced costs are the exact ones, and the node is empty only where a ray proves that. What the solver merely probes
+counts for nothing.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import threading
 import time
@@ -16,12 +19,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.backends.solvers.nodes import Floats, Nodes, StoppedError, Vertex
 from poetopt.backends.solvers.solver import DualProof, Point
 from poetopt.formulations.rows import Row
-from poetopt.search.branching.branch_and_cut import BranchAndCut
-from poetopt.search.branching.tree import Tree
 from poetopt.util.errors import FormulationError
 
 # The sum of a relaxation's dual over the rationals: a lower bound whatever the multipliers are.
@@ -86,32 +88,115 @@ def grown(
     check
         Raises PoetError where a row is among those given that can't be derived.
     """
-    certified = CertifiedNodes(nodes, check)
-    tree = Tree(
-        nodes.lower,
-        nodes.upper,
-        cutoff=lambda: claimed_j,
-        on_bound=lambda _: time.monotonic() > until,
-        gap=0.0,
-        remaining_s=lambda: until - time.monotonic(),
-        dives=False,
-    )
-    explorer = BranchAndCut(
-        tree,
-        certified,
-        separate=separate,
-        judge=lambda point: [row for row in separate(point) if row.core],
-    )
-    end = threading.Timer(max(0.0, until - time.monotonic()), nodes.stop)
+    tree = _Tree(CertifiedNodes(nodes, check), separate, claimed_j)
+    end = threading.Timer(min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX), nodes.stop)
     end.daemon = True
     end.start()
     try:
-        explorer.run()
+        while tree.bound < min(claimed_j, tree.whole) and len(tree.open) < MOST_OPEN and time.monotonic() < until:
+            tree.explore()
     except StoppedError:
         pass
     finally:
         end.cancel()
-    return Grown(tree.bound, tree.explored)
+    return Grown(min(tree.bound, claimed_j), tree.explored)
+
+
+WHOLE = 1e-6
+"""An integer is whole within this."""
+ROUNDS, ROUND_GAIN = 5, 2e-3
+"""At most so many rounds of separation below the root; one that closes less than this share of what is open is the
+last."""
+LOOK, LOOK_ON = 20, 5
+"""At most so many columns are probed at a node; that ends after so many in a row that were no better than the best."""
+MOST_OPEN = 20_000
+"""A tree that is wider gives up."""
+
+
+class _Tree:
+    """The open nodes, least bound first: (bound, number, the branchings that led there as (column, lower, upper))."""
+
+    def __init__(self, nodes: CertifiedNodes, separate: Callable[[Point], list[Row]], claimed_j: float) -> None:
+        self._nodes, self._separate, self._claimed_j = nodes, separate, claimed_j
+        self._number = itertools.count()
+        self.open: list[tuple[float, int, tuple[tuple[int, float, float], ...], object]] = []
+        self._push(-math.inf, (), None)
+        self._at = self.whole = math.inf
+        """The bound of the node at work, and of the best at which all was whole and nothing broken."""
+        self.explored = 0
+
+    def _push(self, bound: float, path: tuple[tuple[int, float, float], ...], basis: object) -> None:
+        heapq.heappush(self.open, (bound, next(self._number), path, basis))
+
+    @property
+    def bound(self) -> float:
+        """The bound of all that is left."""
+        return min(self._at, self.whole, self.open[0][0] if self.open else math.inf)
+
+    def explore(self) -> None:
+        """Cut the first node, and put its children in its place. Raises StoppedError."""
+        nodes = self._nodes
+        self._at, _, path, basis = heapq.heappop(self.open)
+        self.explored += 1
+        lower, upper = nodes.lower.copy(), nodes.upper.copy()
+        for column, *sides in path:
+            lower[column], upper[column] = sides
+        nodes.enter(lower, upper)
+        vertex = self._cut(nodes.solve(basis, self._claimed_j))
+        if vertex is not None:
+            self._at = max(self._at, vertex.objective)
+            column = self._branching(vertex, lower, upper)
+            floor = math.floor(vertex.values[column])
+            for side in ((lower[column], floor), (floor + 1.0, upper[column])) if column >= 0 else ():
+                self._push(self._at, (*path, (column, *side)), vertex.basis)
+            if column < 0:
+                self.whole = min(self.whole, self._at)
+        self._at = math.inf
+
+    def _open(self, vertex: Vertex) -> NDArray[np.int64]:
+        away = np.abs(vertex.values - np.round(vertex.values))
+        found = np.flatnonzero(self._nodes.integer & (away > WHOLE))
+        return found[np.argsort(-away[found] * (1.0 + np.abs(self._nodes.costs[found])), kind="stable")]
+
+    def _cut(self, vertex: Vertex | None) -> Vertex | None:
+        """The vertex once the rows that it breaks are there; None where nothing below what was claimed is left."""
+        for rounds in itertools.count(1):
+            if vertex is None:
+                break
+            whole = not len(self._open(vertex))
+            rows = [row for row in self._separate(self._nodes.point(vertex, whole)) if row.core or not whole]
+            if not rows:
+                break
+            before = vertex.objective
+            self._nodes.add(rows)
+            vertex = self._nodes.solve(None, self._claimed_j)
+            if vertex is None or whole:
+                continue  # a point that breaks rows of the model can't stay
+            little = vertex.objective - before < ROUND_GAIN * (self._claimed_j - vertex.objective)
+            last = (little and rounds > 1) or (rounds >= ROUNDS and self.explored > 1)
+            if last and len(self._open(vertex)):
+                break
+        return vertex
+
+    def _branching(self, vertex: Vertex, lower: Floats, upper: Floats) -> int:
+        """The column whose sides both gain most, as far as probing tells; -1 where all are whole."""
+        best, found, since = -1.0, -1, 0
+        for column in self._open(vertex)[:LOOK].tolist():
+            floor = math.floor(vertex.values[column])
+            sides = ((float(lower[column]), float(floor)), (floor + 1.0, float(upper[column])))
+            gains = [
+                min(self._nodes.probe(column, low, high, vertex.basis, self._claimed_j)[0], self._claimed_j)
+                - vertex.objective
+                for low, high in sides
+            ]
+            score = math.prod(max(gain, 1e-6 * (self._claimed_j - vertex.objective)) for gain in gains)
+            if score > best * 1.001:
+                best, found, since = score, column, 0
+            else:
+                since += 1
+                if since >= LOOK_ON:
+                    break
+        return found
 
 
 class CertifiedNodes:
