@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx.utils
 
 import poetopt as po
 from benchmarks.output import put
@@ -115,6 +117,29 @@ def rows(network: str, on: str) -> list[str]:
     return [*made, f"| {network} | all of the step | | {sum(mine.values()):,} | {sum(alone.values()):,} |"]
 
 
+def cached(on: str) -> list[str]:
+    """The rows of a frozen backbone: the step with it, and as two networks, the second on features that were stored."""
+    whole = po.zoo.build("mobilenetv1-025", 1)
+    features = next(node.output[0] for node in whole.graph.node if node.op_type == "GlobalAveragePool")
+    parts = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(whole))
+    backbone, head = parts.extract_model(["input"], [features]), parts.extract_model([features], ["logits"])
+
+    def total(file: onnx.ModelProto, train: str | None, **recipe: str) -> str:
+        model = po.load(file, train=train)
+        assert isinstance(model, po.Model)
+        problem = model.differentiate(**recipe).cost("m4", runtime="c")  # type: ignore[arg-type]
+        return f"{sum(counted(problem, on, False).values()):,}"
+
+    trained = {"loss": "cross-entropy", "optimizer": "sgd"}
+    return [
+        "| mobilenetv1-025, fc trained | instructions |",
+        "|---|---|",
+        f"| a step of the whole network | {total(whole, 'fc*', **trained)} |",
+        f"| the backbone alone, once a sample | {total(backbone, None, loss='forward-only')} |",
+        f"| a step of the head on its features | {total(head, None, **trained)} |",
+    ]
+
+
 def main() -> None:
     """Print or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -123,6 +148,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     lines = [row for network in arguments.networks for row in rows(network, arguments.on)]
+    lines += ["", *cached(arguments.on)]
     said = (
         f"SGD steps of one row on an emulated {arguments.on}, everything computed once. *One element at a time*: the",
         "same step, whose products and convolutions have a sum in one register, as CMSIS-DSP's arm_mat_mult_f32 in C,",

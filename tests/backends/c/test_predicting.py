@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.utils
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
-from poetopt.backends.c.run import run_steps
+from poetopt.backends.c.run import run, run_steps
 from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Action, Plan
@@ -192,3 +193,33 @@ def test_an_output_that_nothing_computes_is_left_out(how: str, of: str, tmp_path
     assert found.predicted is not None
     assert {*found.predicted.outputs} == {first}
     assert po.emit(plan, tmp_path / "c").not_predicted == ("same",)
+
+
+@needs_host
+def test_a_head_on_stored_features_takes_the_whole_steps_way(tmp_path: Path) -> None:
+    """What is frozen runs once a sample, as a network alone; what is trained is one of its own."""
+    whole = po.zoo.build("lenet", 1)
+    features = next(node.output[0] for node in whole.graph.node if node.op_type == "Flatten")
+    parts = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(whole))
+    asked = {"loss": "cross-entropy", "optimizer": "sgd"}
+
+    def ended(file: onnx.ModelProto, given: Arrays, train: str | None, **recipe: str) -> Arrays:
+        found = po.load(file, train=train)
+        assert isinstance(found, po.Model)
+        plan = lay_out(store_all(found.differentiate(**recipe).cost("m4", runtime="c")))  # type: ignore[arg-type]
+        program = device_program(plan, graph_of(plan))
+        folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+        write(program, HOST, folder)
+        made = build(program, HOST, folder)
+        batch: Arrays = {row.name: given[row.name] for row in program.inputs}
+        return run(made, batch).results
+
+    image = np.random.default_rng(0).standard_normal((1, 1, 28, 28)).astype(np.float32)
+    given: Arrays = {"input": image, "labels": np.array([3])}
+    step = ended(whole, given, "fc*", **asked)
+    stored = ended(parts.extract_model(["input"], [features]), given, None, loss="forward-only")
+    head = ended(parts.extract_model([features], ["logits"]), {**given, **stored}, None, **asked)
+    trained = {name for name in step if name.startswith("fc")}
+    assert len(trained) >= 6
+    for name in trained:
+        assert step[name].tobytes() == head[name].tobytes()
