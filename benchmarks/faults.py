@@ -153,29 +153,11 @@ FAULTS = (
         "top = max(options.ram_bytes, max(store_all_bytes(problem), problem.least_ram_bytes))",
         ("search",),
     ),
-    Fault(
-        "a branch leaves a value out",
-        "float(floor + 1), float(upper[column])",
-        "float(floor + 2), float(upper[column])",
-        ("search",),
-    ),
-    Fault(
-        "a tree ends at ten times the gap",
-        "return cutoff - self._gap * abs(cutoff)",
-        "return cutoff - 10 * self._gap * abs(cutoff)",
-        ("search",),
-    ),
     # formulations
     Fault(
         "a write counts a read's seconds",
         "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_out_s)",
         "_priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_in_s)",
-        ("formulations",),
-    ),
-    Fault(
-        "poet: a sign of a paging row",
-        "linear_coefs=[1, -1, -1], linear_vars=variables",
-        "linear_coefs=[1, -1, 1], linear_vars=variables",
         ("formulations",),
     ),
     Fault(
@@ -203,18 +185,6 @@ FAULTS = (
         ("formulations", "search"),
     ),
     # solvers
-    Fault(
-        "an equation is a bound from below",
-        "row_upper=np.where(kinds >= 0, rhs, np.inf)",
-        "row_upper=np.where(kinds > 0, rhs, np.inf)",
-        ("backends", "formulations"),
-    ),
-    Fault(
-        "an exported model's solution is checked on one side",
-        "outside = (values < matrix.lower - TOLERANCE) | (values > matrix.upper + TOLERANCE)",
-        "outside = values < matrix.lower - TOLERANCE",
-        ("search",),
-    ),
     # runtimes and executors
     Fault(
         "the last whole batch is left out",
@@ -235,22 +205,10 @@ FAULTS = (
         ("backends", "test_micro_batches.py"),
     ),
     Fault(
-        "single assignment without the runtime's reserve",
-        "max(live[0], *work, live[len(computes) + 1]) + problem.reserve_bytes",
-        "max(live[0], *work, live[len(computes) + 1])",
-        ("backends", "test_largest_batch.py"),
-    ),
-    Fault(
         "a chunk of a held tensor starts nowhere",
         "shift = begin * cut.unit_bytes(self.tensors[held]) if cut is not None else 0",
         "shift = 0",
         ("backends", "ops", "backends"),
-    ),
-    Fault(
-        "LSTM's FLOPs per direction only",
-        "(steps, batch), (directions, gates, width), hidden = inputs[0][:2], inputs[1], inputs[2][2]",
-        "(steps, batch), (_, gates, width), hidden, directions = inputs[0][:2], inputs[1], inputs[2][2], 1",
-        ("ops",),
     ),
     Fault(
         "FLOPs of a pool's gradient lack what it writes",
@@ -271,28 +229,10 @@ FAULTS = (
         ("ops",),
     ),
     Fault(
-        "a turned matrix's depth",
-        'depth = a.shape[0] if call.integer("transA", 0) else a.shape[1]',
-        'depth = a.shape[1] if call.integer("transA", 0) else a.shape[0]',
-        ("ops",),
-    ),
-    Fault(
-        "C's Gather takes a row too much",
-        "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])",
-        "outer, length, inner = prod(shape[:axis]), shape[axis], prod(shape[axis:])",
-        ("ops",),
-    ),
-    Fault(
         "C's Slice by the clamped end alone",
         "first = slice(starts[k], ends[k], step).indices(x.shape[axis])[0]",
         "first = slice(0, ends[k], step).indices(x.shape[axis])[0]",
         ("ops",),
-    ),
-    Fault(
-        "onnxruntime's buffer of padded images is forgotten",
-        "return _round(_nbytes(inputs, 0)) + _round(4 * padded * math.prod(shape[2:]))",
-        "return _round(_nbytes(inputs, 0))",
-        ("ops", "backends"),
     ),
     Fault(
         "onnxruntime's buffer of a resize is halved",
@@ -389,12 +329,6 @@ FAULTS = (
         ("api",),
     ),
     # reports, API, torch
-    Fault(
-        "a report's room is judged the other way",
-        "if limit is None or total <= limit:",
-        "if limit is None or total >= limit:",
-        ("report", "test_api.py"),
-    ),
     Fault(
         "the largest batch stops one early",
         "while (best.batch if best else 0) < beyond - 1:",
