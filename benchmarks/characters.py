@@ -162,8 +162,9 @@ def learn(model: po.Model, net: nn.Module, paths: tuple[Path, Path], how: Learni
 def learned(
     folder: Path, layers: int, width: int, heads: int, first: Learning, second: Learning, most: int = 10**9
 ) -> tuple[Learned, Learned]:
-    """A model from scratch, and adapted to another text."""
+    """A model from scratch, and adapted to another text, of so many bytes at most."""
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     words, code = texts(folder, most)
     net = Characters(layers, width, heads, first.tokens)
     example = torch.zeros(first.batch, first.tokens, dtype=torch.int64)

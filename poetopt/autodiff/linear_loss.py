@@ -242,7 +242,8 @@ def layer_gradient(
     """
     x, w, labels, whole = operands
     (rows, features), classes = x.shape, w.shape[0]
-    share = k.mul(_share(k, weight, rows, x.dtype), dy)
+    share = _share(k, weight, rows, x.dtype)
+    share = share if k.graph.is_constant(dy, 1.0) else k.binary("Mul", share, dy)  # as it is told to a kernel
     own, numbers = k.cast(labels, "int32"), k.graph.constant(np.arange(classes, dtype=np.int32))
     parts = max(1, min(-(-rows * classes // (CLASSES * (rows + features))), rows // 2))
     gradient: Tensor | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,20 @@ def test_a_tied_table_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = run(differentiate(graph(text, {"x": [5]}, weights, ["y"])), feeds)
     for name in ("loss", "w.grad", "table.grad"):
         np.testing.assert_allclose(together[name], apart[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_a_batch_has_its_share_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "CLASSES", 16)
+    net = Drawn("gemm", 9, 4, 90, trained="w,head,bias").graph
+    feeds: dict[str, Array] = {"x": np.random.default_rng(0).standard_normal((9, 4), np.float32)}
+    feeds["labels"] = np.arange(9) * 10
+    whole, half = differentiate(net), differentiate(replace(net, parts=2))
+    found, wanted = run(half, feeds), run(whole, feeds)
+    for name in ("w.grad", "head.grad", "bias.grad"):
+        np.testing.assert_allclose(found[name], wanted[name] / 2, rtol=1e-5, atol=1e-7)
+    told = [one.node.inputs[5] for o in half.operators for one in o.whole if f"{LINEAR}." in one.node.op_type]
+    assert len(told) == 2
+    assert all(told)  # C multiplies by it
 
 
 def kinds(step: TrainingGraph) -> list[str]:
