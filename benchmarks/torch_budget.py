@@ -15,6 +15,9 @@ import argparse
 import copy
 import gc
 import json
+import os
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -61,7 +64,10 @@ def _bert(words: int, length: int, width: int, heads: int, layers: int) -> nn.Mo
 
 RESNET50 = (256, 512, 1024, 2048), (3, 4, 6, 3), 10, Bottleneck, 64
 LLAMA = "llama, 8 layers of 256, b2, 512 tokens"
+PARTS = ("rows", "equal", "asked", "resident", "without")
+RESIDENT = ("gpt2, 6 layers of 256, b8, 128 tokens",)
 LARGE = (
+    LLAMA,
     "resnet50, 224x224, b2",
     "convnext-tiny, 224x224, b2",
     "gpt2-small, b4, 256 tokens",
@@ -93,6 +99,19 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Given], tuple[float,
         lambda: _bert(30522, 512, 768, 12, 12), lambda: tokens(8, 30522, 128), FEW,
     ),
 }  # fmt: skip
+
+
+SEEN = (
+    ("eager", "", False),
+    ("aot_eager", "60%", False),
+    ("aot_eager", "60%", True),
+    ("inductor", "", False),
+    ("inductor", "60%", False),
+)
+"""Backends, budgets (torch's own choice where there is none) and whether tensors may wait in files, for the memory that
+the system sees."""
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""glibc gives back what is freed, so that resident memory follows what is alive."""
 
 
 class Count(TorchDispatchMode):
@@ -272,6 +291,45 @@ def rows_of(name: str) -> dict[str, list[str]]:
     return {"rows": rows, "equal": equal, "without": [without], "asked": asked}
 
 
+def resident_row(name: str, backend: str, memory: str, offload: bool) -> str:
+    """A row of the resident memory that a step adds at its peak, in this process."""
+    torch.manual_seed(0)
+    module_of, given_of, _ = NETS[name]
+    module, given = module_of(), given_of()
+    call: Any = module
+    if memory:
+        call = po.torch.compile(module, memory=memory, time_limit=15, backend=backend, offload=offload)
+    elif backend != "eager":
+        call = torch.compile(module, backend=backend)
+    for _ in range(2):
+        step(module, call, given)
+    module.zero_grad()
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    took = min(step(module, call, given) for _ in range(3))
+    planned = f"{module.memory_plans[0].planned_bytes / 1e6:.1f}" if memory else ""
+    kind = f"{backend}{', in files too' if offload else ''}"
+    most = (_status("VmHWM") - before) / 1e6
+    return f"| {name} | {kind} | {memory or 'none'} | {planned} | {most:.1f} | {1e3 * took:.0f} |"
+
+
+def _status(key: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
+    return 1024 * int(line.split()[1])
+
+
+def resident_rows(name: str) -> list[str]:
+    """`resident_row` of each of `SEEN`, in a process of its own."""
+    found = []
+    for case in SEEN:
+        command = [sys.executable, "-m", "benchmarks.torch_budget", "--resident", name, json.dumps(case)]
+        ended = subprocess.run(command, env=os.environ | EXACT, stdout=subprocess.PIPE, text=True, check=True)
+        found.append(ended.stdout.strip().splitlines()[-1])
+        told(found[-1])
+    return found
+
+
 def shown(peak: int, may: float) -> str:
     return f"{peak / 1e6:.1f}" + ("" if peak <= may else " (above)")
 
@@ -287,18 +345,24 @@ def main() -> None:
     parser.add_argument(
         "--rows", type=Path, help="a file of rows: what it has isn't measured again, what is new is added"
     )
+    parser.add_argument("--resident", nargs=2, help="print a row of a network's resident memory, of one of SEEN")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.resident:
+        told(resident_row(options.resident[0], *json.loads(options.resident[1])))
+        return
     known: dict[str, dict[str, list[str]]] = {}
     if options.rows and options.rows.exists():
         known = json.loads(options.rows.read_text())
     for name in NETS:
         if name.startswith(options.only):
             known[name] = known.get(name) or rows_of(name)
+            if name in RESIDENT and "resident" not in known[name]:
+                known[name]["resident"] = resident_rows(name)
             if options.rows:
                 options.rows.write_text(json.dumps(known))
             found = [known[one] for one in NETS if one in known]
-            put(page({part: [row for rows in found for row in rows[part]] for part in found[0]}), options.output)
+            put(page({part: [row for rows in found for row in rows.get(part, ())] for part in PARTS}), options.output)
 
 
 LLAMA_HEAD = (
@@ -307,6 +371,15 @@ LLAMA_HEAD = (
     "",
     "| asked | torch | po |",
     "|---:|---:|---:|",
+)
+
+
+RESIDENT_HEAD = (
+    "What the system sees: resident memory that a step adds at its peak, glibc told to give back what is freed. With",
+    "`inductor`, which fuses and reorders what was planned, the plan's peak is an estimate:",
+    "",
+    "| network | backend | budget | planned: MB | resident: MB | ms |",
+    "|---|---|---:|---:|---:|---:|",
 )
 
 
@@ -332,6 +405,9 @@ def page(found: dict[str, list[str]]) -> list[str]:
         *(LLAMA_HEAD if found["asked"] else ()),
         *found["asked"],
         *([""] if found["asked"] else ()),
+        *(RESIDENT_HEAD if found["resident"] else ()),
+        *found["resident"],
+        *([""] if found["resident"] else ()),
         *found["without"],
     ]
 
