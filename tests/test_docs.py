@@ -47,6 +47,14 @@ ELSEWHERE = {
     "poetopt sweep sweep.toml": "minutes; tests/api runs small files",
     "poetopt sweep sweep.toml --scheduler tcp://10.0.0.5:8786": "takes a cluster; benchmarks/sweep_kill.py has its own",
     "python docs/examples/train_batchnorm.py net.onnx train.onnx": "tests/test_from_pytorch.py",
+    "poetopt quantize net.onnx -o small.onnx --kind int8": "tests/cli/test_adapting.py",
+    "poetopt lora small.onnx -o adapted.onnx --targets '*q_proj,*v_proj'": "tests/cli/test_adapting.py",
+    "poetopt solve adapted.onnx --device a72 --total-ram 128MB --optimizer adamw -o plan.json": (
+        "tests/cli/test_adapting.py"
+    ),
+    "poetopt train plan.json --data ids.npy --validate held.npy --with metrics=perplexity -o trained.onnx": (
+        "tests/cli/test_adapting.py"
+    ),
     "poetopt inspect net.onnx": "tests/training/test_page.py",
     "poetopt solve net.onnx --device a72 --ram 60% --optimizer adam -o plan.json": "tests/training/test_page.py",
     "poetopt train plan.json --data train.npz --epochs 3 --lr 0.003 --validate test.npz --checkpoint kept --resume -o out.onnx": (  # noqa: E501
