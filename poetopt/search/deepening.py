@@ -138,13 +138,13 @@ class Deepening:
             if last.closed:
                 settled = self._proven is not None and not paid
                 self._proven = last
-                if self._all and self._all.prove(last):
-                    break  # no wider scope has a better one
             elif last.within(NEARLY):
                 settled = self._proven is not None and not paid
                 self._nearly = last
             elif not last.infeasible and not last.finished:
                 settled = True
+            if self._all and not last.infeasible and self._all.prove(last):
+                break  # no wider scope has a better one
         assert last is not None
         if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
             last = self._of_all(last, OUTER_SHARE)
@@ -161,7 +161,7 @@ class Deepening:
         """Say whether a bound on all plans leaves much open, and the widest scope is small."""
         run, limits = self._run, limits_of(self._run.options)
         value, paging = run.incumbent.value, run.options.paging and run.problem.paging
-        if self._all is None or not self._all.relaxed or value is None or run.least >= FAR_SHARE * value:
+        if self._all is None or not self._all.relaxed or value is None or self._all.least >= FAR_SHARE * value:
             return False
         return count_recomputes(run.problem, limits, "full", paging) <= FAR_RECOMPUTES
 

@@ -76,6 +76,11 @@ class AllPlans:
         return self._outer is not None
 
     @property
+    def least(self) -> float:
+        """No plan costs less."""
+        return self._run.least
+
+    @property
     def relaxed(self) -> bool:
         """Say whether anything is bounded yet."""
         return len(self._levels) < len(LEVELS)

@@ -73,7 +73,7 @@ class PlainRun(Run):
     @classmethod
     def of(cls, run: Run, plain: Problem) -> PlainRun:
         """A run over `run`'s plain problem, in a part of the effort that is left now."""
-        share = run.budget.part(RUN_PLAIN[Feature.STREAMED in plain.features])
+        share = RUN_PLAIN[Feature.STREAMED in plain.features]
         return cls(
             plain,
             run.options,
@@ -83,7 +83,8 @@ class PlainRun(Run):
             starts=run.starts,
             lock=run.lock,
             whole=run,
-            given=share,
+            given=run.budget.part(share),
+            share=run.share * share,
         )
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
@@ -94,7 +95,7 @@ class PlainRun(Run):
         """Nothing: its bounds are not the whole problem's."""
 
 
-def plain_first(run: Run, scope: str) -> Proof | None:
+def plain_first(run: Run, scope: str, all_plans: AllPlans | None) -> Proof | None:
     """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
 
     First come plans that a relaxation of `scope` with streamed runs leads to: the plain problem is searched no further
@@ -106,7 +107,7 @@ def plain_first(run: Run, scope: str) -> Proof | None:
     if run.work.clock_s > 2 * LEAST_S:
         relax_scope(run, scope, run.budget.part(RELAX_SHARE))
     plain = PlainRun.of(run, problem)
-    deepening = Deepening(plain)
+    deepening = Deepening(plain, all_plans)
     plain.enter(deepening.first)
     with run.timed("plain schedules"):
         proof = deepening.deepen()
@@ -274,7 +275,7 @@ def search(
             first_schedules(run, strict=strict, given=starts)
         if not strict:
             plain_schedules(run, partial(search, of_all=False))
-            run.plain = plain_first(run, deepening.first)
+            run.plain = plain_first(run, deepening.first, all_plans)
         run.allot(rest - DECIDING_SHARE if few else rest)
         proof = deepening.deepen()
         if few:

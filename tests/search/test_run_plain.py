@@ -92,7 +92,7 @@ def test_the_plain_problem_is_searched_no_further_than_it_may_be_better() -> Non
         run = Run(problem, options, None)
         assert Feature.STREAMED not in run_plain(problem, ram_bytes).features
         assert run.offer(schedule_of(best.plan), "test")
-        proof = plain_first(run, Deepening(run).first)
+        proof = plain_first(run, Deepening(run).first, None)
         assert proof is not None
         assert proof.infeasible or proof.bound >= best.simulation.overhead_j * (1 - 1e-6)
         assert run.incumbent.value == pytest.approx(best.simulation.overhead_j)
