@@ -17,6 +17,7 @@ import poetopt as po
 from poetopt import zoo
 from poetopt.backends.onnxruntime import random_batch
 from poetopt.backends.onnxruntime.execution import save_arrays
+from poetopt.report.layout import WIDTH
 from tests.cli.support import Runner, chain, write_problem
 
 
@@ -39,7 +40,10 @@ def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["txt", "html", "svg"])
-def test_a_schedule_is_shown_on_stdout_as_in_a_file(run: Runner, problem: Path, form: str) -> None:
+def test_a_schedule_is_shown_on_stdout_as_in_a_file(
+    run: Runner, problem: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
     assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
     assert run("show", "plan.json", "--format", form, "-o", "shown").code == 0
     ended = run("show", "plan.json", "--format", form, "-o", "-")

@@ -31,7 +31,8 @@ IN_PLACE: Mapping[str, tuple[int, ...]] = {
 
 def in_place(node: Node) -> tuple[int, ...]:
     """Says which inputs of a node its kernel may write over, by position."""
-    return () if node.domain else IN_PLACE.get(node.op_type, ())
+    places = () if node.domain else IN_PLACE.get(node.op_type, ())
+    return tuple(place for place in places if place < len(node.inputs))
 
 
 _FEW_KERNELS = ("bfloat16", "float64")
