@@ -85,10 +85,11 @@ would multiply in eight bits.
 
 ## Heads of language models
 
-Where cross-entropy is put on what a frozen layer writes (MatMul, Gemm; floats, or integers of 8 or 4 bits; labels may be left
-out, but classes neither weighted nor smoothed), and its scores take more than those of 2,048 classes with their rows of the
-weight, layer and loss are one operator: loss and gradient in one pass over such chunks, and never all scores at once. A weight on storage is read once a step,
-and a table that is tied to it is held once. The step has no scores then; predictions and the trained file have them.
+Where cross-entropy is put on what a layer writes (MatMul, Gemm; frozen floats or integers of 8 or 4 bits, or trained, with
+a row for each class; labels may be left out of a whole batch, but classes neither weighted nor smoothed), and its scores take more than those
+of 2,048 classes with their rows of the weight (trained: than the weight), layer and loss are one operator: loss and gradient in one pass over such
+chunks, and never all scores at once. A trained weight's gradient computes them again, a third more work, chunk by chunk. A weight on storage is
+read once a pass, and a table that is tied to it is held once. Predictions and the trained file have scores.
 """  # noqa: E501
 
 

@@ -54,11 +54,15 @@ def lora(
     what is no network, OutputError where it can't be written.
     """
     scale = 1.0 if alpha is None else alpha / max(rank, 1)
-    if rank < 1 or not math.isfinite(scale) or not scale:
-        raise OptionError(f"rank {rank}, alpha {alpha}: give a rank of 1 or more, and an alpha that isn't 0")
+    if rank < 1 or not 0 < abs(scale) <= float(np.finfo(np.float32).max):
+        said = "" if alpha is None else f", alpha {alpha}"
+        raise OptionError(f"rank {rank}{said}: give a rank of 1 or more, and an alpha that isn't 0, in float32's range")
     document = read_model(model)
+    if any(map(LORA.search, document.weights)):
+        raise ModelError(f"{document.where}: it has LoRA's pairs already; merge them, or give all targets at once")
     chosen = {one.node.name or one.node.output[0]: one for one in _targets(document, targets)}
     draw, taken, trained = np.random.default_rng(seed), document.names, list[str]()
+    taken |= {node.name for node in document.proto.graph.node}
     factor = "" if scale == 1 else put(document, unique("lora.scale", taken), np.array(scale, np.float32))
     nodes: list[NodeProto] = []
     for node in document.proto.graph.node:
@@ -72,8 +76,9 @@ def lora(
         put(document, a, draw.standard_normal((inner, rank), np.float32) / np.float32(math.sqrt(inner)))
         put(document, b, np.zeros((rank, outer), np.float32))
         trained += [a, b]
-        base, low, high, scaled = (unique(f"{stem}.{part}", taken) for part in ("base", "lora_A", "lora_B", "lora"))
-        taken.update((a, b, base, low, high, scaled))
+        parts = ("base", "lora_A", "lora_B", "lora", "adapted")
+        base, low, high, scaled, adapted = (unique(f"{stem}.{part}", taken) for part in parts)
+        taken.update((a, b, base, low, high, scaled, adapted))
         nodes[-1].output[0] = base
         nodes += [
             helper.make_node("MatMul", [node.input[0], a], [low], name=low),
@@ -81,10 +86,10 @@ def lora(
         ]
         if factor:
             nodes.append(helper.make_node("Mul", [high, factor], [scaled], name=scaled))
-        nodes.append(helper.make_node("Add", [base, scaled if factor else high], node.output, name=f"{stem}.adapted"))
+        nodes.append(helper.make_node("Add", [base, scaled if factor else high], node.output, name=adapted))
     made = whole(document, nodes)
     helper.set_model_props(made, {**{p.key: p.value for p in made.metadata_props}, PARAMETERS: "\n".join(trained)})
-    return written(made, out)
+    return written(document, made, out)
 
 
 def _targets(document: Document, targets: str | Sequence[str]) -> list[Product]:
@@ -131,6 +136,7 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
                     "keep the pair, or merge into the network from before it was quantized"
                 )
             value: Any = array_of(document, base.weight)
+            pair = pair / next((a.f for a in base.node.attribute if a.name == "alpha" and a.f), 1.0)
             total = (value + (pair.T if base.turned else pair)).astype(value.dtype)
             total = total.T if base.turned != bool(attribute_int(base.node, "transB", 0)) else total
             base.node.input[1] = put(document, unique(f"{base.weight}.merged", document.names), total)
@@ -150,7 +156,7 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
     said = [entry for entry in made.metadata_props if entry.key != PARAMETERS]
     del made.metadata_props[:]
     made.metadata_props.extend(said)
-    return written(made, out)
+    return written(document, made, out)
 
 
 def _pair(document: Document, name: str, by_output: dict[str, NodeProto], stored: dict[str, Product]) -> Any:

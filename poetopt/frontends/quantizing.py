@@ -27,6 +27,8 @@ from poetopt.util.text import closest
 BITS = {"int4": 4, "int8": 8}
 BLOCKS = {"int4": 32, "int8": 64}
 """Of a block, where nobody says: a scale for so many takes an eighth of a bit to a bit."""
+SIZES = (16, 32, 64, 128, 256)
+"""Of a block: those that onnxruntime's kernels know."""
 _OWN = "com.microsoft"
 
 
@@ -40,7 +42,7 @@ def quantize(
     kind
         `int4` or `int8`.
     block
-        How many weights have a scale in common: a power of two from 16 on; by default 32 of int4, and 64 of int8.
+        How many weights have a scale in common: a power of two from 16 to 256; by default 32 of int4, and 64 of int8.
     out
         Where the file is written, too.
 
@@ -51,8 +53,8 @@ def quantize(
     if kind not in BITS:
         raise OptionError(f"kind {kind!r}: must be int4 or int8{closest(kind, list(BITS))}")
     size = BLOCKS[kind] if block is None else block
-    if size < 16 or size & (size - 1):
-        raise OptionError(f"block {size}: must be a power of two, 16 or more")
+    if size not in SIZES:
+        raise OptionError(f"block {size}: must be one of {', '.join(map(str, SIZES))}")
     document = read_model(model)
     tables = _prepare(document, size)
     with _quantizer() as quantizer:
@@ -67,7 +69,7 @@ def quantize(
             f"{document.where}: no product with a stored matrix of floats, so there is nothing to quantize"
         )
     _put_tables(made, tables, BITS[kind], size)
-    return written(made, out)
+    return written(document, made, out)
 
 
 @contextmanager
@@ -107,6 +109,9 @@ def _prepare(document: Document, size: int) -> dict[str, str]:
             put(document, turned[name], array_of(document, name).T)
         return turned[name]
 
+    for name in {one.weight for one in of.values()}:
+        if not np.isfinite(array_of(document, name)).all():
+            raise ModelError(f"{document.where}: {name!r} has values that are no numbers, which no integers are")
     for node in map(copied, document.proto.graph.node):
         one = of.get(node.output[0])
         node.name = node.name or node.output[0]

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx import NodeProto, TensorProto, numpy_helper
 from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import attribute_int
 from poetopt.frontends.read import Document, array_of
+from poetopt.util.errors import OptionError
 from poetopt.util.files import write_atomically
 
 if TYPE_CHECKING:
@@ -92,8 +94,15 @@ def whole(document: Document, nodes: Iterable[NodeProto] | None = None) -> onnx.
     return made
 
 
-def written(model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
-    """The model, which is written to `out` too where that is given. Raises OutputError."""
+def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
+    """The model, which is written to `out` too where that is given. Raises OutputError.
+
+    Raises OptionError where `out` is a file that has weights of `document`.
+    """
     if out is not None:
+        entries = (entry for proto in document.weights.values() for entry in proto.external_data)
+        beside = {os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"}
+        if os.path.realpath(out) in beside:
+            raise OptionError(f"-o {os.fspath(out)}: it has weights of {document.where}; give another path")
         write_atomically(out, model.SerializeToString(deterministic=True))
     return model

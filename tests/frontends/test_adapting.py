@@ -68,7 +68,7 @@ def test_merged_weights_are_those_with_their_pairs(alpha: float | None) -> None:
 
 
 def test_pairs_of_a_layer_with_a_bias_are_merged_into_its_weight() -> None:
-    nodes = [helper.make_node("Gemm", ["x", "w", "c"], ["y"], name="layer", transB=1)]
+    nodes = [helper.make_node("Gemm", ["x", "w", "c"], ["y"], name="layer", transB=1, alpha=0.5)]
     draw = np.random.default_rng(0)
     stored = {"w": draw.standard_normal((3, 16), np.float32), "c": np.ones(3, np.float32)}
     adapted = learned(po.lora(model_of(nodes, {"x": [1, 16]}, ["y"], stored), 2, "layer"))
@@ -89,11 +89,35 @@ def test_pairs_of_a_layer_with_a_bias_are_merged_into_its_weight() -> None:
         ({"targets": " , "}, "no pattern"),
         ({"rank": 0}, "rank 0"),
         ({"alpha": 0.0}, "alpha 0"),
+        ({"alpha": 1e40}, "float32's range"),
     ],
 )
 def test_what_says_nothing_is_named(options: dict[str, Any], what: str) -> None:
     with pytest.raises(OptionError, match=what):
         po.lora(network(), **options)
+
+
+def test_a_weight_of_two_products_has_a_pair_beside_each() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"])]
+    stored = {"w": np.random.default_rng(0).standard_normal((8, 8), np.float32)}
+    adapted = learned(po.lora(model_of(nodes, {"x": [1, 8]}, ["y"], stored), 2, "w"))
+    x = np.random.default_rng(1).standard_normal((1, 8), np.float32)
+    mine, theirs = (
+        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (adapted, po.merge_lora(adapted))
+    )
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="pairs already"):
+        po.lora(adapted, 2, "w")
+
+
+def test_weights_in_a_file_beside_the_model_are_not_overwritten(tmp_path: Path) -> None:
+    path, beside = tmp_path / "net.onnx", tmp_path / "net.bin"
+    onnx.save_model(network(), path, save_as_external_data=True, location=beside.name, size_threshold=100)
+    before = beside.read_bytes()
+    with pytest.raises(OptionError, match="it has weights of"):
+        po.lora(path, out=beside)
+    assert beside.read_bytes() == before
 
 
 def test_a_network_without_pairs_has_nothing_to_merge() -> None:
@@ -123,7 +147,7 @@ def test_a_quantized_network_is_near_and_small(
         po.merge_lora(made)
 
 
-@pytest.mark.parametrize(("options", "what"), [({"kind": "int5"}, "int4 or int8"), ({"block": 24}, "power of two")])
+@pytest.mark.parametrize(("options", "what"), [({"kind": "int5"}, "int4 or int8"), ({"block": 24}, "must be one of")])
 def test_other_kinds_and_blocks_are_refused(options: dict[str, Any], what: str) -> None:
     with pytest.raises(OptionError, match=what):
         po.quantize(network(), **options)

@@ -74,14 +74,16 @@ def test_windows_and_the_next_tokens(name: str, dtype: str, count: int, tmp_path
         ("x.npy", np.zeros((2, 9), int), "it holds int64 of shape [2, 9]; tokens are one row of integers"),
         ("x.npy", np.zeros(9), "it holds float64 of shape [9]; tokens are one row of integers"),
         ("x.npy", np.zeros(9, ">i4"), "it holds >i4 of shape [9]"),
+        ("x.npy", np.array([-1, *range(8)]), "it has negative ids"),
+        ("x.bin", b"\0" * 25, "half an id at its end"),
         ("x.npy", np.array([None, 1]), "is no array that numpy.save wrote"),
         ("x.npy", None, "is no array that numpy.save wrote"),
     ],
 )
 def test_what_is_no_row_of_ids_is_one_message(name: str, ids: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    if ids is None:
-        path.write_bytes(b"\x93NUMPY")
+    if ids is None or isinstance(ids, bytes):
+        path.write_bytes(ids or b"\x93NUMPY")
     else:
         write(path, ids)
     with pytest.raises(ModelError, match=re.escape(words)):

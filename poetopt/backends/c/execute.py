@@ -17,6 +17,7 @@ from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution, DeviceTraining, Predicted
+from poetopt.backends.c.generations import check_room
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, predicted, sensitivity
@@ -60,6 +61,7 @@ class _Both:
         self.simulation: Simulation = simulate(plan, ram_bytes=ram_bytes)
         check_layout(plan, ram_bytes)
         if self.target.bare:
+            check_room(self.program)
             check_present()
         compiler(self.target)  # nothing is written where there is none
 
@@ -210,7 +212,8 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
         for seed in (None, *range(TRIALS))
     )
     went = moved(graph, exact)
-    return sensitivity(went, [moved(graph, one) for one in near], exact if graph.updaters else went)
+    kept = exact if graph.updaters and not graph.gradients else went
+    return sensitivity(went, [moved(graph, one) for one in near], kept)
 
 
 def instructions_by_operator(built: Built, ran: Ran) -> Mapping[str, int]:

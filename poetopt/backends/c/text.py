@@ -175,7 +175,7 @@ STEP = """\
 /* One step. Where it doesn't return PO_DONE there are no results. */
 """
 PAUSES = """\
-/* The same in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
+/* A step in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
    `*at` on, which is 0 where a step begins and is set here. PO_MORE: there is more to do, and nothing else of these
    functions may be called meanwhile. */
 int po_step_run(uint32_t *at, uint32_t budget);
@@ -246,7 +246,7 @@ def header(program: DeviceProgram, schedule: str = CODE) -> str:
             "fed": "step" if program.graph.parts == 1 else "part of a batch",
             "asked": len(program.asked),
             "outputs": len(program.outputs),
-            "steps": _functions(program.graph) + (PAUSES if schedule == CODE and program.graph.parts == 1 else ""),
+            "steps": (PAUSES if schedule == CODE and program.graph.parts == 1 else "") + _functions(program.graph),
             "predicts": PREDICT if program.predicts is not None else "",
             "selftest": SELFTEST if program.golden is not None else "",
             "does": does(program),

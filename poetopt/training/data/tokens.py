@@ -40,6 +40,8 @@ def of_tokens(graph: TrainingGraph, path: Path) -> DataColumns:
     rows = (count - 1) // window
     if rows < 1:
         raise ModelError(f"{path}: it has {count:,} ids, and a window with its labels takes {window + 1:,}; give more")
+    if dtype.kind == "i" and int(np.memmap(path, dtype, "r", start, (count,)).min()) < 0:
+        raise ModelError(f"{path}: it has negative ids, and tokens are numbers from 0 on")
     columns = {
         name: InFile(str(path), start + at * dtype.itemsize, rows, (window,), dtype)
         for name, at in ((given[0], 0), (graph.added_inputs[0], 1))
@@ -53,7 +55,10 @@ def _ids(path: Path) -> tuple[int, int, np.dtype[np.generic]]:
         with open_regular(path) as file:
             if path.suffix.lower() != ".npy":
                 dtype = np.dtype(RAW[path.suffix.lower()])
-                return 0, file.seek(0, 2) // dtype.itemsize, dtype
+                count, rest = divmod(file.seek(0, 2), dtype.itemsize)
+                if rest:
+                    raise ModelError(f"{path}: half an id at its end; ids are numbers of 16 bits, low byte first")
+                return 0, count, dtype
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ModelError:
         raise
