@@ -227,8 +227,8 @@ class Run:
     share: float = 1.0
     """Of the time: the rest is for another search than the one at hand."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever changes any of this, or asks the blocks' separators: two searches may be at work. Nobody holds it
-    while a schedule is laid out or a solver computes."""
+    """Held by whoever changes any of this, or asks the blocks' separators: a solver may be left behind in its thread.
+    Nobody holds it while a schedule is laid out or a solver computes."""
 
     def __post_init__(self) -> None:
         self.chosen = formulation(self.options.formulation)

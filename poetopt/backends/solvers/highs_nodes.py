@@ -11,15 +11,13 @@ import highspy
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run, simplex_s
+from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, compressed
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
-from poetopt.backends.solvers.session import SEPARATION_S
 from poetopt.backends.solvers.solver import DualProof, Point
 from poetopt.formulations.rows import Row
 from poetopt.util.sparse import csr_matrix
-from poetopt.util.work import Work
 
 PROBE_ITERATIONS = 300
 """Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
@@ -65,7 +63,6 @@ class HighsNodes:
         scale
             What the objective is multiplied by.
         """
-        self.work = Work()
         self._matrix, self._scale, self._stop = matrix, scale, Interrupt()
         self.integer, self.costs = matrix.integer, matrix.costs
         self.lower, self.upper = bounds[0].copy(), bounds[1].copy()  # as the session tightens its own
@@ -105,7 +102,7 @@ class HighsNodes:
             self._coming = self._rows.broken(values)
             if not len(self._coming):
                 ended = _Basis(self._lp.getBasis(), self._rows.numbers)
-                return Vertex(objective, values, np.array(found.col_dual) / self._scale, ended)
+                return Vertex(objective, values, ended)
             basis = None
 
     def proof(self) -> DualProof:
@@ -151,7 +148,6 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        self.work.compute(SEPARATION_S * len(self._matrix.costs))
         numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
         self._coming = np.union1d(self._coming, numbers)
 
@@ -189,10 +185,7 @@ class HighsNodes:
         self._stop.set()
 
     def _objective(self) -> float:
-        return self._unscaled(self._lp.getInfo().objective_function_value)
-
-    def _unscaled(self, value: float) -> float:
-        return value / self._scale + self._matrix.constant
+        return float(self._lp.getInfo().objective_function_value) / self._scale + self._matrix.constant
 
     def _scaled(self, value: float) -> float:
         return (value - self._matrix.constant) * self._scale
@@ -215,7 +208,6 @@ class HighsNodes:
             solver.clearSolver()
             solver.setBasis(ended)
             run(solver)
-        self.work.compute(simplex_s(solver))
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kInterrupt:
             raise StoppedError

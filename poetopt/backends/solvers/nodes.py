@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.formulations.rows import Row
-from poetopt.util.work import Work
 
 if TYPE_CHECKING:
     from poetopt.backends.solvers.solver import DualProof, Point
@@ -22,26 +21,22 @@ Floats = NDArray[np.float64]
 class Vertex:
     """The optimum of a relaxation; figures in the model's own units.
 
-    values, reduced
-        (n,) by column: the point, and its reduced costs.
+    values
+        (n,) by column: the point.
     basis
         What a solve of a child begins from; only the nodes that gave it know what it is.
     """
 
     objective: float
     values: Floats
-    reduced: Floats
     basis: object
 
 
 class Nodes(Protocol):
     """The relaxation of a session at one moment. Rows that come to it hold for all nodes alike.
 
-    The session goes on without it; both may be used at once, from different threads.
+    The session goes on without it.
     """
-
-    work: Work
-    """Counts what is solved here."""
 
     @property
     def integer(self) -> NDArray[np.bool_]:

@@ -2,8 +2,7 @@
 
 The node with the least bound is explored first: rows are separated there, and it is branched on the column that a few
 iterations of the simplex method say most of. A node's objective is the exact bound of its multipliers over its own box,
-its reduced costs are the exact ones, and the node is empty only where a ray proves that. What the solver merely probes
-counts for nothing.
+and the node is empty only where a ray proves that. What the solver merely probes counts for nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +32,6 @@ from poetopt.util.errors import FormulationError
 
 def exact_bound(proof: DualProof) -> Fraction:
     """The bound that the multipliers prove, over the rationals. Raises FormulationError where it is infinite."""
-    return exact_sum(proof)[0]
-
-
-def exact_sum(proof: DualProof) -> tuple[Fraction, list[Fraction]]:
-    """The same, and the reduced costs (n,) that it stands on."""
     reduced = [Fraction(c) for c in proof.costs]
     total = Fraction(proof.constant)
     for y, lower, upper, columns, values in proof.rows():
@@ -57,7 +51,7 @@ def exact_sum(proof: DualProof) -> tuple[Fraction, list[Fraction]]:
                     "would have it go on for ever; give the block's variables bounds"
                 )
             total += d * Fraction(side)
-    return total, reduced
+    return total
 
 
 def down(value: Fraction) -> float:
@@ -216,11 +210,10 @@ class CertifiedNodes:
             if not _empty(proof):
                 raise StoppedError  # the solver says so, and it can't be shown
             return None
-        exact, reduced = exact_sum(proof)
-        bound_j = down(exact)
+        bound_j = down(exact_bound(proof))
         if bound_j >= cutoff:
             return None
-        return Vertex(bound_j, vertex.values, _toward_zero(reduced), vertex.basis)
+        return Vertex(bound_j, vertex.values, vertex.basis)
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
         """A figure to go by, and no bound."""
@@ -243,9 +236,3 @@ def _empty(proof: DualProof) -> bool:
         except FormulationError:
             continue
     return False
-
-
-def _toward_zero(values: Sequence[Fraction]) -> Floats:
-    """(n,) floats that are no further from 0 than the exact values."""
-    rounded: Floats = np.nextafter(np.array([float(value) for value in values]), 0.0)
-    return rounded
