@@ -76,10 +76,13 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
         head = content
         if head is None:
             with suppress(OSError), path.open("rb") as file:
-                head = file.read(None if ending else HEAD_BYTES)
+                head = file.read(HEAD_BYTES)
         if not head:
             return None
-        found = _of_bytes(head, ending) or (ending if ending and not _is_onnx(head) else None)
+        found = _of_bytes(head, ending)
+        if found is None and ending is not None:
+            with suppress(OSError):
+                found = None if _is_onnx(path.read_bytes() if content is None else content) else ending
         if found is None:
             return None
         kind = found
