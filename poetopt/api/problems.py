@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from poetopt.api.models import Model, load
-from poetopt.api.training import DerivedOptions, LoadOptions, Training, TrainingFile
+from poetopt.api.training import DerivedOptions, LoadOptions, ReadingOptions, Training, TrainingFile
 from poetopt.devices import device as device_of
 from poetopt.devices.cost import PARAMETERS, STREAM
 from poetopt.graph.problem import Problem, check_problem
@@ -238,17 +238,11 @@ class TrainingOptions(LoadOptions, DerivedOptions, total=False):
     """The options of the training step: those of `load` and of `Model.differentiate`."""
 
 
-class SolveOptions(DerivedOptions, total=False):
+class SolveOptions(ReadingOptions, DerivedOptions, total=False):
     """The same for `solve`, which takes `max` for the largest batch that fits, and `auto` for the parts of one."""
 
     batch: int | str | None
     micro_batch: int | str | None
-    train: str | Sequence[str] | None
-    dims: Mapping[str, int | str] | None
-    shapes: Mapping[str, str | Sequence[int | None]] | None
-    values: Mapping[str, object] | None
-    allow_symlinks: bool
-    micro_batch_statistics: bool
 
 
 class CostOptions(TrainingOptions, total=False):

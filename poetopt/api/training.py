@@ -37,17 +37,22 @@ LAZY = "lazy_tables"
 """Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
 
 
-class LoadOptions(TypedDict, total=False):
-    """The options of `load`: a model's file as it is read."""
+class ReadingOptions(TypedDict, total=False):
+    """The options of a model's file that don't concern its batch."""
 
-    batch: int | None
-    micro_batch: int | None
     train: str | Sequence[str] | None
     dims: Mapping[str, int | str] | None
     shapes: Mapping[str, str | Sequence[int | None]] | None
     values: Mapping[str, object] | None
     allow_symlinks: bool
     micro_batch_statistics: bool
+
+
+class LoadOptions(ReadingOptions, total=False):
+    """The options of `load`: a model's file as it is read."""
+
+    batch: int | None
+    micro_batch: int | None
 
 
 class StepOptions(TypedDict, total=False):

@@ -223,7 +223,7 @@ def write_loss(k: OperatorBuilder, layer: Head, x: Tensor, labels: Tensor, weigh
 
 
 def _share(k: OperatorBuilder, weight: Tensor | None, rows: int, dtype: str) -> Tensor:
-    """What the mean is of each row: a number, or [rows, 1]."""
+    """The share that each row has in the mean: a number, or [rows, 1]."""
     if weight is None:
         return k.graph.scalar(1.0 / rows, dtype)
     return k.div(k.reshape(weight, (rows, 1)), k.reduce_sum(weight, [0], keepdims=False))

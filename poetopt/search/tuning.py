@@ -89,7 +89,7 @@ CLAIMED_SHARE = 0.5
 NO_GOODS_SHARE = 0.2
 """Share of it that `auto` spends on leaving out refused schedules before it goes on. Measured on deadlines on m4."""
 FAR_SHARE, FAR_RECOMPUTES = 0.6, 4_000
-"""Where a first bound on all plans is below this share of the best plan, the widest scope follows, if it has no more
+"""The widest scope follows where a first bound on all plans is below this share of the best plan, and it has no more
 recomputes than that. Measured on small networks with AdamW, whose plans there cost a twentieth."""
 OUTER_SHARE = 0.5
 """Share of it for a proof that no plan exists at all, before the widest scope is searched for one."""

@@ -186,8 +186,6 @@ class _Entries:
 
     def add(self, expression: Any, sign: int = 1) -> float:
         """Add the terms of `expression`, times `sign`; its constant. Raises ValueError for one that isn't linear."""
-        if expression.__class__ in SUMS:
-            return self._sum(expression.args, sign)
         return self._sum((expression,), sign)
 
     def _sum(self, terms: Iterable[Any], sign: int) -> float:

@@ -50,7 +50,7 @@ def of_tokens(graph: TrainingGraph, path: Path) -> DataColumns:
 
 
 def _ids(path: Path) -> tuple[int, int, np.dtype[np.generic]]:
-    """Where the ids begin, how many there are, and their type."""
+    """The first byte of the ids, their count, and their type."""
     try:
         with open_regular(path) as file:
             if path.suffix.lower() != ".npy":

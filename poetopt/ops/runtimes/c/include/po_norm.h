@@ -464,11 +464,12 @@ PO_INLINE void po_linear_loss_weight(float *out, const po_update *update, const 
             g[i] = 0.0f;
         }
         for (r = 0; r < rows; ++r) {
-            const float score = po_dot(x + r * size, w + c * size, size) + (b == NULL ? 0.0f : b[c]);
-            const float part = (po_exp(score - whole[r]) - (labels[r] == begin + c ? 1.0f : 0.0f)) * factor;
+            float score, part;
             if (ignores && labels[r] == ignored) {
                 continue;
             }
+            score = po_dot(x + r * size, w + c * size, size) + (b == NULL ? 0.0f : b[c]);
+            part = (po_exp(score - whole[r]) - (labels[r] == begin + c ? 1.0f : 0.0f)) * factor;
             for (i = 0; i < width; ++i) {
                 g[i] += of_bias ? part : part * x[r * size + i];
             }
