@@ -20,6 +20,7 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import with_frees
 from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, Effects, effects
+from poetopt.plan.ends import LAST
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
 from poetopt.search.run import Proof, Run
@@ -127,7 +128,8 @@ class _Search:
         self.room = asked.ram_bytes - problem.reserve_bytes
         self.paging = asked.paging and problem.paging
         self.count = len(problem.operators)
-        self.at_end = frozenset(problem.at_end)
+        last = problem.operators[-1]  # what the end of a step reads stays beside what is brought in after it
+        self.at_end = frozenset((*problem.at_end, *(last.inputs if last.name == LAST else ())))
         self.home = frozenset(i for i in problem.stored_at_start if problem.tensors[i].carried)
         self.timed = asked.deadline_s is not None or (problem.dma and problem.wake_j > 0)
         self.limit_s = math.inf if asked.deadline_s is None else asked.deadline_s * (1 + RELATIVE_TOLERANCE)

@@ -14,11 +14,12 @@ from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.within import within
 from poetopt.graph.problem import Problem
+from poetopt.plan.ends import without_ends
 from poetopt.report.proof import failure_words
 from poetopt.search.cutting import session_of
 from poetopt.search.outer import SUPPORTS, no_plan
 from poetopt.search.run import Run
-from poetopt.search.search import search, without_ends
+from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import InfeasibleError, ProblemError
 from tests.bruteforce import plan_optimum, steady_optimum

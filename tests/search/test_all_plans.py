@@ -12,11 +12,12 @@ import poetopt as po
 from poetopt.backends.solvers.solver import backend
 from poetopt.frontends.problem_file import load_problem_file
 from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.plan.ends import with_ends, without_ends
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.exhaustive import Asked, cheapest
-from poetopt.search.search import search, with_ends, without_ends
+from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import BackendUnavailableError, FormulationError, ProblemError
 from tests.every_plan import TooManyStatesError, least_overhead_j
