@@ -189,10 +189,8 @@ class _Comparing:
 
     def _solution(self, found: Baseline, ram_bytes: int) -> Solution:
         """The method's, or that of another which solves the same program."""
-        same: tuple[str, ...] = ("checkmate-energy", "poet-remat-only")
-        if proportional(self.problem):
-            same = ("checkmate", *same)
-        twin = method("checkmate-energy") if found.name in same else found
+        alike = found.name == "checkmate" and proportional(self.problem)
+        twin = method("poet-remat-only") if alike else found
         limit, spare = self.settings.time_limit_s, self.spare_s.get(ram_bytes, 0.0)
         taken = 0.0
         if (twin.name, ram_bytes) not in self.solved:

@@ -9,7 +9,6 @@ import io
 import itertools
 import math
 import os
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-LEFT_OUT = (
-    "dtr-eq", "dtr-local", "dtr-msps", "dtr-lru", "chen-sqrtn-ap", "chen-greedy-ap", "checkmate-energy", "h-revolve",
-)  # fmt: skip
-"""Variants that the picture of all methods leaves out: twelve lines are as many as can be told apart."""
 LineStyle = str | tuple[int, tuple[float, ...]]
 STYLES: dict[str, tuple[str, str, LineStyle]] = {
     "checkpoint-all": ("#000000", "*", "none"),
@@ -117,10 +112,9 @@ def save_fits(title: str, rows: Sequence[Fits], path: str | os.PathLike[str]) ->
 def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
     figure, axes = _axes(path, 8.6, 5.0)
     peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
-    shown = [name for name in found.methods if len(found.methods) <= 13 or name not in LEFT_OUT]
-    spare = iter(OTHERS * len(shown))
-    groups = _drawn_once(shown, coinciding(found))
-    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j and row.method in shown]
+    spare = iter(OTHERS * len(found.methods))
+    groups = _drawn_once(found.methods, coinciding(found))
+    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j]
     _overhead_scale(axes, overheads)
     for budget in found.budgets:
         axes.axvline(100 * budget / peak, color="#dddddd", linewidth=0.8, zorder=0)
@@ -146,15 +140,7 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
         )
     axes.set_title(f"{found.problem.name} on {found.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
-    left_out = [name for name in found.methods if name not in shown]
-    title = f"{len(shown)} of {len(found.methods)} methods" if left_out else None
-    legend = axes.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5, title=title, title_fontsize=8.5
-    )
-    legend.set_alignment("left")
-    if left_out:
-        words = textwrap.fill(f"Not drawn, in the table: {', '.join(left_out)}", 110, break_on_hyphens=False)
-        figure.supxlabel(words, fontsize=7.5, x=0.02, ha="left", color="#444444")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
     return figure
 
 

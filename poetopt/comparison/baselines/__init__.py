@@ -125,19 +125,9 @@ _POETS = "Peng et al. 2020, as read by Patil et al. 2022"
 
 _ALL = (
     Baseline("checkpoint-all", "keep everything", "PyTorch's default", _GRAPH, "nntrainer", "schedule_all"),
-    Baseline("chen-sqrtn-ap", "every sqrt(n)-th articulation point", _CHEN, _GRAPH, "chen", "schedule_sqrtn_ap"),
     Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "chen", "schedule_sqrtn"),
-    Baseline("chen-greedy-ap", "articulation points, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy_ap"),
     Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy"),
     Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", _CHAIN, "revolve"),
-    Baseline(
-        "h-revolve",
-        "checkpointing of a chain in RAM and on storage",
-        "Herrmann & Pallez 2020",
-        replace(_CHAIN, paging=True),
-        "revolve",
-        "schedule_h",
-    ),
     Baseline(
         "checkmate",
         "optimal rematerialization, least time",
@@ -146,20 +136,8 @@ _ALL = (
         "checkmate",
         "solve",
     ),
-    Baseline(
-        "checkmate-energy",
-        "optimal rematerialization, least energy",
-        _CHECKMATE,
-        _OPTIMAL,
-        "checkmate",
-        "solve_energy",
-    ),
     Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate", "schedule_lp"),
     Baseline("dtr", "online, by evicted neighbourhood", _DTR, _ONLINE, "dtr"),
-    Baseline("dtr-eq", "online, by classes of evicted neighbours", _DTR, _ONLINE, "dtr", "schedule_eq"),
-    Baseline("dtr-local", "online, by own cost", _DTR, _ONLINE, "dtr", "schedule_local"),
-    Baseline("dtr-msps", "online, by memory saved per second", _DTR, _ONLINE, "dtr", "schedule_msps"),
-    Baseline("dtr-lru", "online, by staleness", _DTR, _ONLINE, "dtr", "schedule_lru"),
     Baseline(
         "capuchin",
         "swap what is hidden, then the cheaper of swap and recompute",

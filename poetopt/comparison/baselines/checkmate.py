@@ -2,7 +2,7 @@
 MLSys 2020).
 
 The integer program over which tensors are kept and which operators run again at each stage; no paging. `checkmate`
-minimizes seconds of computing, as the original does, and its energy is evaluated afterwards; `checkmate-energy`
+minimizes seconds of computing, as the original does, and its energy is evaluated afterwards; `poet-remat-only`
 minimizes joules. Solved here by the project's own engine in the formulation `retention` without paging, whose space
 with scope `full` is Checkmate's (a tensor may besides be freed within a stage), carried to operators with several
 outputs and workspace.
@@ -172,8 +172,3 @@ def solve(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, start
         return found
     plan = replace(found.plan, problem=problem)
     return replace(found, plan=plan, simulation=simulate(plan), overhead_bound_j=None, scope_bound=None)
-
-
-def solve_energy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
-    """Least energy."""
-    return search(problem, options(ram_bytes, settings, paging=False), starts=starts)

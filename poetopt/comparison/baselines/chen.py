@@ -4,9 +4,8 @@ Of n candidates, in order, every floor(sqrt(n))-th is a checkpoint. The others a
 recomputed a segment at a time when the backward pass reaches the segment. It assumes a chain of layers of equal cost
 and size: neither bytes nor joules are looked at, so there is one plan for all budgets.
 
-On general graphs the candidates are the articulation points of the undirected forward graph (`-ap`), which cut it as a
-layer cuts a chain, or all forward operators in order (linearized), as in Jain et al. (2020); activations that
-jump over a checkpoint are held to their last forward reader or recomputed for it, whichever fits and is
+On general graphs the candidates are all forward operators in order (linearized), as in Jain et al. (2020); activations
+that jump over a checkpoint are held to their last forward reader or recomputed for it, whichever fits and is
 cheaper. All outputs of a checkpointed operator are kept; workspace is the simulator's.
 
 Sublinear memory, greedy: a checkpoint whenever enough bytes have gone by (Chen et al. 2016, algorithm 3).
@@ -15,8 +14,7 @@ In forward order, bytes are added up; a candidate at which the sum exceeds b is 
 swept over (geometrically, from the smallest operator to all activations), and the cheapest plan that fits is the
 answer. It looks at bytes, not at costs.
 
-On general graphs the candidates are articulation points (`-ap`) or all forward operators (linearized); see
-`chen_sqrtn`. The bytes of an operator are those of all its outputs.
+The bytes of an operator are those of all its outputs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
-from poetopt.comparison.baselines.keeping import articulation_points, checkpointed, forward_operators
+from poetopt.comparison.baselines.keeping import checkpointed, forward_operators
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
@@ -35,56 +33,42 @@ STEPS = 48
 
 
 def schedule_greedy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Linearized. Raises NoScheduleError where no b gives a plan that fits."""
-    return cheapest(problem, ram_bytes, _swept(problem, forward_operators(problem)), settings)
+    """The cheapest of all b. Raises NoScheduleError where no b gives a plan that fits."""
+    return cheapest(problem, ram_bytes, _swept(problem), settings)
 
 
-def schedule_greedy_ap(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """On articulation points. Raises NoScheduleError where no b gives a plan that fits."""
-    return cheapest(problem, ram_bytes, _swept(problem, articulation_points(problem)), settings)
-
-
-def greedy_checkpoints(problem: Problem, candidates: Sequence[int], threshold: float) -> frozenset[int]:
-    """The candidates at which more than `threshold` bytes have gone by since the last checkpoint."""
-    able = set(candidates)
+def greedy_checkpoints(problem: Problem, threshold: float) -> frozenset[int]:
+    """The operators at which more than `threshold` bytes have gone by since the last checkpoint."""
     kept: set[int] = set()
     passed = 0
     for operator in forward_operators(problem):
         passed += problem.nbytes(problem.operators[operator].outputs)
-        if operator in able and passed > threshold:
+        if passed > threshold:
             kept.add(operator)
             passed = 0
     return frozenset(kept)
 
 
-def _swept(problem: Problem, candidates: Sequence[int]) -> Iterator[Schedule]:
+def _swept(problem: Problem) -> Iterator[Schedule]:
     sizes = [problem.nbytes(problem.operators[operator].outputs) for operator in forward_operators(problem)]
     total = sum(sizes)
     least = min((size for size in sizes if size), default=1)
     seen: set[frozenset[int]] = set()
     for step in range(STEPS):
         threshold = least * (max(total, 1) / least) ** (step / (STEPS - 1)) - 1
-        checkpoints = greedy_checkpoints(problem, candidates, threshold)
+        checkpoints = greedy_checkpoints(problem, threshold)
         if checkpoints not in seen:
             seen.add(checkpoints)
             yield from checkpointed(problem, checkpoints)
 
 
 def schedule_sqrtn(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """Linearized. Raises NoScheduleError where the plan doesn't fit."""
-    return _of_sqrtn(problem, forward_operators(problem), ram_bytes, settings)
-
-
-def schedule_sqrtn_ap(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """On articulation points. Raises NoScheduleError where the plan doesn't fit."""
-    return _of_sqrtn(problem, articulation_points(problem), ram_bytes, settings)
+    """The one plan of the method. Raises NoScheduleError where the plan doesn't fit."""
+    checkpoints = every_sqrt(forward_operators(problem))
+    return cheapest(problem, ram_bytes, checkpointed(problem, checkpoints), settings)
 
 
 def every_sqrt(candidates: Sequence[int]) -> frozenset[int]:
     """Every floor(sqrt(n))-th of n candidates."""
     step = max(1, math.isqrt(len(candidates)))
     return frozenset(candidates[step - 1 :: step])
-
-
-def _of_sqrtn(problem: Problem, candidates: Sequence[int], ram_bytes: int, settings: Settings) -> Plan:
-    return cheapest(problem, ram_bytes, checkpointed(problem, every_sqrt(candidates)), settings)
