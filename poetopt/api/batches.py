@@ -319,7 +319,7 @@ def _figures(parts: int, report: Report) -> PartsTried:
 def known_schedule(problem: Problem, options: Options) -> Candidate | None:
     """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time."""
     from poetopt.formulations import formulation
-    from poetopt.plan.storeall import everything
+    from poetopt.plan.assemble import everything
     from poetopt.search.constructive import greedy_schedules
     from poetopt.search.incumbent import Incumbent
     from poetopt.search.limits import impossible

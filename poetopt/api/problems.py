@@ -112,7 +112,7 @@ def store_all_peak_bytes(problem: Problem) -> int:
 
     A share such as `"40%"` of RAM is of this figure.
     """
-    from poetopt.plan.storeall import store_all_bytes
+    from poetopt.plan.assemble import store_all_bytes
 
     check_problem(problem)
     return store_all_bytes(problem)

@@ -41,6 +41,7 @@ from poetopt.comparison.rows import COLUMNS as FOUND
 from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.devices import device as device_of
 from poetopt.graph.problem import Problem
+from poetopt.util import __version__
 from poetopt.util.errors import (
     BackendUnavailableError,
     DeviceError,
@@ -61,7 +62,6 @@ from poetopt.util.files import (
 )
 from poetopt.util.text import closest
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time, show_seconds
-from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client

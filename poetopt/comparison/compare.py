@@ -25,16 +25,15 @@ from poetopt.comparison.rows import (
     status_of,
 )
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
+from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.limits import hardest_step, impossible
 from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
+from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.figures import figures
-from poetopt.util.version import __version__
 
 STARTS = 6
 """Number of the best plans that a solve is offered."""

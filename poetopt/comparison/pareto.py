@@ -21,18 +21,17 @@ from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
 from poetopt.comparison.rows import about, simulated, status_of
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
+from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
+from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError
 from poetopt.util.figures import Figures, figures
 from poetopt.util.units import show_limit
-from poetopt.util.version import __version__
 
 OPEN_GAP = 0.1
 """Points with a larger overhead gap are solved again, for longer, where time is left."""

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.frontends.branches import Ahead, ahead
+from poetopt.frontends.inlining import Ahead, ahead
 from poetopt.frontends.proto import attribute_int, constant_tensor, copied, unique
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
 from poetopt.frontends.reading import ReadOptions

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all as ordinary
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.closing import closing_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all as ordinary
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.report.goals import clips
 from poetopt.report.layout import table
-from poetopt.report.memory import clips
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK

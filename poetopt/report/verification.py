@@ -16,8 +16,8 @@ from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import ALL, scope_depth
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.goals import WholeTraining
 from poetopt.report.layout import table
 from poetopt.report.proof import kind_searched

@@ -30,12 +30,12 @@ from poetopt.graph.problem import (
     Transfers,
     check_supported,
 )
+from poetopt.plan.assemble import everything, store_all_bytes
 from poetopt.plan.closing import closing_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.search.constructive import first_schedules, plain_schedules
 from poetopt.search.deepening import Deepening
 from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided

@@ -12,9 +12,9 @@ import poetopt as po
 from poetopt.comparison.baselines import METHODS, Baseline, method, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from tests.bruteforce import plan_optimum
 from tests.compare.chains import chain

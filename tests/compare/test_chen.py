@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from poetopt.comparison.baselines import method
-from poetopt.comparison.baselines.chen import every_sqrt, greedy_checkpoints
 from poetopt.comparison.baselines.keeping import (
+    every_sqrt,
     forward_operators,
+    greedy_checkpoints,
     irreplaceable,
     kept_for,
     repaired,

@@ -125,8 +125,8 @@ _POETS = "Peng et al. 2020, as read by Patil et al. 2022"
 
 _ALL = (
     Baseline("checkpoint-all", "keep everything", "PyTorch's default", _GRAPH, "nntrainer", "schedule_all"),
-    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "chen", "schedule_sqrtn"),
-    Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy"),
+    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "keeping", "schedule_sqrtn"),
+    Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "keeping", "schedule_greedy"),
     Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", _CHAIN, "revolve"),
     Baseline(
         "checkmate",
