@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from poetopt.api.problems import Solvable, SolveOptions
     from poetopt.devices import Device
 
-POINT_S = 20.0
-"""Seconds for one point of a front."""
-
 
 def compare(
     problem: Solvable,
@@ -134,7 +131,8 @@ def pareto(
 
     limit = parse_time(time_limit, option="--time-limit")
     found, rest = taken(problem, options)
-    settings = _settings(found, min(POINT_S, limit), 0.02, rest)
+    # seconds for one point of a front
+    settings = _settings(found, min(20.0, limit), 0.02, rest)
     return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 

@@ -263,9 +263,11 @@ class CompareOptions(CostOptions, total=False):
     scope: str
 
 
-_GIVEN_LATER = "it is given with each step: po.Trainer(report, {0}=...)"
 OF_TRAINING = {
-    **{name: _GIVEN_LATER.format(name) for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")},
+    **{
+        name: f"it is given with each step: po.Trainer(report, {name}=...)"
+        for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")
+    },
     **dict.fromkeys(("validate", "data"), "data are given to po.Trainer(report).fit(data, validate=...)"),
 }
 """Advice on options that are of the training, not of the plan."""

@@ -77,8 +77,6 @@ COLUMNS = (*POINT, *RESULT, *OF_PROBLEM, "reason", "limited", "solve_s", "total_
 """But for the last four, the same however often and wherever a point is run, as long as no time limit ended a solve."""
 ERROR = "error"
 """The status of a point whose model or device could not be used at all."""
-WHOLE_LIMIT = 0.95
-"""A solve that took this share of its time limit was ended by it: another run may come further, or less far."""
 CONNECT_S = 15
 """Seconds to wait for a scheduler, and for its first worker."""
 
@@ -145,7 +143,8 @@ def evaluate(point: SweepPoint) -> Row:
         row |= dict(zip(OF_PROBLEM, (*of_problem, problem.baseline_time_s), strict=True))
     except (PoetError, AttributeError, TypeError, ValueError) as error:
         row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
-    limited = int(float(str(row["solve_s"])) >= WHOLE_LIMIT * point.settings.time_limit_s)
+    # A solve that took this share of its time limit was ended by it: another run may come further, or less far
+    limited = int(float(str(row["solve_s"])) >= 0.95 * point.settings.time_limit_s)
     return {**row, "limited": limited, "total_s": time.monotonic() - begin}
 
 

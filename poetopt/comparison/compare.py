@@ -35,11 +35,6 @@ from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.figures import figures
 
-STARTS = 6
-"""Number of the best plans that a solve is offered."""
-BETTER = 1e-9
-"""Relative: overheads are sums of floats."""
-
 Told = Callable[[str, int], None]
 """Told the method and the budget that are at hand."""
 
@@ -210,7 +205,8 @@ class _Comparing:
                 continue
             if schedule not in found:
                 found.append(schedule)
-            if len(found) == STARTS:
+            # number of the best plans that a solve is offered
+            if len(found) == 6:
                 break
         # The best last: each is taken only where it improves on those before.
         return tuple(reversed(found))
@@ -224,7 +220,8 @@ class _Comparing:
         """POET's row, with the best plan that any method has found at this budget or a smaller one."""
         plan = solution.plan
         best = min(self.known, key=lambda entry: entry[0], default=None)
-        if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - BETTER)):
+        # relative: overheads are sums of floats
+        if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - 1e-9)):
             plan = best[2]
             taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
             bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0

@@ -21,8 +21,6 @@ from poetopt.util.errors import DeviceError
 DISAGREEMENT = 2.0
 """Energy by power x time and energy by FLOPs a joule may differ by this factor."""
 
-SHORTEST_S = 1e-9
-"""No storage answers sooner; a figure under it has the wrong unit."""
 
 LONGEST_S = 60.0
 """No storage takes longer to its first byte; a tape does."""
@@ -163,7 +161,8 @@ def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str
                 f"{value['active_power_w']:.3g} W: {apart:.3g} times apart, more than {DISAGREEMENT:g}",
             )
     for way in ("page_in_latency_s", "page_out_latency_s"):
-        if 0 < value.get(way, 0.0) < SHORTEST_S:
+        # no storage answers sooner; a figure under it has the wrong unit
+        if 0 < value.get(way, 0.0) < 1e-9:
             yield (way,), f"{way}: {value[way]:.3g} s is sooner than any storage answers; check the unit"
         if value.get(way, 0.0) > LONGEST_S:
             yield (

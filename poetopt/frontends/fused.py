@@ -1,7 +1,7 @@
 """onnxruntime's fused operators, written out as the operators that its optimizer made them of.
 
 Constants have the type of the network's first float input, as such files have one. In attention, heads that have a
-key in common go with it as an axis of their own, so that no key is repeated. The sizes that nobody says come from Shape,
+key in common go with it as an axis of their own, so that no key is repeated. Sizes that nobody says come from Shape,
 which the reader folds.
 """
 
@@ -151,8 +151,6 @@ def group_query(w: NodeWriter) -> None:
 OWN = "com.microsoft"
 _SAME_AXES = frozenset({"Add", "Cast", "Div", "LayerNormalization", "Mul", "Sub"})
 """Ops whose result has as many axes as their first operand."""
-_AXES_ARE_AN_INPUT = 18
-"""The opset since which ReduceMean has them so."""
 
 
 def spell_out_fused(document: Document) -> list[str]:
@@ -189,7 +187,8 @@ class NodeWriter:
     def __init__(self, document: Document, node: NodeProto, taken: set[str]) -> None:
         self.node, self.taken = node, taken
         self.document = document
-        self.axes = document.opset < _AXES_ARE_AN_INPUT
+        # the opset since which ReduceMean has them so
+        self.axes = document.opset < 18
         inputs = document.proto.graph.input
         kinds = (entry.type.tensor_type.elem_type for entry in inputs)
         found = (*(kind for kind in kinds if kind in FLOATS), *(p.data_type for p in document.weights.values()))

@@ -82,8 +82,6 @@ _NORMALIZATIONS = frozenset({
     "MeanVarianceNormalization", "RMSNormalization",
 })  # fmt: skip
 _MEANS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
-_ROOTS = frozenset({"ReduceL2", "Sqrt"})
-_AFFINE = frozenset({"Add", "Div", "Mul", "Sub"})
 
 _MOVES = frozenset({
     "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
@@ -91,8 +89,6 @@ _MOVES = frozenset({
 })  # fmt: skip
 """Operators whose output has no number that their first input lacks."""
 _KEEP = _MOVES | {"Clip", "Concat", "Gather", "Max", "Reciprocal"}
-_MOST = 256
-"""So many weights are followed into one tensor."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +155,8 @@ def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
         names = dict.fromkeys(name for held in numbers for name in found[held])
         if not (moves or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # a number is the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
-        found.update((name, tuple(names)[:_MOST]) for name in node.output if name)
+        # so many weights are followed into one tensor
+        found.update((name, tuple(names)[:256]) for name in node.output if name)
     return found
 
 
@@ -203,14 +200,14 @@ def _affine(document: Document, made: Mapping[str, tuple[str, ...]]) -> set[str]
     found: set[str] = set()
     for node in document.proto.graph.node:
         inputs, outputs = set(node.input), list(filter(None, node.output[:1]))
-        affine = node.op_type in _AFFINE
+        affine = node.op_type in {"Add", "Div", "Mul", "Sub"}
         if affine and inputs & (roots | normalized):
             found.update(name for held in inputs for name in made.get(held, ()) if _by_feature(document, name))
         if node.op_type in _NORMALIZATIONS:
             normalized.update(outputs)
         elif node.op_type in _MEANS:
             means.update(outputs)
-        elif node.op_type in _ROOTS or (node.op_type == "Pow" and _is_root(document, node)):
+        elif node.op_type in {"ReduceL2", "Sqrt"} or (node.op_type == "Pow" and _is_root(document, node)):
             if node.op_type == "ReduceL2" or inputs & means:
                 roots.update(outputs)
         elif node.op_type in ("Div", "Mul") and inputs & (roots | normalized):

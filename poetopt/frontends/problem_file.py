@@ -15,8 +15,6 @@ from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.util.errors import DeviceError, ModelError
 from poetopt.util.files import PLAN_BYTES, read_bytes
 
-LARGEST = 1e300
-"""Costs must stay below it: sums of them have to be finite."""
 PAGING = tuple(field.name for field in fields(Transfers))
 COSTS = ("compute_s", "compute_j", *PAGING)
 
@@ -220,7 +218,8 @@ def _costs(source: str, value: object, nodes: tuple[_Node, ...]) -> dict[str, di
             if not isinstance(column, list) or len(column) != len(nodes):
                 raise ModelError(f"{source}: costs['{device}'].{key} must be a list with one number a node")
             for index, number in enumerate(column):
-                if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < LARGEST:
+                # costs must stay below it: sums of them have to be finite
+                if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e300:
                     raise ModelError(
                         f"{source}: costs['{device}'].{key}[{index}] ({nodes[index].name}) must be "
                         f"a finite number >= 0, not {_short(number)}"

@@ -56,8 +56,6 @@ PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""
 
 _ROOM_FOR_NODES_BYTES = 64 * 2**20
-_EXTERNAL_THRESHOLD_BYTES = 1024
-_EXTERNAL_ALIGNMENT = 4096
 
 _ELEM_TYPES: Mapping[str, int] = {
     "bool": TensorProto.BOOL, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int16": TensorProto.INT16,
@@ -329,9 +327,9 @@ def _write_external(graph: Graph, path: Path, location: str) -> dict[str, Tensor
     with path.open("wb") as file:
         for name, array in graph.values.items():
             tensor = graph.tensors[name]
-            if array.nbytes < _EXTERNAL_THRESHOLD_BYTES:
+            if array.nbytes < 1024:
                 continue
-            file.write(b"\0" * (-file.tell() % _EXTERNAL_ALIGNMENT))
+            file.write(b"\0" * (-file.tell() % 4096))
             proto = TensorProto(name=name, data_type=elem_type(tensor.dtype), dims=tensor.shape)
             proto.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):

@@ -33,8 +33,6 @@ _Message = TypeVar("_Message", onnx.ModelProto, onnx.GraphProto)
 LARGEST_TENSOR_BYTES = 2**40
 """A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
 
-LARGEST_VERSION = 2**31 - 1
-"""ONNX's own checks keep the version of the format in 32 bits."""
 
 LIBRARY_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
@@ -158,7 +156,8 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: the graph is empty (no nodes and no outputs); export the model again")
     if not model.graph.output:
         raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained; export the model again")
-    if not 0 <= model.ir_version <= LARGEST_VERSION:
+    # ONNX's own checks keep the version of the format in 32 bits
+    if not 0 <= model.ir_version < 2**31:
         raise ModelError(
             f"{where}: states version {model.ir_version} of ONNX's format, and the newest known is {onnx.IR_VERSION}; "
             "the file is damaged, copy or export it again"

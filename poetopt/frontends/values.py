@@ -103,10 +103,6 @@ def deciding(document: Document, name: str) -> str:
     return value_options(graph.node, inputs, constant, [name])
 
 
-LARGEST_BYTES = 2**24
-"""Of an input that one number fills."""
-
-
 def fix_values(document: Document, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
     """Turn inputs of `document` into constants; what is left of `options`, and a note for each.
 
@@ -159,7 +155,8 @@ def _array(what: str, info: onnx.ValueInfoProto, dims: Dims, value: Value, optio
         if len(sizes) < len(dims):
             say = f"--shape {info.name}={shape_text(shape)}"
             raise OptionError(f"{what}: the input's shape {dims} is open; give its values as a list, or {say} too")
-        if math.prod(sizes) * dtype.itemsize > LARGEST_BYTES:
+        # of an input that one number fills
+        if math.prod(sizes) * dtype.itemsize > 2**24:
             raise OptionError(f"{what}: an input of shape {sizes} is too large to become a constant")
         return np.full(tuple(sizes), array)
     fits = array.ndim == len(dims) and all(size in (None, n) for size, n in zip(shape, array.shape, strict=True))

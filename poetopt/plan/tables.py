@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Place = tuple[int | str, ...]
 
-_OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 _KINDS = {
     "string_type": "a text",
     "bool_type": "true or false",
@@ -46,7 +45,7 @@ def told(error: ValidationError) -> str:
     """The first thing that is wrong, and where it stands."""
     first = error.errors(include_url=False, include_input=False)[0]
     place, what = first["loc"], first["type"]
-    if what in _OBJECTS:
+    if what in ("model_type", "model_attributes_type", "dict_type"):
         return f"{_where(place)} is not an object; the file is damaged"
     if what == "missing":
         return f'{_where(place[:-1])} has no "{place[-1]}"; the file is damaged'
@@ -82,8 +81,6 @@ def _where(place: Place) -> str:
 
 LARGEST = 2**53
 """No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""
-LARGEST_NUMBER = 1e300
-"""No other number may exceed it: sums of seconds and joules stay finite."""
 
 
 def parsed(text: str) -> object:
@@ -105,8 +102,6 @@ def parsed(text: str) -> object:
         raise PlanError("it is not a plan file: it is nested too deeply") from error
 
 
-RENAMED = {"nbytes": "bytes"}
-"""Fields of tensors and operators whose key is another word."""
 INDICES = ("producer", "updated_by")
 """Fields that hold an index, or -1."""
 BESIDE = Transfers
@@ -227,7 +222,8 @@ def table(kind: type[Any]) -> Table:
     names = [field.name for field in fields(kind)]
     first = FIRST.get(kind, [field.name for field in fields(kind) if _default(field) is ...])
     ordered = [*(name for name in first if name in names), *(name for name in names if name not in first)]
-    return Table(kind, {name: RENAMED.get(name, name) for name in ordered}, first)
+    # fields of tensors and operators whose key is another word
+    return Table(kind, {name: {"nbytes": "bytes"}.get(name, name) for name in ordered}, first)
 
 
 _MODEL = {
@@ -284,7 +280,8 @@ def number() -> Any:
     """The type of seconds and joules."""
     import pydantic
 
-    return Annotated[float, pydantic.Field(ge=0, le=LARGEST_NUMBER)]
+    # no other number may exceed it: sums of seconds and joules stay finite
+    return Annotated[float, pydantic.Field(ge=0, le=1e300)]
 
 
 def _index() -> Any:

@@ -79,10 +79,6 @@ class LargestBatch(Figures):
         return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None}
 
 
-IDLE = "static_power"
-"""The block whose joules are drawn like the simulator's. A tariff's are a weight."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class WholeTraining:
     """All of a training with one schedule.
@@ -153,7 +149,8 @@ def step_energy_j(solution: Solution) -> float:
     assert simulation is not None
     joules, baseline_j = simulation.energy_j, plan.problem.baseline_energy_j
     for block in chosen.blocks:
-        if block.name == IDLE and block.base_j is not None and block.adds_j is not None:
+        # the block whose joules are drawn like the simulator's. A tariff's are a weight.
+        if block.name == "static_power" and block.base_j is not None and block.adds_j is not None:
             joules += block.base_j(plan.problem, baseline_j)
             joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
     return joules

@@ -28,9 +28,6 @@ from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.util.work import Work
 
-SHOWN_TENSORS = 6
-"""Number of the largest tensors that are named."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
@@ -84,7 +81,8 @@ class Needs:
         """Label and text, for people."""
         peak = self.store_all_peak_bytes
         kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in self.by_kind().items())
-        largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:SHOWN_TENSORS])
+        # number of the largest tensors that are named
+        largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:6])
         backward = sum(operator.backward for operator in self.problem.operators)
         rows = [
             (

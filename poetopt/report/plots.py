@@ -46,10 +46,6 @@ STYLES: dict[str, tuple[str, str, LineStyle]] = {
 }
 """Colour, marker and line. Without colour, what belongs together (three greys, two readings, two ablations) still
 differs by how light it is and by its line, not by markers alone."""
-PLAIN = 12.0
-"""Overheads that differ by less than that are drawn on a plain scale."""
-FEW_DECADES = 2.2
-"""Axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is."""
 OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
     ("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"),
 )  # fmt: skip
@@ -220,7 +216,8 @@ def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Fi
 def _overhead_scale(axes: Axes, positive: list[float]) -> None:
     """Decades, with room for zero below them; plain where all values are of one size."""
     least = min(positive, default=1.0)
-    if max(positive, default=1.0) < PLAIN * least:
+    # overheads that differ by less than that are drawn on a plain scale
+    if max(positive, default=1.0) < 12.0 * least:
         axes.set_ylabel("energy overhead, % of one pass")
         axes.set_ylim(bottom=0.0, top=max(positive, default=1.0) * 1.25)
         return
@@ -235,7 +232,8 @@ def logarithmic(axes: Axes, positive: Sequence[float]) -> None:
     decade, top = 10.0 ** math.floor(math.log10(min(positive))), 2 * max(positive)
     axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
     axes.set_ylim(bottom=-0.15 * decade, top=top)
-    labelled = (1, 2, 5) if math.log10(top / decade) < FEW_DECADES else (1,)
+    # axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is
+    labelled = (1, 2, 5) if math.log10(top / decade) < 2.2 else (1,)
     axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=labelled))
     axes.yaxis.set_minor_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=range(2, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))

@@ -96,7 +96,6 @@ def crowded(rng: random.Random, *, again: bool, dma: bool = False) -> tuple[Prob
     return problem, problem.least_ram_bytes + tensors[0].nbytes
 
 
-SEVERAL = 2
 OTHERS = (
     "check_block tries the decisions of 'retention' and 'poet'; formulation '{}' has others: give one made of either"
 )
@@ -119,7 +118,7 @@ def drawn(draw: random.Random, base: Formulation, number: int) -> tuple[Problem,
         tried = valid(space_of(base, problem, ram_bytes), ram_bytes)
         if several:
             found = best(base, tried, ram_bytes)
-            if found is None or len(found[1].recomputes if again else found[1].page_ins) < SEVERAL:
+            if found is None or len(found[1].recomputes if again else found[1].page_ins) < 2:
                 continue
         return problem, ram_bytes, tried
 
@@ -139,7 +138,6 @@ class Cases:
 
 
 _KEPT: list[Cases] = []
-MOST_KEPT = 3
 
 
 def cases_of(base: Formulation, seed: int) -> Cases:
@@ -147,7 +145,7 @@ def cases_of(base: Formulation, seed: int) -> Cases:
     found = next((cases for cases in _KEPT if cases.base is base and cases.seed == seed), None)
     if found is None:
         found = Cases(base, seed)
-        _KEPT[:] = [found, *_KEPT][:MOST_KEPT]
+        _KEPT[:] = [found, *_KEPT][:3]
     return found
 
 

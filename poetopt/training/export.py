@@ -7,8 +7,9 @@ structure is read and written anew (`poetopt.training.initializers`); data in fi
 the new one.
 
 Where the bytes lie is found without reading them, or ONNX: weights may be larger than the RAM. Protobuf's fields that
-matter, by their numbers in `onnx.proto`: a model's graph (7); a graph's nodes (1) and initializers (5); of a node its outputs (2), its op (4) and attributes (5), of an attribute its tensor (5); of a tensor
-its name (8) and its bytes: `raw_data` (9), packed `float_data` (4) and `double_data` (10).
+matter, by their numbers in `onnx.proto`: a model's graph (7); a graph's nodes (1) and initializers (5); of a node its
+outputs (2), its op (4) and attributes (5), of an attribute its tensor (5); of a tensor its name (8) and its bytes:
+`raw_data` (9), packed `float_data` (4) and `double_data` (10).
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
-_LITTLE_ENDIAN = frozenset({4, 9, 10})
-"""Fields of a tensor that hold its elements as memory does."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def _tensor(file: IO[bytes], tensor: FileSpan) -> tuple[str, FileSpan | None]:
     for number, span in _messages(file, tensor):
         if number == 8:
             name = _text(file, span)
-        elif number in _LITTLE_ENDIAN and span.nbytes:
+        elif number in {4, 9, 10} and span.nbytes:
             data = span
     return name, data
 
@@ -189,10 +188,6 @@ def _write_model(model: onnx.ModelProto, place: Path, form: Changes | None) -> N
         raise OutputError(f"can't write {place.parent}: {error.strerror or error}; make room there") from error
 
 
-TIED_BYTES = 64
-"""A tensor as small as this may equal another by chance."""
-
-
 def export(
     source: str | os.PathLike[str] | onnx.ModelProto | BuiltIn,
     names: Sequence[str],
@@ -264,7 +259,8 @@ def _export_file(
     """Write the file `made`, whose data in files of their own lie beside `path`."""
     spans = _spans(made)
     sizes = {known[name].nbytes for name in names}
-    tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
+    # A tensor as small as this may equal another by chance
+    tied = [name for name, span in spans.items() if name not in known and 64 < span.nbytes in sizes]
     if all(name in spans for name in names) and not tied:
         if out is None:
             return

@@ -20,12 +20,8 @@ from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import Note, listed
 from poetopt.util.text import closest
 
-DEFAULT = 1.0
-"""Of the hyperparameter: what it is where a step is told nothing."""
 SQUARES, SCALE = "Gradient.squares", "Gradient.scale"
 """The kinds of both operators; the first is an op of our own, too."""
-EPSILON = 1e-6
-"""What torch adds to the norm."""
 TERMS = 8
 """So many numbers are added by one node."""
 
@@ -59,7 +55,8 @@ def scale_of(
     while len(added) > 1:
         added = [draft.node("Sum", added[k : k + TERMS], (), dtype) for k in range(0, len(added), TERMS)]
     norm = draft.unary("Sqrt", draft.cast(added[0], "float64"))
-    most = draft.div(clip_norm, draft.add(norm, builder.scalar(EPSILON, "float64")))
+    # what torch adds to the norm
+    most = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
     found = {dtype: draft.binary("Min", draft.cast(most, dtype), builder.scalar(1.0, dtype)) for dtype in types}
     return found, finish(draft, [tensor.name for tensor in found.values()], {})
 
@@ -362,7 +359,8 @@ class Attachment:
     def hyperparameters(self) -> Mapping[str, str]:
         """A scalar for each hyperparameter, with its default as its value."""
         found: dict[str, str] = {}
-        for name, default in {**self.rule.hyperparameters, **({CLIP: DEFAULT} if self.clip else {})}.items():
+        # of the hyperparameter: what it is where a step is told nothing
+        for name, default in {**self.rule.hyperparameters, **({CLIP: 1.0} if self.clip else {})}.items():
             dtype = "int64" if name == "step" else "float64"
             found[name] = self.builder.unique(name)
             self.builder.valued(found[name], np.array(default, dtype), Role.HYPERPARAMETER)

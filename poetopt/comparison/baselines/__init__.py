@@ -108,10 +108,8 @@ class Baseline:
 
 
 _CHEN = "Chen et al. 2016"
-_DTR = "Kirisame et al. 2021"
 _CHECKMATE = "Jain et al. 2020"
 _POET = "Patil et al. 2022"
-_NNTRAINER = "Moon et al. 2024"
 _PAGED = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Of methods that schedule parameters with their home on storage."""
 _GRAPH = Features(general_graphs=True)
@@ -121,7 +119,6 @@ _CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
 """Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
 _OPTIMAL = replace(_ONLINE, power_aware=True, proof=True)
 _PAGING = replace(_OPTIMAL, paging=True)
-_POETS = "Peng et al. 2020, as read by Patil et al. 2022"
 
 _ALL = (
     Baseline("checkpoint-all", "keep everything", "PyTorch's default", _GRAPH, "nntrainer", "schedule_all"),
@@ -137,7 +134,7 @@ _ALL = (
         "solve",
     ),
     Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate", "schedule_lp"),
-    Baseline("dtr", "online, by evicted neighbourhood", _DTR, _ONLINE, "dtr"),
+    Baseline("dtr", "online, by evicted neighbourhood", "Kirisame et al. 2021", _ONLINE, "dtr"),
     Baseline(
         "capuchin",
         "swap what is hidden, then the cheaper of swap and recompute",
@@ -148,7 +145,7 @@ _ALL = (
     Baseline(
         "capuchin-paging-first",
         "page until that is no longer possible, then recompute",
-        _POETS,
+        "Peng et al. 2020, as read by Patil et al. 2022",
         replace(_ONLINE, paging=True),
         "capuchin",
         "schedule_paging_first",
@@ -156,7 +153,7 @@ _ALL = (
     Baseline(
         "nntrainer",
         "swap everything, back a fixed number of operators ahead",
-        _NNTRAINER,
+        "Moon et al. 2024",
         replace(_GRAPH, paging=True, remat=False),
         "nntrainer",
         supports=_PAGED,

@@ -34,8 +34,6 @@ from poetopt.util.errors import NoScheduleError
 
 WORK = 12
 """More computes than this times the number of operators are thrashing."""
-SHARES = (1.0, 0.985, 0.96, 0.92)
-"""Of the budget, that the replay aims at."""
 
 
 class _NothingToEvictError(Exception):
@@ -195,7 +193,8 @@ def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) ->
     room = ram_bytes - problem.reserve_bytes
     if problem.start_bytes > ram_bytes:
         raise NoScheduleError("the graph inputs alone exceed the budget, and it evicts no inputs")
-    for share in SHARES:
+    # of the budget, that the replay aims at
+    for share in (1.0, 0.985, 0.96, 0.92):
         try:
             plans.append(_Replay(problem, int(room * share)).run())
         except _NothingToEvictError as error:
