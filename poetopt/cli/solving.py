@@ -248,7 +248,6 @@ def fit(
         str | None,
         typer.Option(metavar="PERCENT", help="Look for the largest batch with at most this much more energy."),
     ] = None,
-    out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
@@ -257,12 +256,8 @@ def fit(
     from poetopt.report.comparison import fits_lines
     from poetopt.report.goals import CHEAP, advice
 
-    check_outputs([model], {"-o": out, "--json": json})
+    check_outputs([model], {"--json": json})
     most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
-    if out is not None:
-        from poetopt.report.plots import check_picture
-
-        check_picture(out)
     sizes = [size for text in memory or () for size in text.split(",")]
     try:
         asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
@@ -271,10 +266,6 @@ def fit(
     with _told() as told:
         rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
     title = f"{model} on {options['device']}"
-    if out is not None:
-        from poetopt.report.plots import save_fits
-
-        save_fits(title, rows, out)
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     memories = dict.fromkeys(row.memory_bytes for row in rows)
     advices = [advice([row for row in rows if row.memory_bytes == size], most) for size in memories]

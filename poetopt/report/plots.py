@@ -9,7 +9,7 @@ import io
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
-from poetopt.report.goals import Fits
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.files import write_atomically
 from poetopt.util.units import show_bytes
@@ -71,38 +70,6 @@ def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
 def save_front(front: Front, path: str | os.PathLike[str]) -> None:
     """Draw a front to a file. Raises as `check_picture`, and OutputError."""
     save_figure(_budgets(front, path), path)
-
-
-def save_fits(title: str, rows: Sequence[Fits], path: str | os.PathLike[str]) -> None:
-    """Draw what a sample takes over the batch, a line a memory. Raises as `check_picture`, and OutputError."""
-    figure, axes = _axes(path, 7.4, 6.4)
-    axes.remove()
-    memories = list(dict.fromkeys(row.memory_bytes for row in rows))
-    powers = [2**k for k in range(max(row.batch for row in rows).bit_length())]
-    panels: tuple[tuple[str, Callable[[Fits], float]], ...] = (
-        ("energy of a sample, J", lambda row: row.energy_j or 0.0),
-        ("energy over ordinary, %", lambda row: 100 * (row.overhead or 0.0)),
-        ("time of a sample, s", lambda row: row.time_s or 0.0),
-    )
-    for place, ((words, of), panel) in enumerate(zip(panels, figure.subplots(3, sharex=True), strict=True)):
-        for size, (colour, marker, line) in zip(memories, itertools.cycle(OTHERS)):
-            mine = [row for row in rows if row.memory_bytes == size and row.energy_j is not None]
-            refused = [row.batch for row in rows if row.memory_bytes == size and row.energy_j is None]
-            label = show_bytes(size) + (f" (batch {min(refused)} doesn't fit)" if refused else "")
-            panel.plot([row.batch for row in mine], [of(row) for row in mine], color=colour, marker=marker,
-                       linestyle=line, label=label)  # fmt: skip
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(powers, [str(batch) for batch in powers])
-        panel.minorticks_off()
-        panel.set_ylabel(words, fontsize=9)
-        panel.set_ylim(0.0, 1.1 * max(map(of, rows)) or 1.0)
-        panel.tick_params(labelsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
-        if not place:
-            panel.set_title(title, loc="left", fontsize=11)
-            panel.legend(frameon=False, fontsize=9, loc="best")
-    panel.set_xlabel("batch")
-    save_figure(figure, path)
 
 
 def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
