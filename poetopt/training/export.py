@@ -34,7 +34,7 @@ from poetopt.util.units import show_bytes
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.graph import Array
+    from poetopt.graph import Array, TrainingGraph
     from poetopt.training.inference import Changes
     from poetopt.training.initializers import External
     from poetopt.util.progress import Told
@@ -270,6 +270,34 @@ def _export_file(
             _over(place, spans, names, values)
         return
     _anew(path, made, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """The network of a training step, to be written anew; `model`, where it isn't the graph's own."""
+
+    graph: TrainingGraph
+    recipe: Mapping[str, object]
+    model: str | os.PathLike[str] | onnx.ModelProto | None
+    training_form: bool = False
+    allow_symlinks: bool = False
+
+    def write(
+        self, values: Mapping[str, Array], out: str | os.PathLike[str] | None, given: Mapping[str, Array] | None = None
+    ) -> None:
+        """As `export` does; `given` are the constants, where they aren't the graph's."""
+        from poetopt.training.inference import changes
+
+        source = original(self.graph.source if self.model is None else self.model, self.recipe)
+        form = None if self.training_form else changes(self.graph, self.graph.values if given is None else given)
+        names = [name for name in values if name not in self.graph.optimizer_states]
+        export(source, names, values, out, known=self.graph.tensors, form=form, allow_symlinks=self.allow_symlinks)
+
+    def check(self, out: str | os.PathLike[str]) -> None:
+        """As `check_out` does."""
+        source = original(self.graph.source if self.model is None else self.model, self.recipe)
+        written = (*self.graph.trained, *self.graph.states)
+        check_out(source, sum(self.graph.tensors[name].nbytes for name in written), out)
 
 
 def check_out(
