@@ -13,19 +13,19 @@ the body too, where the operator's default then counts. So the calls state every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, helper
 
 from poetopt.frontends.draft import FoldingBudget, Type
 from poetopt.frontends.places import FLOATS
-from poetopt.frontends.proto import constant_tensor, copied, subgraphs, unique
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.proto import copied, subgraphs, unique
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, all_nodes, array_of, constant_array, stored
 from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.sizes import fix_inputs, rebatched
 from poetopt.frontends.specialise import specialise
@@ -68,13 +68,13 @@ def _bounded(document: Document) -> None:
     counts: dict[_Key, int] = {}
 
     def expanded(nodes: Iterable[NodeProto]) -> int:
-        return sum(counts.get(_domain_and_op(node), 1) for node in _nodes(nodes))
+        return sum(counts.get(_domain_and_op(node), 1) for node in all_nodes(nodes))
 
     todo = list(functions)
     open_: set[_Key] = set()
     while todo:
         key = todo[-1]
-        called = {_domain_and_op(node) for node in _nodes(functions[key].node)}
+        called = {_domain_and_op(node) for node in all_nodes(functions[key].node)}
         calls = {other for other in called if other in functions and other not in counts}
         if key not in counts and calls and key not in open_:
             open_.add(key)
@@ -84,7 +84,7 @@ def _bounded(document: Document) -> None:
             continue
         counts[key] = expanded(functions[key].node)
         todo.pop()
-    calls_of = [node for node in _nodes(document.proto.graph.node) if _domain_and_op(node) in functions]
+    calls_of = [node for node in all_nodes(document.proto.graph.node) if _domain_and_op(node) in functions]
     total = expanded(calls_of)
     if total > MOST_NODES:
         worst = max(calls_of, key=lambda node: counts[_domain_and_op(node)])
@@ -120,7 +120,7 @@ def _callers(functions: Iterable[FunctionProto]) -> set[_Key]:
     keys = {_key(function) for function in found}
     if not any(function.attribute_proto for function in found):
         return keys
-    called = {_domain_and_op(node) for function in found for node in _nodes(function.node)}
+    called = {_domain_and_op(node) for function in found for node in all_nodes(function.node)}
     return keys - called or keys
 
 
@@ -128,18 +128,10 @@ def _domain_and_op(node: NodeProto) -> _Key:
     return node.domain, node.op_type
 
 
-def _nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """`nodes` and those in their subgraphs."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _nodes(graph.node)
-
-
 def _state_defaults(document: Document) -> None:
     """Give each call in the graph the defaults of the attributes that it leaves out."""
     functions = {(*_key(function), function.overload): function for function in document.proto.functions}
-    for node in _nodes(document.proto.graph.node):
+    for node in all_nodes(document.proto.graph.node):
         function = functions.get((*_domain_and_op(node), node.overload))
         if function is not None:
             given = {attribute.name for attribute in node.attribute}
@@ -153,7 +145,7 @@ def _called(document: Document) -> set[_Key]:
     """
     functions = {_key(function): function for function in document.proto.functions}
     versions = _versions(document.proto.opset_import)
-    todo = list(_nodes(document.proto.graph.node))
+    todo = list(all_nodes(document.proto.graph.node))
     seen: set[_Key] = set()
     while todo:
         node = todo.pop()
@@ -169,7 +161,7 @@ def _called(document: Document) -> set[_Key]:
                     f"in opset {version} of {domain or 'ai.onnx'}, and the model is in opset {versions[domain]}; "
                     "export the model with one opset for both"
                 )
-        todo.extend(_nodes(function.node))
+        todo.extend(all_nodes(function.node))
     return seen
 
 
@@ -308,7 +300,8 @@ class _Inlining:
 
     def _branch(self, node: NodeProto) -> GraphProto | None:
         """The branch that is taken, or None where that isn't known or it can't be spliced."""
-        taken = _literal(self._document, self._producers, node.input[0])
+        literal = self._stored(node.input[0])
+        taken = None if literal is None else _one(literal)
         if taken is None:
             if self._known is None:
                 self._document.put_nodes([*self._kept, node, *reversed(self._todo)])
@@ -322,6 +315,11 @@ class _Inlining:
         if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
             return None
         return branch
+
+    def _stored(self, name: str) -> Array | None:
+        """The value of `name` where the file, or a branch that was spliced, stores it."""
+        node = self._producers.get(name)
+        return stored(self._document, name) if node is None else constant_array(node)
 
     def _condition(self, known: Ahead, name: str) -> bool | None:
         """The value of `name` where shapes alone decide it, else None."""
@@ -364,28 +362,6 @@ def _is_if(node: NodeProto) -> bool:
 
 def _one(array: Array) -> bool | None:
     return bool(array.reshape(-1)[0]) if array.size == 1 and array.dtype == np.bool_ else None
-
-
-def _literal(document: Document, producers: Mapping[str, NodeProto], name: str) -> bool | None:
-    """The value of `name` where the file stores it."""
-    if name in document.weights:
-        return _one(array_of(document, name)) if document.weights[name].data_type == TensorProto.BOOL else None
-    found = producers.get(name)
-    array = None if found is None else _constants([found]).get(name)
-    return None if array is None else _one(array)
-
-
-def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
-    """Values of Constant nodes of dense numbers."""
-    found: dict[str, Array] = {}
-    for node in nodes:
-        tensor = constant_tensor(node)
-        if tensor is not None and node.output:
-            try:
-                found[node.output[0]] = numpy_helper.to_array(tensor)
-            except LIBRARY_ERRORS:
-                continue
-    return found
 
 
 def _names(node: NodeProto) -> set[str]:

@@ -246,19 +246,19 @@ def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.Mode
     return _model(graph, outputs, {})
 
 
-def save_model(graph: Graph, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+def save_model(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` as an ONNX file: beside `path` first, then renamed, so that no partial file is ever seen.
 
     Weights beyond the 2 GB that a protobuf holds go to `<path>.data`. Raises `OutputError` where the
     file can't be written.
     """
     if sum(array.nbytes for array in graph.values.values()) <= PROTOBUF_LIMIT_BYTES - _ROOM_FOR_NODES_BYTES:
-        write_atomically(path, model_proto(graph, outputs).SerializeToString(deterministic=True))
+        write_atomically(path, model_proto(graph).SerializeToString(deterministic=True))
         return
     data = Path(os.path.realpath(path) + ".data")
     with replacing(path) as model_place, replacing(data) as data_place:
         external = _write_external(graph, data_place, data.name)
-        model_place.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
+        model_place.write_bytes(_model(graph, None, external).SerializeToString(deterministic=True))
 
 
 def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:

@@ -50,10 +50,10 @@ OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
 )  # fmt: skip
 
 
-def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:
+def check_picture(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a suffix that is no picture's, BackendUnavailableError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise OptionError(f"{option} {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
+        raise OptionError(f"-o {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
