@@ -203,6 +203,7 @@ ON = Option(
     "on", _TEXT, None, "host|cortex-m0plus|cortex-m4|cortex-m7",
     "Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.", None,
 )  # fmt: skip
+PICTURE = Option("out", _TEXT, None, "PICTURE", "Draw it there: .png, .svg or .pdf.", None, "-o --out")
 SEED = Option("seed", int, 0, "N", "Seed of the random batch.", None, least=0)
 PLAN_MODEL = Option("model", _TEXT, None, "FILE", "The model, where it is no longer where the plan says.", None)
 TRAINING = (
@@ -336,9 +337,6 @@ ModelArgument = Annotated[
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
 PlanOutOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PLAN|-", help="Write the plan there; - is stdout.")
-]
-PictureOption = Annotated[
-    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")

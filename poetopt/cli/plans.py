@@ -22,6 +22,7 @@ from poetopt.cli.options import (
     TRAINING,
     VERIFYING,
     JsonOption,
+    Option,
     PlanArgument,
     sharing,
 )
@@ -255,26 +256,19 @@ def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     return without_parser(training, {"plan": plan, "json": json, **options})
 
 
-def show(
-    plan: PlanArgument,
-    out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE|-", help="Write it there; - is stdout.")
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="html|png|svg|txt",
-            help="Default: by the suffix of FILE, else html.",
-        ),
-    ] = None,
-    json: JsonOption = None,
-) -> int:
+@sharing(
+    Option("out", str | None, None, "FILE|-", "Write it there; - is stdout.", None, "-o --out"),
+    Option(
+        "form", str | None, None, "html|png|svg|txt", "Default: by the suffix of FILE, else html.", None, "--format"
+    ),
+)
+def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Show a schedule: as a page for the browser, a picture, or a text."""
     from poetopt.report.show import show as display
 
+    out = options["out"]
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    shown = display(plan, out=out, form=form)
+    shown = display(plan, **options)
     if out == "-":
         write_text(f"{shown}\n", out, option="-o")
     write_json(shown.to_dict(), json)
