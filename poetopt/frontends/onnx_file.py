@@ -52,20 +52,9 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-EXPORTERS_NAMES = frozenset(
-    {
-        "",
-        "main_graph",
-        "main",
-        "graph",
-        "torch_jit",
-        "torch-jit-export",
-        "tf2onnx",
-        "onnx_graph",
-        "model",
-        "onnxmltools",
-    }
-)
+EXPORTERS_NAMES = frozenset({
+    "", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "onnx_graph", "model", "onnxmltools",
+})  # fmt: skip
 """What exporters call every graph, in lower case."""
 
 

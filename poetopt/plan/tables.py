@@ -118,16 +118,9 @@ FIRST: Mapping[type, Collection[str]] = {
 }  # fmt: skip
 """The fields of the first version, which are always written; a new field is, where it hasn't its default."""
 LATER = (
-    "count",
-    "wake_j",
-    "storage_bytes",
-    "storage_block_bytes",
-    "flash_bytes",
-    "stack_bytes",
-    "runtime",
-    "runtime_version",
-    "structure_hash",
-)
+    "count", "wake_j", "storage_bytes", "storage_block_bytes", "flash_bytes", "stack_bytes", "runtime",
+    "runtime_version", "structure_hash",
+)  # fmt: skip
 """Those of them that the earliest files lack."""
 
 
@@ -227,33 +220,17 @@ def table(kind: type[Any]) -> Table:
 
 
 _MODEL = {
-    "name": "name",
-    "model_ref": "reference",
-    "model_hash": "sha256",
-    "structure_hash": "structure",
-    "recipe": "recipe",
-    "device": "device",
-    "notes": "notes",
-}
+    "name": "name", "model_ref": "reference", "model_hash": "sha256", "structure_hash": "structure",
+    **{name: name for name in ("recipe", "device", "notes")},
+}  # fmt: skip
 _DEVICE = {
-    "dma": "dma",
-    "paging": "paging",
-    "alignment": "alignment",
-    "reserve_bytes": "reserve_bytes",
-    "wake_j": "wake_j",
-    "storage_bytes": "storage_bytes",
-    "storage_block_bytes": "storage_block_bytes",
-    "storage_erase_bytes": "storage_erase_bytes",
-    "resident_bytes": "resident_bytes",
-    "device_ram_bytes": "ram_bytes",
-    "flash_bytes": "flash_bytes",
-    "stack_bytes": "stack_bytes",
-    "runtime": "runtime",
-    "runtime_version": "runtime_version",
-    "parts": "parts",
-    "closing_ram_bytes": "closing_ram_bytes",
-    "placed": "placed",
-}
+    name: "ram_bytes" if name == "device_ram_bytes" else name
+    for name in (
+        "dma", "paging", "alignment", "reserve_bytes", "wake_j", "storage_bytes", "storage_block_bytes",
+        "storage_erase_bytes", "resident_bytes", "device_ram_bytes", "flash_bytes", "stack_bytes", "runtime",
+        "runtime_version", "parts", "closing_ram_bytes", "placed",
+    )
+}  # fmt: skip
 _ADDED = frozenset({"storage_erase_bytes", "parts", "closing_ram_bytes", "placed"})
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),

@@ -37,20 +37,8 @@ class Form(StrEnum):
     TXT = "txt"
 
 
-SUFFIXES = {
-    ".html": Form.HTML,
-    ".htm": Form.HTML,
-    ".png": Form.PNG,
-    ".svg": Form.SVG,
-    ".txt": Form.TXT,
-}
-_ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt"}
-_CONTENTS = {
-    Form.HTML: "a page for any browser",
-    Form.PNG: "a picture",
-    Form.SVG: "a picture",
-    Form.TXT: "a text",
-}
+SUFFIXES = {".htm": Form.HTML, **{f".{form}": form for form in Form}}
+_CONTENTS = {Form.HTML: "a page for any browser", Form.TXT: "a text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +66,7 @@ class Shown:
     def __str__(self) -> str:
         if self.path is None:
             return self.text or ""
-        return f"{self.path}: {_CONTENTS[self.form]}, {show_bytes(self.nbytes)}"
+        return f"{self.path}: {_CONTENTS.get(self.form, 'a picture')}, {show_bytes(self.nbytes)}"
 
 
 def form_of(out: str | None, form: str | None) -> Form:
@@ -168,7 +156,7 @@ def rendered(view: View, form: Form) -> bytes:
 
 def _beside(plan: str, form: Form) -> Path:
     """A path that says whose it is, beside the plan or in the folder for temporary files."""
-    name = f"{Path(plan).stem}.schedule.{_ENDINGS[form]}"
+    name = f"{Path(plan).stem}.schedule.{form}"
     beside = Path(plan).parent / name
     try:
         check_writable(beside)
@@ -180,7 +168,7 @@ def _beside(plan: str, form: Form) -> Path:
 def _aside(name: str, form: Form) -> Path:
     """A path in a folder of its own, for the schedule of that name."""
     safe = re.sub(r"[^\w.-]+", "-", name)[:60] or "plan"
-    return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{_ENDINGS[form]}"
+    return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{form}"
 
 
 LISTED = 40
