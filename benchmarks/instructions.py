@@ -31,8 +31,8 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.flops import work
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 
 NETWORKS = ("ds-cnn", "resnet8", "mobilenetv1-025", "lenet")
 ALONE = {

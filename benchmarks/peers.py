@@ -39,9 +39,8 @@ def graph(name: str, percent: int, limit_s: float) -> dict[str, Any]:
     """The increase of the duration in percent, by peak and laid out, with seconds."""
     from poetopt.api.solving import solve
     from poetopt.frontends.problem_file import load_problem_file
-    from poetopt.plan.assemble import plan_of
+    from poetopt.plan.assemble import plan_of, store_all
     from poetopt.plan.simulate import simulate
-    from poetopt.plan.storeall import store_all
     from poetopt.search.heuristics.profile import ProfileSearch
     from poetopt.search.tuning import PROFILE_MOST, PROFILE_WORK
     from poetopt.util.errors import PoetError

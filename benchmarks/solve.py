@@ -138,7 +138,7 @@ def problem_of(cell: Cell) -> Problem:
 
 def options_of(cell: Cell, problem: Problem, limit_s: float) -> Options:
     """What is asked of the cell's solve; a `limit_s` of 0 is the cell's own."""
-    from poetopt.plan.storeall import store_all_bytes
+    from poetopt.plan.assemble import store_all_bytes
     from poetopt.search.solution import DeadlineModel, Options
 
     return Options(

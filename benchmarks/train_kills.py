@@ -81,7 +81,7 @@ def prepare(folder: Path) -> None:
         _end(folder, tuple(line.split()))
     import poetopt.api.trainer
     import poetopt.backends.onnxruntime.prepared
-    import poetopt.cli.train
+    import poetopt.cli.training
     import poetopt.training.in_c
     import poetopt.training.loop  # noqa: F401 - imported before the forks
 

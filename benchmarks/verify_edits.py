@@ -24,10 +24,10 @@ from typing import Any
 import poetopt as po
 from poetopt.cli.app import invoke
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.report import Report
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import PoetError

@@ -15,7 +15,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.util.version import __version__
+from poetopt.util import __version__
 
 if TYPE_CHECKING:
     from poetopt import autodiff, backends, devices, formulations, frontends, plan, report, testing, torch, zoo

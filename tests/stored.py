@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from poetopt.graph.problem import Home, Problem, ProblemTensor, Transfers
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.testing.problems import PAGE_COSTS, SIZES, small_problem
 
 

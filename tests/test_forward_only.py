@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import poetopt as po
+from poetopt.plan.assemble import store_all
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import ModelError, OptionError

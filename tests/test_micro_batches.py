@@ -19,10 +19,10 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError, ModelError, OptionError
 from tests.frontends.support import floats, model_of, text_model

@@ -144,8 +144,8 @@ def table1() -> list[str]:
         for found in METHODS.values()
     ]
     words = (
-        "As implemented here, for unequal operators. The originals of `revolve` and `h-revolve` take steps and "
-        "states for equal; here their recurrences weigh segments in joules, and states in bytes as well as in slots. "
+        "As implemented here, for unequal operators. The original of `revolve` takes steps and states for "
+        "equal; here its recurrence weighs segments in joules, and states in bytes as well as in slots. "
         "What `pofo` recomputes within RAM is weighed in joules too, where the original counts seconds."
     )
     return ["## Table 1: what each method looks at", "", words, "", *table(head, cells)]

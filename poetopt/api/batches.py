@@ -28,16 +28,8 @@ if TYPE_CHECKING:
 
 MAX = "max"
 """A word that `--batch` takes beside numbers."""
-BEGIN = (1, 16, 256, 4096)
-"""Batches at which one that isn't refused is looked for: with a deadline for all of a training, larger are quicker."""
-SECANTS = 8
-"""So many guesses by the secant, then halves."""
-GROWTH = 16
-"""Factor to the next batch, where two don't say."""
 EARLY_SHARE = 0.5
 """Of the time limit: nothing that isn't needed begins later."""
-SEARCH_SHARE = 0.2
-"""Of the time limit, for a search of a schedule at a batch where heuristics find none."""
 
 ProblemsAt = Callable[[int], Iterable["Problem"]]
 Ask = Callable[["Problem"], "Options"]
@@ -86,7 +78,8 @@ def largest_batch(
     Raises ModelError for a model whose batch can't be changed.
     """
     batches = _Batches(roomiest, ask, told, begin, most)
-    begins = dict.fromkeys(min(batch, most) for batch in BEGIN)
+    # batches at which one that isn't refused is looked for: with a deadline for all of a training, larger are quicker
+    begins = dict.fromkeys(min(batch, most) for batch in (1, 16, 256, 4096))
     low = next((one for one in map(batches.look, begins) if one.room >= 0), None)
     if low is None:
         return None
@@ -169,7 +162,8 @@ def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     from poetopt.search.search import search
     from poetopt.search.solution import Status
 
-    found = search(problem, replace(options, gap=1.0, time_limit_s=SEARCH_SHARE * options.time_limit_s))
+    # of the time limit, for a search of a schedule at a batch where heuristics find none
+    found = search(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
     if found.interrupted:
         raise KeyboardInterrupt
     if found.plan is not None:
@@ -188,7 +182,8 @@ def _bracketed(batches: _Batches, low: Looked) -> Looked | None:
         if low.batch == most:
             return None
         guesses += 1
-        guess = _guess(low, other, most) if guesses <= SECANTS else (low.batch + most + 1) // 2
+        # so many guesses by the secant, then halves
+        guess = _guess(low, other, most) if guesses <= 8 else (low.batch + most + 1) // 2
         looked = batches.look(guess)
         other = looked if looked.room < 0 else low
         if looked.room < 0:
@@ -201,7 +196,8 @@ def _bracketed(batches: _Batches, low: Looked) -> Looked | None:
 def _guess(low: Looked, other: Looked | None, most: int) -> int:
     """The batch at which the room of two would end if it went on evenly, above `low` and up to `most`."""
     if other is None:
-        return min(most, GROWTH * low.batch)
+        # factor to the next batch, where two don't say
+        return min(most, 16 * low.batch)
     if not isfinite(other.room):
         return (low.batch + most + 1) // 2
     shrinks = (low.room - other.room) / (other.batch - low.batch)
@@ -251,8 +247,6 @@ def _room(problem: Problem, options: Options) -> tuple[float, str]:
 
 AUTO = "auto"
 """A word that `--micro-batch` takes beside numbers."""
-LEAST_S = 1.0
-"""Each number is searched for so long at least."""
 
 Answer = Callable[[int, float | None, float, "tuple[Schedule, ...]"], "tuple[Problem, Report | None]"]
 
@@ -284,7 +278,8 @@ def least_energy(
         except (ModelError, OptionError) as error:
             tried[parts] = PartsTried(parts=parts, why=str(error))
     left = begin + limit_s - time.monotonic()
-    first_s = max(LEAST_S, left if len(numbers) == 1 else EARLY_SHARE * left / len(numbers))
+    # each number is searched for so long at least
+    first_s = max(1.0, left if len(numbers) == 1 else EARLY_SHARE * left / len(numbers))
     answered: tuple[int, Problem, Report] | None = None
     least: float | None = None
     for parts in numbers:
@@ -319,7 +314,7 @@ def _figures(parts: int, report: Report) -> PartsTried:
 def known_schedule(problem: Problem, options: Options) -> Candidate | None:
     """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time."""
     from poetopt.formulations import formulation
-    from poetopt.plan.storeall import everything
+    from poetopt.plan.assemble import everything
     from poetopt.search.constructive import greedy_schedules
     from poetopt.search.incumbent import Incumbent
     from poetopt.search.limits import impossible

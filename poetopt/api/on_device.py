@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     import onnx
 
     from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
-    from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
-    from poetopt.training.export import BuiltIn
     from poetopt.training.in_c import DeviceFit
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
@@ -179,8 +177,7 @@ def restore(
     from poetopt.backends.c.program import device_program
     from poetopt.backends.step.places import graph_of
     from poetopt.search.predicting import prediction_of
-    from poetopt.training.export import export, original
-    from poetopt.training.inference import changes
+    from poetopt.training.export import Exporting
     from poetopt.util.errors import ModelError
 
     found = plan_in(read_plan(plan))
@@ -200,9 +197,7 @@ def restore(
         roots = {name: graph.joint.root(name) for name in (*graph.trained, *graph.states)}
         named = {name: values[root] for name, root in roots.items() if root in values}
         shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in named.items()}
-        source = original(graph.source if model is None else model, found.problem.recipe)
-        form = None if training_form else changes(graph, graph.values)
-        export(source, tuple(shaped), shaped, out, known=graph.tensors, form=form, allow_symlinks=allow_symlinks)
+        Exporting(graph, found.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
         return number
     assert wrong is not None
     raise wrong
@@ -340,26 +335,17 @@ def fit_on(
     """
     from poetopt.backends.step.places import graph_of
     from poetopt.search.predicting import prediction_of
-    from poetopt.training.export import check_out, export, original
+    from poetopt.training.export import Exporting
     from poetopt.training.in_c import fit_on as fit
     from poetopt.training.in_c import learned
-    from poetopt.training.inference import changes
 
     found = read_plan(plan)
     made = plan_in(found)
     graph = graph_of(made)
-
-    def source() -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
-        return original(graph.source if model is None else model, made.problem.recipe)
-
-    def write(values: Mapping[str, Array], place: str | os.PathLike[str] | None) -> None:
-        form = None if training_form else changes(graph, graph.values)
-        export(source(), tuple(values), values, place, known=graph.tensors, form=form, allow_symlinks=allow_symlinks)
-
+    exporting = Exporting(graph, made.problem.recipe, model, training_form, allow_symlinks)
     if out is not None:
-        before = {name: graph.values[name] for name in (*graph.trained, *graph.states)}
-        check_out(source(), sum(value.nbytes for value in before.values()), out)
-        write(before, None)
+        exporting.check(out)
+        exporting.write({name: graph.values[name] for name in (*graph.trained, *graph.states)}, None)
     ended = fit(
         made,
         on,
@@ -375,5 +361,5 @@ def fit_on(
         told=told or telling(progress),
     )
     if out is not None and ended.steps.ok:
-        write(learned(graph, ended.steps), out)
+        exporting.write(learned(graph, ended.steps), out)
     return ended

@@ -112,7 +112,7 @@ def store_all_peak_bytes(problem: Problem) -> int:
 
     A share such as `"40%"` of RAM is of this figure.
     """
-    from poetopt.plan.storeall import store_all_bytes
+    from poetopt.plan.assemble import store_all_bytes
 
     check_problem(problem)
     return store_all_bytes(problem)
@@ -263,9 +263,11 @@ class CompareOptions(CostOptions, total=False):
     scope: str
 
 
-_GIVEN_LATER = "it is given with each step: po.Trainer(report, {0}=...)"
 OF_TRAINING = {
-    **{name: _GIVEN_LATER.format(name) for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")},
+    **{
+        name: f"it is given with each step: po.Trainer(report, {name}=...)"
+        for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")
+    },
     **dict.fromkeys(("validate", "data"), "data are given to po.Trainer(report).fit(data, validate=...)"),
 }
 """Advice on options that are of the training, not of the plan."""

@@ -41,6 +41,7 @@ from poetopt.comparison.rows import COLUMNS as FOUND
 from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.devices import device as device_of
 from poetopt.graph.problem import Problem
+from poetopt.util import __version__
 from poetopt.util.errors import (
     BackendUnavailableError,
     DeviceError,
@@ -61,7 +62,6 @@ from poetopt.util.files import (
 )
 from poetopt.util.text import closest
 from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time, show_seconds
-from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,8 +77,6 @@ COLUMNS = (*POINT, *RESULT, *OF_PROBLEM, "reason", "limited", "solve_s", "total_
 """But for the last four, the same however often and wherever a point is run, as long as no time limit ended a solve."""
 ERROR = "error"
 """The status of a point whose model or device could not be used at all."""
-WHOLE_LIMIT = 0.95
-"""A solve that took this share of its time limit was ended by it: another run may come further, or less far."""
 CONNECT_S = 15
 """Seconds to wait for a scheduler, and for its first worker."""
 
@@ -145,7 +143,8 @@ def evaluate(point: SweepPoint) -> Row:
         row |= dict(zip(OF_PROBLEM, (*of_problem, problem.baseline_time_s), strict=True))
     except (PoetError, AttributeError, TypeError, ValueError) as error:
         row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
-    limited = int(float(str(row["solve_s"])) >= WHOLE_LIMIT * point.settings.time_limit_s)
+    # A solve that took this share of its time limit was ended by it: another run may come further, or less far
+    limited = int(float(str(row["solve_s"])) >= 0.95 * point.settings.time_limit_s)
     return {**row, "limited": limited, "total_s": time.monotonic() - begin}
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poetopt.report.report import Report
     from poetopt.training.augment import Asked as Augment
     from poetopt.training.evaluate import Evaluation
-    from poetopt.training.export import BuiltIn
+    from poetopt.training.export import Exporting
     from poetopt.training.loop import Position, Trained
     from poetopt.training.metrics import Asked
     from poetopt.training.source import Data
@@ -118,8 +118,7 @@ class Trainer(Closing):
             told=self._told,
         )
         self.plan, self.graph = self._learner.plan, self._learner.graph
-        self._model = model if model is not None else self.graph.source
-        self._allow_symlinks = allow_symlinks
+        self._model, self._allow_symlinks = model, allow_symlinks
 
     @property
     def hyperparameters(self) -> dict[str, float]:
@@ -300,34 +299,20 @@ class Trainer(Closing):
         Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
         """
         self._learner.check_open()
-        self._export(path, training_form)
+        self._exporting(training_form).write(self.values(), path, self._learner.step.given())
 
     def check_export(self, path: str | os.PathLike[str] | None = None, *, training_form: bool = False) -> None:
         """Raise ModelError, or OutputError for `path`, now where `export` would: to be asked before a long training."""
-        from poetopt.training.export import check_out
-
+        exporting = self._exporting(training_form)
         if path is not None:
-            check_out(self._source(), sum(self.graph.tensors[name].nbytes for name in self._trained()), path)
-        self._export(None, training_form)
+            exporting.check(path)
+        exporting.write(self.values(), None, self._learner.step.given())
 
-    def _trained(self) -> list[str]:
-        return [name for name in self._learner.step.names if name not in self.graph.optimizer_states]
+    def _exporting(self, training_form: bool) -> Exporting:
+        from poetopt.training.export import Exporting
 
-    def _source(self) -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
-        from poetopt.training.export import original
-
-        return original(self._model, self.plan.problem.recipe)
-
-    def _export(self, path: str | os.PathLike[str] | None, training_form: bool) -> None:
-        from poetopt.training.export import export
-        from poetopt.training.inference import changes
-
-        source, trained = self._source(), self._trained()
-        form = None if training_form else changes(self.graph, self._learner.step.given())
-        export(
-            source, trained, self.values(), path, known=self.graph.tensors, form=form,
-            allow_symlinks=self._allow_symlinks,
-        )  # fmt: skip
+        recipe = self.plan.problem.recipe
+        return Exporting(self.graph, recipe, self._model, training_form, self._allow_symlinks)
 
     def close(self) -> None:
         """Give up the storage."""

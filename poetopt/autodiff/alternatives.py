@@ -13,9 +13,6 @@ from poetopt.ops.runtimes.onnxruntime import runtime
 FLOPS_PER_NS = 150.0
 """Of a well shaped Gemm, on the machine that the estimates were fitted on."""
 
-STEP_NS = 9e3
-"""Of a few small nodes: their launch, and what they move."""
-
 
 @dataclass(frozen=True)
 class Costed:
@@ -37,7 +34,8 @@ class Costed:
 
 def steps_ns(steps: int) -> float:
     """Nanoseconds that `steps` repetitions cost by their number alone; many make the graph itself unwieldy."""
-    return STEP_NS * steps * (1 + steps / 32)
+    # of a few small nodes: their launch, and what they move
+    return 9e3 * steps * (1 + steps / 32)
 
 
 def chosen(graph: GraphBuilder, candidates: Iterable[Costed], operand_bytes: int) -> Costed:

@@ -73,7 +73,6 @@ class Behind:
 
 _AT_ZERO = {"Div": 1, "Log": 0, "Pow": 0, "Reciprocal": 0, "ReduceLogSum": 0, "Sqrt": 0}
 """Ops with a pole where the operand at this position is 0."""
-_ELSEWHERE = frozenset({"Acos", "Acosh", "Asin", "Atanh"})
 
 
 def has_pole(node: Node, behind: Behind) -> bool:
@@ -82,7 +81,7 @@ def has_pole(node: Node, behind: Behind) -> bool:
     if node.op_type in ("Softmax", "LogSoftmax"):  # all of a row may be masked by an infinity, and is NaN then
         return _reads_infinity(node.inputs[0], behind)
     if place is None or node.domain not in {"", "ai.onnx"}:
-        return node.op_type in _ELSEWHERE
+        return node.op_type in {"Acos", "Acosh", "Asin", "Atanh"}
     if node.op_type == "Pow":
         exponent = behind.constant(node.inputs[1])
         if exponent is not None and bool(np.all(np.asarray(exponent, np.float64) >= 1)):

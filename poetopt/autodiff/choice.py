@@ -31,7 +31,6 @@ length), without those of length one. A reshape splits and merges pieces, a tran
 
 SMALL = 1e-4
 """By so much Clip may change a probability; exporters write 1e-6 to 1e-12."""
-_FINAL = frozenset({"Softmax", "LogSoftmax", "Sigmoid"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def tail_of(name: str, behind: Behind) -> Tail | None:
     """The Softmax or Sigmoid that `name` comes from, if each element is one of its results (Clip: to `SMALL`)."""
     after: list[Node] = []
     node = behind.node(name)
-    while node is not None and node.op_type not in _FINAL:
+    while node is not None and node.op_type not in {"Softmax", "LogSoftmax", "Sigmoid"}:
         if node.op_type not in VIEW_OPS | {"Cast", "CastLike", "Clip", "Log", "Transpose"}:
             return None
         after.insert(0, node)
@@ -176,7 +175,6 @@ _PLAIN = VIEW_OPS | {
 }  # fmt: skip
 """Ops behind which a layer's scores are scores still."""
 _PROBABLE = frozenset({"Exp", "HardSigmoid", "Hardmax", "Sigmoid", "Softmax"})
-_DEEPEST = 60
 
 
 class ValueSource(StrEnum):
@@ -256,7 +254,7 @@ def unfit(tail: Tail) -> str:
 
 def source_of(name: str, behind: Behind) -> ValueSource:
     """Says where the values of `name` come from."""
-    return going_back(name, lambda n, ask: _source(n, behind, ask), ValueSource.OTHER, _DEEPEST)
+    return going_back(name, lambda n, ask: _source(n, behind, ask), ValueSource.OTHER, 60)
 
 
 def _source(name: str, behind: Behind, ask: Callable[[str], ValueSource]) -> ValueSource:

@@ -18,9 +18,6 @@ from poetopt.autodiff.registry import STRAIGHT, flows, principal
 from poetopt.graph import Graph, Operator
 from poetopt.util.notes import About, Note
 
-_QUANTIZERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
-"""Ops that turn floats into integers to compute with."""
-
 INTEGER_OPS = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
 """Ops that compute with them."""
 
@@ -154,7 +151,8 @@ def _first_met(graph: Graph, ends: Sequence[Operator]) -> dict[str, int]:
 
 def _stops(operator: Operator) -> bool:
     node = principal(operator)
-    return not node.domain and node.op_type in _QUANTIZERS
+    # ops that turn floats into integers to compute with
+    return not node.domain and node.op_type in {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str:

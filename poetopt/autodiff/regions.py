@@ -251,9 +251,6 @@ def _centred(around: Surroundings, name: str, axis: int) -> tuple[str, str, list
 Values = NDArray[np.float64]
 
 _POINTS = np.concatenate([np.linspace(-7.3, 7.1, 49), [-1e4, -90.0, -25.0, 25.0, 90.0, 1e4]])
-_TOLERANCE = 2e-6
-_LARGEST = 14
-"""Operators of a region at most."""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -329,7 +326,8 @@ def function_of(around: Surroundings, end: Operator) -> CompositeRegion | None:
         return None
     (result,) = end.outputs
     members = [end]
-    while len(members) <= _LARGEST:
+    # operators of a region at most
+    while len(members) <= 14:
         leaves = _leaves(around, members)
         if len(members) > 1 and len(leaves) == 1 and (region := _identify(around, members, leaves[0], result)):
             return region
@@ -365,7 +363,7 @@ def _identify(around: Surroundings, members: list[Operator], x: str, result: str
             values[node.outputs[0]] = np.asarray(_EVALUATE[node.op_type](node, *operands), np.float64)
         found = values[result]
         for op_type, attributes, known in _known(found):
-            if bool(np.all(np.abs(found - known) <= _TOLERANCE * (1.0 + np.abs(known)))):
+            if bool(np.all(np.abs(found - known) <= 2e-6 * (1.0 + np.abs(known)))):
                 return CompositeRegion(ordered, Node(op_type, (x,), (result,), attributes, DOMAIN))
     return None
 

@@ -15,17 +15,14 @@ from typing import Annotated
 
 import typer
 
-from poetopt.cli.compare import compare, fit, pareto, sweep
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, lora, quantize, zoo
 from poetopt.cli.options import REMOVED, Paneled
-from poetopt.cli.plans import emit, restore, run, show, verify
+from poetopt.cli.plans import emit, restore, run, show, train, verify
 from poetopt.cli.profile import profile
-from poetopt.cli.solve import solve
-from poetopt.cli.train import train
-from poetopt.util import files, interrupts, notes
+from poetopt.cli.solving import compare, fit, pareto, solve, sweep
+from poetopt.util import __version__, files, interrupts, notes
 from poetopt.util.errors import OptionError
-from poetopt.util.version import __version__
 
 MISSING = {
     "--device": "say for which device, as in --device a72; `poetopt devices` lists them",

@@ -29,16 +29,12 @@ from poetopt.util.text import escaped, shortened, shown
 if TYPE_CHECKING:
     from poetopt.search.solution import Listener
 
-BROKEN_PIPE = 141
-"""Exit code of SIGPIPE in a shell: nobody reads the standard output. Files are written, nothing is told."""
 ERASED = "\r\x1b[2K"
 """To the start of a terminal's line, with nothing left in it."""
 _UNTOLD: list[OSError] = []
 """Errors of writing that were met meanwhile."""
 _OWN: list[bool] = []
 """Holds something where this process is a command line's alone."""
-SPINNER = 3
-"""Columns that a spinner takes of a live line."""
 LAYOUT = "\n\t"
 """Characters that text for people is laid out with."""
 
@@ -140,7 +136,8 @@ def live_line(first: str = "reading the model") -> Iterator[Callable[[str], None
 
     console = Console(stderr=True)
     with console.status(first, spinner="dots") as status:
-        yield lambda text: status.update(text[: console.width - SPINNER])
+        # columns that a spinner takes of a live line
+        yield lambda text: status.update(text[: console.width - 3])
 
 
 @contextmanager
@@ -268,7 +265,8 @@ def guarded(command: Callable[[], int]) -> int:
         return _stopped()
     except BrokenPipeError:
         _silence_stdout()
-        return BROKEN_PIPE
+        # exit code of SIGPIPE in a shell: nobody reads the standard output. Files are written, nothing is told.
+        return 141
     except OSError as error:
         _silence_stdout()
         where = f"{error.filename}: " if error.filename else ""

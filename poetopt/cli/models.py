@@ -23,6 +23,7 @@ from poetopt.cli.options import (
     UPDATES,
     JsonOption,
     ModelArgument,
+    Option,
     sharing,
 )
 from poetopt.util.errors import ModelError, OptionError
@@ -102,29 +103,24 @@ def zoo(
     return 0
 
 
-def lora(
-    model: ModelArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")],
-    rank: Annotated[int | None, typer.Option(metavar="R", help="Columns of a pair; default: 8.")] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(metavar="PATTERNS", help="Weights, or nodes, that get a pair; default: *q_proj,*v_proj."),
-    ] = None,
-    alpha: Annotated[
-        float | None, typer.Option(metavar="A", help="What a pair counts, times its rank; default: the rank.")
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Put what pairs have learned into the weights beside them instead.")
-    ] = False,
-) -> int:
+@sharing(
+    Option("out", str, ..., "FILE.onnx", "Write the network there.", None, "-o --out"),
+    Option("rank", int | None, None, "R", "Columns of a pair; default: 8.", None),
+    Option(
+        "targets", str | None, None, "PATTERNS", "Weights, or nodes, that get a pair; default: *q_proj,*v_proj.", None,
+    ),
+    Option("alpha", float | None, None, "A", "What a pair counts, times its rank; default: the rank.", None),
+    Option("merge", bool, False, "", "Put what pairs have learned into the weights beside them instead.", None),
+)  # fmt: skip
+def lora(model: ModelArgument, **options: Any) -> int:
     """Write a network with LoRA's pairs beside some of its products: they alone are trained."""
     from poetopt.frontends.lora import lora as adapted
     from poetopt.frontends.lora import merge_lora
     from poetopt.frontends.proto import PARAMETERS
 
+    out, merge = options.pop("out"), options.pop("merge")
     check_outputs([model], {"-o": out})
-    asked = {"rank": rank, "targets": targets, "alpha": alpha}
-    given: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if merge:
         if given:
             raise OptionError(f"--merge, --{next(iter(given))}: pairs are as the file has them; leave it out")
@@ -138,24 +134,21 @@ def lora(
     return 0
 
 
-def quantize(
-    model: ModelArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="FILE.onnx", help="Write the network there.")],
-    kind: Annotated[
-        str,
-        typer.Option(metavar="int4|int8", help="What weights become."),
-    ] = "int4",
-    block: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Weights with a scale in common; default: 32 of int4, 64 of int8."),
-    ] = None,
-) -> int:
+@sharing(
+    Option("out", str, ..., "FILE.onnx", "Write the network there.", None, "-o --out"),
+    Option("kind", str, "int4", "int4|int8", "What weights become.", None),
+    Option(
+        "block", int | None, None, "N", "Weights with a scale in common; default: 32 of int4, 64 of int8.", None,
+    ),
+)  # fmt: skip
+def quantize(model: ModelArgument, **options: Any) -> int:
     """Write a network whose matrices and tables are integers of 4 or 8 bits, to be frozen."""
     from poetopt.frontends.quantizing import quantize as quantized
     from poetopt.util.units import show_bytes
 
+    out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
-    made = quantized(_file_of(model), kind, block=block, out=out)
+    made = quantized(_file_of(model), **options)
     size = sum(one.ByteSize() for one in made.graph.initializer)
     say(f"{out}: {show_bytes(size)} of weights, of {kind} where a product or a table has them")
     return 0

@@ -66,7 +66,7 @@ class Option:
         )
 
 
-_TEXT, _LIST, _WHOLE = str | None, list[str] | None, int | None
+_TEXT, _LIST, _WHOLE, _NUMBER = str | None, list[str] | None, int | None, float | None
 DEVICE = Option(
     "device", str, ..., "NAME|FILE", "A device (`poetopt devices`), or a TOML file of one.", None, "--device",
 )  # fmt: skip
@@ -188,6 +188,145 @@ SOLVER = (
     Option("log", _TEXT, None, "FILE", "What the solver prints.", flag=""),
 )
 
+TRAINED = Option("out", str, ..., "TRAINED.onnx", "Write the trained network there.", None, "-o --out")
+KEEP_FORM = Option(
+    "keep_training_form", bool, False, "",
+    "Leave BatchNormalization in training mode and Dropout in -o, to train on with it; default: the form of inference.",
+    None,
+)  # fmt: skip
+WORKDIR = Option("workdir", _TEXT, None, "FOLDER", "Where to page and unpack to; default: a temporary folder.", None)
+METER = Option(
+    "meter", _TEXT, None, "rapl|hwmon[:LABEL]|pmic|FILE.csv", "Measure the steps' joules, beside the planned ones.",
+    None,
+)  # fmt: skip
+ON = Option(
+    "on", _TEXT, None, "host|cortex-m0plus|cortex-m4|cortex-m7",
+    "Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.", None,
+)  # fmt: skip
+PICTURE = Option("out", _TEXT, None, "PICTURE", "Draw it there: .png, .svg or .pdf.", None, "-o --out")
+SEED = Option("seed", int, 0, "N", "Seed of the random batch.", None, least=0)
+PLAN_MODEL = Option("model", _TEXT, None, "FILE", "The model, where it is no longer where the plan says.", None)
+TRAINING = (
+    Option(
+        "data", str, ..., "FILE|FOLDER",
+        "Arrays by input names (.npz), a table (.csv), tokens (.npy, .bin, .txt), a folder of .npz files, or of a "
+        "folder of images for each class.", None,
+    ),
+    TRAINED,
+    Option("epochs", int, 1, "E", "How often all of the data is gone through.", None, least=1),
+    Option("lr", _NUMBER, None, "X", "The learning rate; default: 0.001.", None),
+    Option(
+        "lr_schedule", str, "constant", "[warmup:STEPS,]constant|cosine|step:EPOCHS:FACTOR",
+        "How it changes: step:10:0.1 takes a tenth every ten epochs, warmup:500 (or 5%) lets it rise first.", None,
+    ),
+    Option("momentum", _NUMBER, None, "M", "The momentum, where there is one.", None),
+    Option("weight_decay", _NUMBER, None, "W", "The weight decay; default: the optimizer's.", None),
+    Option(
+        "optimizer", _TEXT, None, "none|sgd|momentum|adam|adamw",
+        "The one that the plan has: it is part of the plan's step (solve --optimizer).", None,
+    ),
+    Option("clip_norm", _NUMBER, None, "C", "Bound the norm of all gradients, where the plan's step clips.", None),
+    Option(
+        "batch_order", str, "shuffle", "shuffle|sequential",
+        "Order of the rows; shuffled anew in each epoch, by --seed.", None,
+    ),
+    replace(SEED, help="Seed of the order."),
+    Option("validate", _TEXT, None, "FILE|FOLDER", "Data to evaluate after each epoch.", None),
+    Option("checkpoint", _TEXT, None, "FOLDER", "Keep the two newest whole checkpoints there.", None),
+    Option(
+        "every", _WHOLE, None, "N", "A checkpoint every N steps; one after each epoch comes anyway.", None, least=1
+    ),
+    Option(
+        "resume", bool, False, "",
+        "Go on from the newest checkpoint, if there is one, to the same bits; the data must be the same.", None,
+    ),
+    Option(
+        "keep", str, "best", "best|last",
+        "The epoch whose parameters are written: of the least loss (of --validate, where given), or the last.", None,
+    ),
+    Option("patience", _WHOLE, None, "N", "End after N epochs without a better one.", None, least=1),
+    Option(
+        "log", _TEXT, None, "FILE.csv|FOLDER",
+        "Rate and loss of each step, and validations, as they come; a folder: for TensorBoard.", None,
+    ),
+    WORKDIR,
+    Option(
+        "check", bool, False, "", "Compare a step with ordinary training first, bit by bit, in a process of its own.",
+        None,
+    ),
+    KEEP_FORM, METER, PLAN_MODEL,
+    replace(
+        ON, help="Train in C by a plan of the runtime c, on this machine or an emulated board, and compare with "
+        "onnxruntime's losses and parameters.",
+    ),
+)  # fmt: skip
+RUNNING = (
+    PLAN_MODEL,
+    Option("data", _TEXT, None, "FILE.npz", "The batch (or data set), by input names; default: random.", None),
+    Option("dump", _TEXT, None, "FILE.npz", "Write the batch, the loss and the gradients there.", None),
+    Option(
+        "steps", _WHOLE, None, "N",
+        "Train: take this many steps of gradient descent; a loss that diverges is told, with code 0, and in C, where "
+        "nothing can be compared then, with 5.", None, least=1,
+    ),
+    Option("lr", _NUMBER, None, "X", "With --steps: the learning rate.", None),
+    Option("momentum", _NUMBER, None, "M", "With --steps: the momentum of the descent.", None),
+    Option(
+        "check", _TEXT, None, "none|first|N",
+        "Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from the first "
+        "on; default: the step, and with --steps nothing.", None,
+    ),
+    METER, SEED, replace(WORKDIR, help="Where to page to; default: a temporary folder."), ON,
+)  # fmt: skip
+EMITTING = (
+    Option("out", str, ..., "DIR", "Write the folder there.", None, "-o --out"),
+    Option(
+        "target", str, "linux", "linux|cortex-m0plus|cortex-m4|cortex-m7",
+        "What it is for: start-up and linker script come with a Cortex-M.", None,
+    ),
+    Option("schedule", str, "code", "code|table", "The plan as calls, or as bytes that are decoded.", None),
+    Option("weights", str, "flash", "flash|storage", "Where the first values of the parameters are.", None),
+    Option("prefix", str, "po", "NAME", "What names begin with: another one for each network in an image.", None),
+    Option(
+        "form", str, "plain", "plain|cmake|zephyr|arduino|platformio|esp-idf",
+        "Sources with an example, or a package of that build.", None, "--as",
+    ),
+    Option("selftest", bool, False, "", "With po_selftest(): a batch, and what onnxruntime makes of it.", None),
+    PLAN_MODEL,
+)  # fmt: skip
+VERIFYING = (
+    Option(
+        "bound", bool, False, "", "Prove its bound again, in exact arithmetic, by branching where it takes it.", None,
+    ),
+    Option(
+        "strict", bool, False, "",
+        "Code 5 unless all that is claimed was computed again or proven; does --bound where that takes it.", None,
+    ),
+    replace(TIME_LIMIT, help="Time for proving the bound."),
+    PLAN_MODEL,
+    Option("device", _TEXT, None, "NAME|FILE", "The device, where its file is no longer where the plan says.", None),
+    Option("profile", _TEXT, None, "FILE", "The profile that the plan was solved with.", None),
+    Option("no_model", bool, False, "", "Compare the plan with no model.", None),
+)  # fmt: skip
+PROFILING = (
+    Option(
+        "out", str, "profile.toml", "FILE.toml", "Write it there, merged into one of the same machine; - is stdout.",
+        None, "-o --out",
+    ),
+    Option("from_csv", _TEXT, None, "FILE.csv", "Measure nothing: take a board's figures from there.", None),
+    Option("template", _TEXT, None, "FILE.csv", "Measure nothing: write a CSV file to fill in.", None),
+    Option(
+        "power", _TEXT, None, "WATTS", "What computing draws over idling, where no counter can be read: 3W, 90mW.", None
+    ),
+    Option(
+        "on", _TEXT, None, "cortex-m0plus|cortex-m4|cortex-m7",
+        "Measure nothing: count instructions in C on an emulated core, and model their time.", None,
+    ),
+    Option("clock", _TEXT, None, "FREQUENCY", "With --on: the core's; default: 64MHz, M0+ 48, M7 216.", None),
+    Option("dma", bool, False, "", "With --from-csv: transfers run beside the board's CPU.", None),
+    Option("workdir", _TEXT, None, "FOLDER", "Measure the storage there; default: a temporary folder.", None),
+)  # fmt: skip
+
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -196,23 +335,8 @@ ModelArgument = Annotated[
     ),
 ]
 PlanArgument = Annotated[str, typer.Argument(metavar="PLAN", help="A plan that `poetopt solve -o` wrote.")]
-PlanModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="FILE", help="The model, where it is no longer where the plan says."),
-]
 PlanOutOption = Annotated[
     str | None, typer.Option("-o", "--out", metavar="PLAN|-", help="Write the plan there; - is stdout.")
-]
-MeterOption = Annotated[
-    str | None,
-    typer.Option(
-        "--meter",
-        metavar="rapl|hwmon[:LABEL]|pmic|FILE.csv",
-        help="Measure the steps' joules, beside the planned ones.",
-    ),
-]
-PictureOption = Annotated[
-    str | None, typer.Option("-o", "--out", metavar="PICTURE", help="Draw it there: .png, .svg or .pdf.")
 ]
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")

@@ -1,98 +1,67 @@
-"""`poetopt run`, `poetopt emit`, `poetopt restore`, `poetopt verify` and `poetopt show`: what is done with a plan."""
+"""`poetopt run`, `train`, `emit`, `restore`, `verify` and `show`: what is done with a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
-from poetopt.cli.options import ALLOW_SYMLINKS, JsonOption, MeterOption, PlanArgument, PlanModelOption, sharing
+from poetopt.cli import training
+from poetopt.cli.console import check_outputs, doing, say, without_parser, write_json, write_text
+from poetopt.cli.options import (
+    ALLOW_SYMLINKS,
+    AUGMENT,
+    EMITTING,
+    KEEP_FORM,
+    METRICS,
+    PLAN_MODEL,
+    RUNNING,
+    TRAINED,
+    TRAINING,
+    VERIFYING,
+    JsonOption,
+    Option,
+    PlanArgument,
+    sharing,
+)
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
 
 if TYPE_CHECKING:
     from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
 
 
-@sharing(ALLOW_SYMLINKS)
-def run(
-    plan: PlanArgument,
-    model: PlanModelOption = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE.npz", help="The batch (or data set), by input names; default: random.")
-    ] = None,
-    dump: Annotated[
-        str | None, typer.Option(metavar="FILE.npz", help="Write the batch, the loss and the gradients there.")
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Train: take this many steps of gradient descent; a loss that diverges is told, with code 0, and "
-            "in C, where nothing can be compared then, with 5.",
-            min=1,
-        ),
-    ] = None,
-    lr: Annotated[float | None, typer.Option(metavar="X", help="With --steps: the learning rate.")] = None,
-    momentum: Annotated[
-        float | None, typer.Option(metavar="M", help="With --steps: the momentum of the descent.")
-    ] = None,
-    check: Annotated[
-        str | None,
-        typer.Option(
-            metavar="none|first|N",
-            help="Compare with ordinary training, in a process of its own: nothing, the first step, or each Nth from "
-            "the first on; default: the step, and with --steps nothing.",
-        ),
-    ] = None,
-    meter: MeterOption = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random batch.", min=0)] = 0,
-    workdir: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Where to page to; default: a temporary folder.")
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            metavar="host|cortex-m0plus|cortex-m4|cortex-m7",
-            help="Where a plan of the runtime c runs: on this machine, by default, or on an emulated board.",
-        ),
-    ] = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+@sharing(*RUNNING, ALLOW_SYMLINKS)
+def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
 
     The process that takes the steps holds the plan's memory, the interpreter and onnxruntime, and no more.
     A plan of the runtime c is executed in C, on this machine or where --on says, and compared with the unscheduled step
     on the same kernels and with onnxruntime; with --steps, that many steps are.
     """
-    check_outputs([plan, model, data], {"--dump": dump, "--json": json})
+    names = ("dump", "steps", "lr", "momentum", "check", "meter", "workdir", "on")
+    dump, steps, lr, momentum, check, meter, workdir, on = map(options.pop, names)
+    batch = {name: options.pop(name) for name in ("data", "seed")}
+    check_outputs([plan, options["model"], batch["data"]], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
         raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
     if meter is not None and steps is None:
         raise OptionError("--meter: a step alone is too short to measure; give --steps 1000 --lr 0.001, or use train")
     course = None if steps is None or lr is None else (steps, lr, momentum)
-    where, batch = {"model": model, **options}, {"data": data, "seed": seed}
     if on is not None:
         check_on(on)
     else:
         every = _every(check, steps)
         try:
             if course is not None:
-                return _train(
-                    plan,
-                    {**where, **batch},
-                    course,
-                    {"check": every, "dump": dump, "workdir": workdir, "meter": meter},
-                    json,
-                )
+                given = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
+                return _train(plan, {**options, **batch}, course, given, json)
             if every is not None:
-                return _run_compared(plan, {**where, **batch}, workdir, dump, json)
+                return _run_compared(plan, {**options, **batch}, workdir, dump, json)
             if dump is not None:
                 raise OptionError("--dump: it is written by the comparison; leave out --check none")
-            return _run_alone(plan, {**where, **batch}, workdir, json)
+            return _run_alone(plan, {**options, **batch}, workdir, json)
         except OtherRuntimeError:
             on = "host"
     if meter is not None:
@@ -101,7 +70,7 @@ def run(
         raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
     if check is not None:
         raise OptionError("--check: a step in C is always compared; leave it out")
-    return _run_in_c(plan, where, on, course, {**batch, "dump": dump}, json)
+    return _run_in_c(plan, options, on, course, {**batch, "dump": dump}, json)
 
 
 def _run_in_c(
@@ -212,115 +181,47 @@ def check_on(on: str) -> None:
     target(on, "--on")
 
 
-@sharing(ALLOW_SYMLINKS)
-def emit(
-    plan: PlanArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="DIR", help="Write the folder there.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
-            help="What it is for: start-up and linker script come with a Cortex-M.",
-        ),
-    ] = "linux",
-    schedule: Annotated[
-        str,
-        typer.Option(
-            metavar="code|table",
-            help="The plan as calls, or as bytes that are decoded.",
-        ),
-    ] = "code",
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="flash|storage",
-            help="Where the first values of the parameters are.",
-        ),
-    ] = "flash",
-    prefix: Annotated[
-        str, typer.Option(metavar="NAME", help="What names begin with: another one for each network in an image.")
-    ] = "po",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as",
-            metavar="plain|cmake|zephyr|arduino|platformio|esp-idf",
-            help="Sources with an example, or a package of that build.",
-        ),
-    ] = "plain",
-    selftest: Annotated[
-        bool, typer.Option("--selftest", help="With po_selftest(): a batch, and what onnxruntime makes of it.")
-    ] = False,
-    model: PlanModelOption = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+@sharing(*EMITTING, ALLOW_SYMLINKS)
+def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
     import poetopt as po
     from poetopt.api.on_device import emit as write
     from poetopt.report.on_device import emitted_text
 
-    check_outputs([plan, model], {"--json": json})
+    check_outputs([plan, options["model"]], {"--json": json})
+    out, how = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
     with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, **options)
-    how = {"schedule": schedule, "weights": weights, "prefix": prefix, "form": form}
-    emitted = write(loaded, out, target=target, selftest=selftest, **how)
+        loaded = po.load_plan(plan, **options)
+    emitted = write(loaded, out, **how)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0
 
 
-@sharing(ALLOW_SYMLINKS)
+@sharing(
+    TRAINED, replace(KEEP_FORM, help="As for train: leave the form that it was trained in."), PLAN_MODEL, ALLOW_SYMLINKS
+)
 def restore(
     plan: PlanArgument,
     storage: Annotated[
         str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage, from its first block on.")
     ],
-    out: Annotated[str, typer.Option("-o", "--out", metavar="TRAINED.onnx", help="Write the network there.")],
-    keep_training_form: Annotated[
-        bool, typer.Option("--keep-training-form", help="As for train: leave the form that it was trained in.")
-    ] = False,
-    model: PlanModelOption = None,
     **options: Any,
 ) -> int:
     """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
     import poetopt as po
 
-    check_outputs([plan, model, storage], {"-o": out})
+    out, training_form = options.pop("out"), options.pop("keep_training_form")
+    check_outputs([plan, options["model"], storage], {"-o": out})
     with doing("reading the plan and its model"):
-        loaded = po.load_plan(plan, model=model, **options)
-        number = po.restore(loaded, storage, out, model=model, training_form=keep_training_form, **options)
+        loaded = po.load_plan(plan, **options)
+        number = po.restore(loaded, storage, out, training_form=training_form, **options)
     say(f"generation {number:,} of {storage}: {out}")
     return 0
 
 
-@sharing(ALLOW_SYMLINKS)
-def verify(
-    plan: PlanArgument,
-    bound: Annotated[
-        bool,
-        typer.Option("--bound", help="Prove its bound again, in exact arithmetic, by branching where it takes it."),
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict",
-            help="Code 5 unless all that is claimed was computed again or proven; does --bound where that takes it.",
-        ),
-    ] = False,
-    time_limit: Annotated[str, typer.Option(metavar="TIME", help="Time for proving the bound.")] = "60s",
-    model: PlanModelOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE", help="The device, where its file is no longer where the plan says."),
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The profile that the plan was solved with.")
-    ] = None,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Compare the plan with no model.")] = False,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+@sharing(*VERIFYING, ALLOW_SYMLINKS)
+def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
 
     A figure of the file that isn't the one computed again is code 5. What isn't there is listed as taken from the file.
@@ -329,23 +230,15 @@ def verify(
     from poetopt.api.verification import verify as check
     from poetopt.util.units import parse_time
 
-    check_outputs([plan, model, profile], {"--json": json})
-    if no_model and model is not None:
+    no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
+    check_outputs([plan, options["model"], options["profile"]], {"--json": json})
+    if no_model and options["model"] is not None:
         raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
-    if no_model and (device is not None or profile is not None):
+    if no_model and (options["device"] is not None or options["profile"] is not None):
         raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
-    with doing("checking the plan and proving its bound again" if bound or strict else "checking the plan"):
-        found = check(
-            plan,
-            bound=bound,
-            strict=strict,
-            time_limit_s=parse_time(time_limit, option="--time-limit"),
-            model=model,
-            device=device,
-            profile=profile,
-            compare_model=not no_model,
-            **options,
-        )
+    strict = options["strict"]
+    with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
+        found = check(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     if found.differs or (strict and not found.whole):
@@ -353,26 +246,29 @@ def verify(
     return 0
 
 
-def show(
-    plan: PlanArgument,
-    out: Annotated[
-        str | None, typer.Option("-o", "--out", metavar="FILE|-", help="Write it there; - is stdout.")
-    ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="html|png|svg|txt",
-            help="Default: by the suffix of FILE, else html.",
-        ),
-    ] = None,
-    json: JsonOption = None,
-) -> int:
+@sharing(*TRAINING, METRICS, AUGMENT, ALLOW_SYMLINKS)
+def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
+    """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
+
+    Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
+    is written are the parameters that came out of it.
+    """
+    return without_parser(training, {"plan": plan, "json": json, **options})
+
+
+@sharing(
+    Option("out", str | None, None, "FILE|-", "Write it there; - is stdout.", None, "-o --out"),
+    Option(
+        "form", str | None, None, "html|png|svg|txt", "Default: by the suffix of FILE, else html.", None, "--format"
+    ),
+)
+def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Show a schedule: as a page for the browser, a picture, or a text."""
     from poetopt.report.show import show as display
 
+    out = options["out"]
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    shown = display(plan, out=out, form=form)
+    shown = display(plan, **options)
     if out == "-":
         write_text(f"{shown}\n", out, option="-o")
     write_json(shown.to_dict(), json)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
-from poetopt.cli.options import BATCH, LOSS, READING, UPDATES, JsonOption, ModelArgument, sharing
+from poetopt.cli.options import BATCH, LOSS, PROFILING, READING, UPDATES, JsonOption, ModelArgument, sharing
 from poetopt.util.errors import ModelError, OptionError
 
 
@@ -19,43 +17,8 @@ def check_modelled(on: str) -> None:
     core(on)
 
 
-@sharing(BATCH, *READING, *LOSS, UPDATES[0])
-def profile(
-    model: ModelArgument,
-    out: Annotated[
-        str,
-        typer.Option(
-            "-o", "--out", metavar="FILE.toml", help="Write it there, merged into one of the same machine; - is stdout."
-        ),
-    ] = "profile.toml",
-    from_csv: Annotated[
-        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: take a board's figures from there.")
-    ] = None,
-    template: Annotated[
-        str | None, typer.Option(metavar="FILE.csv", help="Measure nothing: write a CSV file to fill in.")
-    ] = None,
-    power: Annotated[
-        str | None,
-        typer.Option(metavar="WATTS", help="What computing draws over idling, where no counter can be read: 3W, 90mW."),
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(
-            "--on",
-            metavar="cortex-m0plus|cortex-m4|cortex-m7",
-            help="Measure nothing: count instructions in C on an emulated core, and model their time.",
-        ),
-    ] = None,
-    clock: Annotated[
-        str | None, typer.Option(metavar="FREQUENCY", help="With --on: the core's; default: 64MHz, M0+ 48, M7 216.")
-    ] = None,
-    dma: Annotated[bool, typer.Option("--dma", help="With --from-csv: transfers run beside the board's CPU.")] = False,
-    workdir: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Measure the storage there; default: a temporary folder.")
-    ] = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+@sharing(*PROFILING, BATCH, *READING, *LOSS, UPDATES[0])
+def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy.
 
     With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
@@ -68,6 +31,7 @@ def profile(
     from poetopt.report.on_device import instructions_text, profile_document, profile_text
     from poetopt.util.units import parse_frequency, parse_watts
 
+    out, from_csv, template, power, on, clock, dma, workdir = (options.pop(one.name) for one in PROFILING)
     power_w = None if power is None else parse_watts(power, option="--power")
     if template is not None and from_csv is not None:
         raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")

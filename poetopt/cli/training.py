@@ -22,89 +22,58 @@ NEAR = 1e-3
 """Share of rows, or of a loss, by which two runtimes' sums may differ."""
 
 
-def work(
-    *,
-    plan: str,
-    data: str,
-    out: str,
-    epochs: int,
-    lr: float | None,
-    lr_schedule: str,
-    momentum: float | None,
-    weight_decay: float | None,
-    optimizer: str | None,
-    clip_norm: float | None,
-    batch_order: str,
-    seed: int,
-    validate: str | None,
-    checkpoint: str | None,
-    every: int | None,
-    resume: bool,
-    keep: str,
-    patience: int | None,
-    log: str | None,
-    workdir: str | None,
-    check: bool,
-    keep_training_form: bool,
-    meter: str | None,
-    model: str | None,
-    on: str | None,
-    json: str | None,
-    **options: Any,
-) -> int:
+def work(plan: str, json: str | None, out: str, data: str, validate: str | None, **options: Any) -> int:
     """Train, as the options of `poetopt train` of these names say; the exit code."""
-    metrics, augment = options.pop("metrics") or (), options.pop("augment")
-    where = {"model": model, **options}
+    where = {name: options.pop(name) for name in ("model", "allow_symlinks")}
+    log, workdir, seed, optimizer = options["log"], options["workdir"], options["seed"], options["optimizer"]
+    rates = {name: options[name] for name in ("lr", "momentum", "weight_decay", CLIP)}
+    training_form = options["keep_training_form"]
     from poetopt.report.execution import document, epoch_text, trained_text
     from poetopt.training.course_log import check_log, in_events
 
     events = log is not None and log != "-" and in_events(Path(log))
-    check_outputs([plan, model, data, validate], {"-o": out, "--json": json, "--log": None if events else log})
+    check_outputs([plan, where["model"], data, validate], {"-o": out, "--json": json, "--log": None if events else log})
     if log is not None and events:
         check_log(Path(log))
-    if on is not None:
-        others = {
-            "--checkpoint": checkpoint is not None,
-            "--every": every is not None, "--resume": resume, "--workdir": workdir is not None, "--check": check,
-            "--keep": keep != "best", "--patience": patience is not None, "--with metrics": bool(metrics),
-            "--with augment": augment is not None, "--log": log is not None, "--meter": meter is not None,
-        }  # fmt: skip
-        if asked := next((name for name, given in others.items() if given), None):
+    if options["on"] is not None:
+        usual = {"resume": False, "check": False, "keep": "best", "metrics": ""}
+        names = ("checkpoint", "every", "resume", "workdir", "check", "keep", "patience", "metrics", "augment", "log",
+                 "meter")  # fmt: skip
+        if name := next((name for name in names if options[name] != usual.get(name)), None):
+            asked = f"--with {name}" if name in ("metrics", "augment") else f"--{name}"
             raise OptionError(
                 f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
                 "onnxruntime, leave it out"
             )
-        said = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, CLIP: clip_norm}
-        course = {"epochs": epochs, "lr_schedule": lr_schedule, "batch_order": batch_order, "seed": seed}
-        course["validate"] = validate
-        course["training_form"] = keep_training_form
-        return _train_in_c(plan, on, data, out, said, course, optimizer, where, json)
+        course = {name: options[name] for name in ("epochs", "lr_schedule", "batch_order", "seed")}
+        course |= {"validate": validate, "training_form": training_form}
+        return _train_in_c(plan, options["on"], data, out, rates, course, optimizer, where, json)
 
     def after_epoch(position: Position, of: int) -> None:
         say_meanwhile(epoch_text(position, of), unless=[json])
 
     with ExitStack() as stack:
         told = stack.enter_context(doing("reading the plan and its model"))
-        made = stack.enter_context(_prepared(plan, where, workdir, check, validate is not None, told))
+        made = stack.enter_context(_prepared(plan, where, workdir, options["check"], validate is not None, told))
         check_outputs([made.graph.source], {"-o": out})
         check_optimizer(made.graph.optimizer, optimizer, plan)
         from poetopt.api.trainer import Trainer
         from poetopt.training.loop import DivergedError
 
+        schedule = options["lr_schedule"]
         trainer = stack.enter_context(
-            Trainer(
-                made, **where, lr=lr, momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule,
-                clip_norm=clip_norm, seed=seed, workdir=workdir, told=told,
-            )
-        )  # fmt: skip
-        trainer.check_export(out, training_form=keep_training_form)
+            Trainer(made, **where, **rates, lr_schedule=schedule, seed=seed, workdir=workdir, told=told)
+        )
+        trainer.check_export(out, training_form=training_form)
         diverged: DivergedError | None = None
+        fitting = (
+            "epochs", "batch_order", "checkpoint", "every", "resume", "keep", "patience", "log", "augment", "meter",
+        )  # fmt: skip
         try:
             ended = trainer.fit(
-                data, epochs=epochs, batch_order=batch_order, validate=validate, checkpoint=checkpoint, every=every,
-                resume=resume, keep=keep, patience=patience, metrics=metrics, log=log, augment=augment, meter=meter,
-                after_epoch=after_epoch,
+                data, validate=validate, metrics=options["metrics"] or (), after_epoch=after_epoch,
                 noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
+                **{name: options[name] for name in fitting},
             )  # fmt: skip
         except DivergedError as error:
             if error.ended is None:
@@ -112,12 +81,12 @@ def work(
             diverged, ended = error, error.ended
         told("writing the trained network")
         try:
-            trainer.export(out, training_form=keep_training_form)
+            trainer.export(out, training_form=training_form)
         except OutputError as error:
             raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
         graph = trainer.graph
         checked = 0
-        if validate is not None and not keep_training_form:
+        if validate is not None and not training_form:
             told("the written network beside what validation said")
             checked = _check_written(out, made, validate, ended, told)
     write_json(document(graph, ended, trained=out, checked_rows=checked), json)

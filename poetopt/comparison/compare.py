@@ -25,21 +25,15 @@ from poetopt.comparison.rows import (
     status_of,
 )
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
+from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.limits import hardest_step, impossible
 from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
+from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.figures import figures
-from poetopt.util.version import __version__
-
-STARTS = 6
-"""Number of the best plans that a solve is offered."""
-BETTER = 1e-9
-"""Relative: overheads are sums of floats."""
 
 Told = Callable[[str, int], None]
 """Told the method and the budget that are at hand."""
@@ -189,10 +183,8 @@ class _Comparing:
 
     def _solution(self, found: Baseline, ram_bytes: int) -> Solution:
         """The method's, or that of another which solves the same program."""
-        same: tuple[str, ...] = ("checkmate-energy", "poet-remat-only")
-        if proportional(self.problem):
-            same = ("checkmate", *same)
-        twin = method("checkmate-energy") if found.name in same else found
+        alike = found.name == "checkmate" and proportional(self.problem)
+        twin = method("poet-remat-only") if alike else found
         limit, spare = self.settings.time_limit_s, self.spare_s.get(ram_bytes, 0.0)
         taken = 0.0
         if (twin.name, ram_bytes) not in self.solved:
@@ -213,7 +205,8 @@ class _Comparing:
                 continue
             if schedule not in found:
                 found.append(schedule)
-            if len(found) == STARTS:
+            # number of the best plans that a solve is offered
+            if len(found) == 6:
                 break
         # The best last: each is taken only where it improves on those before.
         return tuple(reversed(found))
@@ -227,7 +220,8 @@ class _Comparing:
         """POET's row, with the best plan that any method has found at this budget or a smaller one."""
         plan = solution.plan
         best = min(self.known, key=lambda entry: entry[0], default=None)
-        if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - BETTER)):
+        # relative: overheads are sums of floats
+        if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - 1e-9)):
             plan = best[2]
             taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
             bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0

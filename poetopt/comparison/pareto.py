@@ -21,33 +21,22 @@ from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
 from poetopt.comparison.rows import about, simulated, status_of
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
+from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.run import outdone
 from poetopt.search.solution import Solution, share_open
+from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError
 from poetopt.util.figures import Figures, figures
 from poetopt.util.units import show_limit
-from poetopt.util.version import __version__
 
 OPEN_GAP = 0.1
 """Points with a larger overhead gap are solved again, for longer, where time is left."""
-SHARPEN_SHARE = 0.25
-"""Share of the time that is kept for that."""
 FIRST_S, FIRST_SHARE = 6.0, 0.3
 """Seconds for one solve in the search of the smallest budget, and the most of what a point may take."""
-LEAST_SHARE = 0.5
-"""Share of the time that this search may take."""
-CLOSE = 2e-3
-"""It ends where the smallest budget is known to this part of itself."""
-LEAST_S = 0.1
-"""No solve is given less."""
-LEAST_STEPS = 12
-"""Budgets tried in that search, beyond the lower bound itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +187,11 @@ class _Refiner:
         high = self.most_bytes if found is None else found
         if self.solve(low, "the smallest budget", self.first_s).plan is not None:
             return
-        for _ in range(LEAST_STEPS):
-            if high - low <= max(1, CLOSE * high) or self.left_s < (1 - LEAST_SHARE) * self.time_limit_s:
+        # budgets tried in that search, beyond the lower bound itself
+        for _ in range(12):
+            # share of the time that this search may take
+            # it ends where the smallest budget is known to this part of itself
+            if high - low <= max(1, 2e-3 * high) or self.left_s < 0.5 * self.time_limit_s:
                 break
             middle = (low + high) // 2
             if self.solve(middle, "the smallest budget", self.first_s).plan is None:
@@ -218,7 +210,8 @@ class _Refiner:
 
         The search of the ends, and plans that keep more than was asked, may have left more points than that.
         """
-        while len(self.points) < points and self.left_s > SHARPEN_SHARE * self.time_limit_s:
+        # share of the time that is kept for that
+        while len(self.points) < points and self.left_s > 0.25 * self.time_limit_s:
             limit = self._widest()
             if limit is None:
                 break
@@ -231,7 +224,8 @@ class _Refiner:
     def solve(self, ram_bytes: int, why: str, time_limit_s: float = math.inf) -> Solution:
         """Solve at one budget, within what is left of the time, and keep its point where there is a plan."""
         self.told(ram_bytes, why)
-        limit_s = min(time_limit_s, self.settings.time_limit_s, max(LEAST_S, self.left_s))
+        # no solve is given less
+        limit_s = min(time_limit_s, self.settings.time_limit_s, max(0.1, self.left_s))
         settings = replace(self.settings, time_limit_s=limit_s)
         solution = solve_whole(self.problem, options(ram_bytes, settings), starts=self._starts(ram_bytes), helped=False)
         if solution.plan is not None and solution.simulation is not None:

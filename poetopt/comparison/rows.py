@@ -74,8 +74,6 @@ def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tup
 
 FAILED = "failed"
 """The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""
-WHOLE = ("full", "store-all")
-"""Scopes beyond which there is no plan of the method; `store-all` is of arguments that hold for every schedule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +133,8 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
     """Of a method with a proof; its plan is simulated again, at the budget."""
     if solution.plan is None:
         impossible = solution.status is Status.INFEASIBLE
-        whole = solution.scope in WHOLE
+        # scopes beyond which there is no plan of the method; `store-all` is of arguments that hold for every schedule
+        whole = solution.scope in ("full", "store-all")
         within = f"no schedule with {proven_words(solution.scope)}, by proof; wider scopes may have one"
         return ComparisonRow(
             method=method,

@@ -45,8 +45,6 @@ PARAMETERS = ("resident", "paged")
 """What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""
 SCHEDULED = frozenset({Role.PARAMETER, Role.GRADIENT_SUM, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles whose tensors may have their home on storage."""
-SMALL_BYTES = 64
-"""What takes less stays in RAM: a place of its own on storage is worth nothing there."""
 STREAM = ("auto", "never")
 """Whether operators may stream operands from and to storage."""
 
@@ -87,7 +85,8 @@ def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0])
     storage: dict[str, str] = {}
     if parameters == "paged":
         for name, role in list(resident.items()):
-            if role in SCHEDULED and sizes[name] > SMALL_BYTES:
+            # what takes less stays in RAM: a place of its own on storage is worth nothing there
+            if role in SCHEDULED and sizes[name] > 64:
                 storage[name] = updaters.get(name, "")
                 del resident[name]
     return Homes(resident, storage, flash)

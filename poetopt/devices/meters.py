@@ -32,15 +32,11 @@ from poetopt.util.text import shortened
 from poetopt.util.units import show_joules
 
 POWERCAP, HWMON = Path("/sys/class/powercap"), Path("/sys/class/hwmon")
-IDLE_S = 0.5
 EVERY_S = 0.02
 """Between two readings of a sensor."""
 PMIC = ("vcgencmd", "pmic_read_adc")
-PMIC_EVERY_S = 0.25
-"""The same of the power controller: each is a process of its own."""
 RAIL = re.compile(r"^\s*(\w+)_[AV]\s+(current|volt)\(\d+\)=([\d.]+)[AV]\s*$", re.M)
 SENSORS = ("ina209", "ina219", "ina220", "ina226", "ina228", "ina230", "ina231", "ina238", "ina260", "ina3221")
-CHANNELS = (1, 2, 3)
 
 
 class Meter(Protocol):
@@ -126,7 +122,7 @@ class Counter:
     def idle_w(self) -> float:
         """Watts while this process sleeps."""
         before, start = self.counted(), time.perf_counter()
-        time.sleep(IDLE_S)
+        time.sleep(0.5)
         return (self.counted() - before) / (time.perf_counter() - start)
 
     def start(self) -> None:
@@ -278,7 +274,8 @@ def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = H
             raise OptionError(
                 f"--meter pmic: `{' '.join(PMIC)}` of a Raspberry Pi 5 doesn't answer ({error})"
             ) from error
-        return Sensor(asked, _rails, PMIC_EVERY_S)
+        # the same of the power controller: each is a process of its own
+        return Sensor(asked, _rails, 0.25)
     if asked.endswith(".csv"):
         return Table(Path(asked))
     raise OptionError(f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or a table of readings, FILE.csv")
@@ -317,7 +314,7 @@ def _channels(root: Path) -> dict[str, Callable[[], float]]:
             if (folder / "power1_input").exists():
                 found[f"{chip} {folder.name}"] = lambda file=folder / "power1_input": _number(file) * 1e-6  # type: ignore[misc]
                 continue
-            for k in CHANNELS:
+            for k in (1, 2, 3):
                 pair = folder / f"in{k}_input", folder / f"curr{k}_input"
                 if all(map(_readable, pair)):
                     label = folder / f"in{k}_label"

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 from poetopt.devices.profile import BY_HAND, OperatorProfile, Profile, StorageProfile
-from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES
+from poetopt.devices.sanity import FIGURES, LONGEST_S, MEASURED
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.util.errors import DeviceError
@@ -164,7 +164,7 @@ def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, show
         except ValueError as error:
             raise DeviceError(f"{shown}: {way}: {error}; measure several sizes, several times") from error
         latency, rate = found[way]
-        least, most = RANGES[f"{way}_bytes_per_s"]
+        _, least, most, _ = FIGURES[f"{way}_bytes_per_s"]
         if latency > LONGEST_S or not least <= rate <= most:
             raise DeviceError(
                 f"{shown}: {way}: its rows make {rate:.3g} B/s after {latency:.3g} s, which no storage does; check the "

@@ -7,12 +7,12 @@ a contradiction is a note on the device, elsewhere it is an error.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from decimal import Decimal
 from fractions import Fraction
 from numbers import Real
+from typing import NamedTuple
 
 from poetopt.devices.model import Device, Figure, Kind
 from poetopt.ops.runtimes import unknown
@@ -21,32 +21,60 @@ from poetopt.util.errors import DeviceError
 DISAGREEMENT = 2.0
 """Energy by power x time and energy by FLOPs a joule may differ by this factor."""
 
-SHORTEST_S = 1e-9
-"""No storage answers sooner; a figure under it has the wrong unit."""
 
 LONGEST_S = 60.0
 """No storage takes longer to its first byte; a tape does."""
-MOST_WAKE_J = 1e4
-"""A disk that spins up takes some hundred joules; nothing that is paged to takes this."""
-RANGES: Mapping[str, tuple[float, float]] = {
-    "ram_bytes": (1, 2**50),
-    "flash_bytes": (1, 2**50),
-    "flash_reserve_bytes": (0, 2**50),
-    "stack_bytes": (0, 2**40),
-    "flop_per_s": (1, 1e18),
-    "memory_bytes_per_s": (0.1, 1e15),
-    "active_power_w": (1e-9, 1e5),
-    "flop_per_j": (1, 1e18),
-    "page_in_bytes_per_s": (0.1, 1e13),
-    "page_out_bytes_per_s": (0.1, 1e13),
-    "storage_power_w": (0, 1e3),
-    "transfer_cpu_power_w": (0, 1e5),
-    "storage_bytes": (1, 2**60),
-    "storage_block_bytes": (0, 2**40),
-    "storage_erase_bytes": (0, 2**40),
-    "storage_bus_bytes_per_s": (0.1, 1e13),
+
+
+class Bounds(NamedTuple):
+    """A figure's base unit, and what no machine goes below or beyond, with room to spare: outside, the unit is wrong.
+
+    zero
+        Whether it may be 0.
+    """
+
+    unit: str
+    least: float
+    most: float
+    zero: bool = False
+
+
+FIGURES: Mapping[str, Bounds] = {
+    "ram_bytes": Bounds("B", 1, 2**50),
+    "flop_per_s": Bounds("FLOP/s", 1, 1e18),
+    "memory_bytes_per_s": Bounds("B/s", 0.1, 1e15),
+    "active_power_w": Bounds("W", 1e-9, 1e5),
+    "flop_per_j": Bounds("FLOP/J", 1, 1e18),
+    "page_in_latency_s": Bounds("s", 1e-9, LONGEST_S, zero=True),
+    "page_in_bytes_per_s": Bounds("B/s", 0.1, 1e13),
+    "page_out_latency_s": Bounds("s", 1e-9, LONGEST_S, zero=True),
+    "page_out_bytes_per_s": Bounds("B/s", 0.1, 1e13),
+    "storage_power_w": Bounds("W", 0, 1e3, zero=True),
+    "transfer_cpu_power_w": Bounds("W", 0, 1e5, zero=True),
+    "storage_bytes": Bounds("B", 0, 2**60),
+    "storage_block_bytes": Bounds("B", 0, 2**40),
+    "storage_erase_bytes": Bounds("B", 0, 2**40),
+    "storage_bus_bytes_per_s": Bounds("B/s", 0.1, 1e13),
+    # a disk that spins up takes some hundred joules; nothing that is paged to takes this
+    "storage_wake_j": Bounds("J", 0, 1e4, zero=True),
+    "flash_bytes": Bounds("B", 0, 2**50),
+    "flash_reserve_bytes": Bounds("B", 0, 2**50, zero=True),
+    "stack_bytes": Bounds("B", 0, 2**40, zero=True),
 }
-"""What no machine goes below or beyond, with room to spare: a figure outside has the wrong unit."""
+"""All figures of a device file, in the order in which they are shown."""
+STORAGE = (*(name for name in FIGURES if name.startswith("page_")), "storage_power_w", "transfer_cpu_power_w")
+"""Figures of a storage: all of them, or none."""
+OF_STORAGE = {
+    **{name: name for name in STORAGE},
+    "storage_power_w": "power_w",
+    "transfer_cpu_power_w": "cpu_power_w",
+    "storage_bytes": "capacity_bytes",
+    "storage_block_bytes": "block_bytes",
+    "storage_erase_bytes": "erase_bytes",
+    "storage_bus_bytes_per_s": "bus_bytes_per_s",
+    "storage_wake_j": "wake_j",
+}
+"""All that may be said of a storage, and its name in `Storage`."""
 MEASURED: Mapping[str, tuple[float, float]] = {
     "time_s": (0, 1e6),
     "energy_j": (0, 1e9),
@@ -54,11 +82,6 @@ MEASURED: Mapping[str, tuple[float, float]] = {
     "bytes": (0, 2**50),
 }
 """The same for what is measured of one operator or one transfer: under a fortnight, for one."""
-WHOLE = (
-    "ram_bytes", "flash_bytes", "flash_reserve_bytes", "stack_bytes", "storage_bytes", "storage_block_bytes",
-    "storage_erase_bytes",
-)  # fmt: skip
-"""Figures that count bytes."""
 
 
 def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]:
@@ -77,7 +100,7 @@ def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
     value
         In base units, exact: it may be more than a float holds.
     """
-    least, most = RANGES.get(name, (0.0, sys.float_info.max))
+    _, least, most, _ = FIGURES[name]
     if Fraction(least) <= value <= Fraction(most) or not value:
         return None
     beyond, limit = ("more", most) if value > most else ("less", least)
@@ -98,27 +121,10 @@ def unusable(device: Device) -> str | None:
     wrong = unknown(device.runtime)
     if wrong is not None:
         return f"device '{device.name}': {wrong}"
-    figures: dict[str, object] = {
-        "ram_bytes": device.ram_bytes,
-        "flop_per_s": device.flop_per_s,
-        "memory_bytes_per_s": device.memory_bytes_per_s,
-        "active_power_w": device.active_power_w,
-        "flop_per_j": device.flop_per_j,
-        "flash_bytes": device.flash_bytes,
-        "flash_reserve_bytes": device.flash_reserve_bytes,
-        "stack_bytes": device.stack_bytes,
-    }
-    maybe_nothing = {
-        "flash_reserve_bytes",
-        "power_w",
-        "cpu_power_w",
-        "page_in_latency_s",
-        "page_out_latency_s",
-        "wake_j",
-        "stack_bytes",
-    }
+    figures = {name: getattr(device, name) for name in FIGURES if hasattr(device, name)}
     if device.storage is not None:
         figures |= {entry.name: getattr(device.storage, entry.name) for entry in fields(device.storage)}
+    maybe_nothing = {OF_STORAGE.get(name, name) for name, bounds in FIGURES.items() if bounds.zero}
     for name, value in figures.items():
         if value is None:
             continue
@@ -162,22 +168,8 @@ def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str
                 f"flop_per_j: at {value['flop_per_s']:.4g} FLOP/s it implies {implied:.3g} W, and active_power_w says "
                 f"{value['active_power_w']:.3g} W: {apart:.3g} times apart, more than {DISAGREEMENT:g}",
             )
-    for way in ("page_in_latency_s", "page_out_latency_s"):
-        if 0 < value.get(way, 0.0) < SHORTEST_S:
-            yield (way,), f"{way}: {value[way]:.3g} s is sooner than any storage answers; check the unit"
-        if value.get(way, 0.0) > LONGEST_S:
-            yield (
-                (way,),
-                f"{way}: {value[way]:.3g} s is later than any storage answers ({LONGEST_S:g} s)",
-            )
-    if value.get("storage_wake_j", 0.0) > MOST_WAKE_J:
-        yield (
-            ("storage_wake_j",),
-            f"storage_wake_j: {value['storage_wake_j']:.3g} J are more than waking any storage takes "
-            f"({MOST_WAKE_J:g} J); check the unit",
-        )
-    for name in WHOLE:
-        if name in value and value[name] != int(value[name]):
+    for name in value:
+        if FIGURES[name].unit == "B" and value[name] != int(value[name]):
             yield (name,), f"{name}: {value[name]:g} is no whole number of bytes"
     block, capacity = value.get("storage_block_bytes"), value.get("storage_bytes")
     if block is not None and capacity is not None and block > capacity:

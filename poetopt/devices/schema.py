@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -13,13 +13,14 @@ from pydantic import (
     Field,
     StrictBool,
     StringConstraints,
+    create_model,
     field_validator,
     model_validator,
 )
 
 from poetopt.devices.model import Device, Figure, Kind, Storage
 from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile
-from poetopt.devices.sanity import LONGEST_S, MEASURED, RANGES, contradictions, out_of_range
+from poetopt.devices.sanity import FIGURES, LONGEST_S, MEASURED, OF_STORAGE, STORAGE, contradictions, out_of_range
 from poetopt.ops.runtimes import DEFAULT, unknown
 from poetopt.util.text import unshown
 
@@ -29,54 +30,6 @@ PREFIXES = {
     "Ki": Fraction(1024), "Mi": Fraction(1024**2), "Gi": Fraction(1024**3),
 }  # fmt: skip
 """Factors that a unit may start with; exact, so that 0.667 ms is the float nearest to 0.000667."""
-
-UNITS = {
-    "ram_bytes": "B",
-    "flop_per_s": "FLOP/s",
-    "memory_bytes_per_s": "B/s",
-    "active_power_w": "W",
-    "flop_per_j": "FLOP/J",
-    "page_in_latency_s": "s",
-    "page_in_bytes_per_s": "B/s",
-    "page_out_latency_s": "s",
-    "page_out_bytes_per_s": "B/s",
-    "storage_power_w": "W",
-    "transfer_cpu_power_w": "W",
-    "storage_bytes": "B",
-    "storage_block_bytes": "B",
-    "storage_erase_bytes": "B",
-    "storage_bus_bytes_per_s": "B/s",
-    "storage_wake_j": "J",
-    "flash_bytes": "B",
-    "flash_reserve_bytes": "B",
-    "stack_bytes": "B",
-}
-"""The base unit of each figure."""
-
-MAY_BE_ZERO = frozenset(
-    {
-        "page_in_latency_s",
-        "page_out_latency_s",
-        "storage_power_w",
-        "transfer_cpu_power_w",
-        "storage_wake_j",
-        "flash_reserve_bytes",
-        "stack_bytes",
-    }
-)
-STORAGE = (
-    "page_in_latency_s",
-    "page_in_bytes_per_s",
-    "page_out_latency_s",
-    "page_out_bytes_per_s",
-    "storage_power_w",
-    "transfer_cpu_power_w",
-)
-"""Figures of a storage: all of them, or none."""
-ABOUT_STORAGE = (
-    "storage_bytes", "storage_block_bytes", "storage_erase_bytes", "storage_bus_bytes_per_s", "storage_wake_j",
-)  # fmt: skip
-"""What else may be said of a storage."""
 
 
 def _shows(text: str) -> str:
@@ -115,47 +68,24 @@ class SwitchTable(_Form):
     source: Text
 
 
-class FiguresTable(_Form):
+class _Figures(_Form):
     """`[figures]`: everything that is counted."""
 
-    ram_bytes: FigureTable
-    flop_per_s: FigureTable
-    memory_bytes_per_s: FigureTable | None = None
-    active_power_w: FigureTable | None = None
-    flop_per_j: FigureTable | None = None
-    page_in_latency_s: FigureTable | None = None
-    page_in_bytes_per_s: FigureTable | None = None
-    page_out_latency_s: FigureTable | None = None
-    page_out_bytes_per_s: FigureTable | None = None
-    storage_power_w: FigureTable | None = None
-    transfer_cpu_power_w: FigureTable | None = None
-    storage_bytes: FigureTable | None = None
-    storage_block_bytes: FigureTable | None = None
-    storage_erase_bytes: FigureTable | None = None
-    storage_bus_bytes_per_s: FigureTable | None = None
-    storage_wake_j: FigureTable | None = None
-    flash_bytes: FigureTable | None = None
-    flash_reserve_bytes: FigureTable | None = None
-    stack_bytes: FigureTable | None = None
-
     @model_validator(mode="after")
-    def _complete(self) -> FiguresTable:
-        if self.active_power_w is None and self.flop_per_j is None:
+    def _complete(self) -> _Figures:
+        given = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
+        if "active_power_w" not in given and "flop_per_j" not in given:
             raise ValueError("the energy of computing is missing: give active_power_w or flop_per_j")
-        given = [name for name in (*STORAGE, *ABOUT_STORAGE) if getattr(self, name) is not None]
-        missing = [name for name in STORAGE if getattr(self, name) is None]
-        if missing and given:
+        missing = [name for name in STORAGE if name not in given]
+        if missing and given.keys() & OF_STORAGE.keys():
             raise ValueError(f"a storage needs all its figures, or none: {', '.join(missing)} missing")
-        if self.flash_reserve_bytes is not None and self.flash_bytes is None:
+        if "flash_reserve_bytes" in given and "flash_bytes" not in given:
             raise ValueError("flash_reserve_bytes is of mapped flash: give flash_bytes as well, or leave it out")
-        for name, unit in UNITS.items():
-            figure: FigureTable | None = getattr(self, name)
-            if figure is None:
-                continue
-            exact = figure.exact(name, unit)
-            if figure.value == 0 and name not in MAY_BE_ZERO:
+        for name, figure in given.items():
+            exact = figure.exact(name, FIGURES[name].unit)
+            if figure.value == 0 and not FIGURES[name].zero:
                 raise ValueError(f"{name}: the value must be positive, not 0")
-            wrong = out_of_range(name, exact, unit)
+            wrong = out_of_range(name, exact, FIGURES[name].unit)
             if wrong is not None:
                 raise ValueError(wrong)
         if errors := contradictions({figure.name: figure for figure in self.figures()})[0]:
@@ -163,13 +93,17 @@ class FiguresTable(_Form):
         return self
 
     def figures(self) -> tuple[Figure, ...]:
-        """The figures given, in the order of `UNITS`, in base units."""
-        found: list[Figure] = []
-        for name, unit in UNITS.items():
-            figure: FigureTable | None = getattr(self, name)
-            if figure is not None:
-                found.append(Figure(name, float(figure.exact(name, unit)), unit, figure.kind, figure.source))
-        return tuple(found)
+        """The figures given, in the order of `FIGURES`, in base units."""
+        given = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
+        return tuple(
+            Figure(name, float(f.exact(name, FIGURES[name].unit)), FIGURES[name].unit, f.kind, f.source)
+            for name, f in given.items()
+        )
+
+
+_PARTS: dict[str, Any] = dict.fromkeys(FIGURES, (FigureTable | None, None))
+_PARTS |= dict.fromkeys(("ram_bytes", "flop_per_s"), (FigureTable, ...))
+FiguresTable: Any = create_model("FiguresTable", __base__=_Figures, **_PARTS)
 
 
 class DeviceTable(_Form):
@@ -200,40 +134,18 @@ class DeviceTable(_Form):
     def device(self) -> Device:
         """The device in base units."""
         figures = self.figures.figures()
-        value = {figure.name: float(figure.value) for figure in figures}
-        capacity, block = value.get("storage_bytes"), value.get("storage_block_bytes")
-        storage = None
-        if "page_in_latency_s" in value:
-            storage = Storage(
-                page_in_latency_s=value["page_in_latency_s"],
-                page_in_bytes_per_s=value["page_in_bytes_per_s"],
-                page_out_latency_s=value["page_out_latency_s"],
-                page_out_bytes_per_s=value["page_out_bytes_per_s"],
-                power_w=value["storage_power_w"],
-                cpu_power_w=value["transfer_cpu_power_w"],
-                capacity_bytes=None if capacity is None else round(capacity),
-                block_bytes=1 if block is None else round(block),
-                erase_bytes=round(value.get("storage_erase_bytes", 1)),
-                bus_bytes_per_s=value.get("storage_bus_bytes_per_s"),
-                wake_j=value.get("storage_wake_j", 0.0),
-            )
+        value: dict[str, Any] = {f.name: round(f.value) if f.unit == "B" else float(f.value) for f in figures}
+        stored = {own: value.pop(name) for name, own in OF_STORAGE.items() if name in value}
         return Device(
             name=self.name,
             description=self.description,
-            ram_bytes=round(value["ram_bytes"]),
-            flop_per_s=value["flop_per_s"],
             dma=self.dma.value,
-            active_power_w=value.get("active_power_w"),
-            flop_per_j=value.get("flop_per_j"),
-            memory_bytes_per_s=value.get("memory_bytes_per_s"),
-            storage=storage,
+            storage=Storage(**stored) if stored else None,
             figures=(*figures, Figure("dma", self.dma.value, "", self.dma.kind, self.dma.source)),
             aliases=self.aliases,
             runtime=self.runtime,
-            flash_bytes=None if "flash_bytes" not in value else round(value["flash_bytes"]),
-            flash_reserve_bytes=round(value.get("flash_reserve_bytes", 0)),
-            stack_bytes=round(value.get("stack_bytes", 0)),
             notes=(*self.notes, *contradictions({figure.name: figure for figure in figures})[1]),
+            **value,
         )
 
 
@@ -245,15 +157,15 @@ def _factor(name: str, unit: str, base: str) -> Fraction:
 
 
 _TIME_S = MEASURED["time_s"][1]
-_RATE_LEAST, _RATE_MOST = RANGES["page_in_bytes_per_s"]
+_RATE = FIGURES["page_in_bytes_per_s"]
 
 Seconds = Annotated[float, Field(gt=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
 """Of an operator: more than none."""
 Spread = Annotated[float, Field(ge=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
 Latency = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False, strict=True)]
 Joules = Annotated[float, Field(ge=0, le=MEASURED["energy_j"][1], allow_inf_nan=False, strict=True)]
-Watts = Annotated[float, Field(ge=0, le=RANGES["active_power_w"][1], allow_inf_nan=False, strict=True)]
-Rate = Annotated[float, Field(ge=_RATE_LEAST, le=_RATE_MOST, allow_inf_nan=False, strict=True)]
+Watts = Annotated[float, Field(ge=0, le=FIGURES["active_power_w"].most, allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=_RATE.least, le=_RATE.most, allow_inf_nan=False, strict=True)]
 Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), strict=True)]
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 

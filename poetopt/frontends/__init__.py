@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Graph
 
 ENTRY_POINTS = "poetopt.frontends"
-OWN = ("onnx", "json")
-"""The endings that no other package may take over."""
 
 __all__ = ["ENTRY_POINTS", "ReadOptions", "load", "load_model", "read_options"]
 
@@ -123,7 +121,8 @@ def _registered(ending: str) -> EntryPoint | None:
     if not found:
         return None
     whose = " and ".join(sorted(imports.origin(point) for point in found))
-    if ending in OWN:
+    # the endings that no other package may take over
+    if ending in ("onnx", "json"):
         raise ModelError(f".{ending} files are read by poetopt itself, and by {whose}; uninstall that")
     if len(found) > 1:
         raise ModelError(f".{ending} files are read by {whose}; uninstall one of them")

@@ -25,8 +25,6 @@ Shape = tuple[int, ...]
 Shapes = Sequence[Shape | None]
 """Of the inputs of a node, by position; None where one is left out."""
 
-_LARGEST = 2**31 - 1
-"""Runtimes keep counts in 32 bits."""
 
 _AXIS: Mapping[str, int] = dict.fromkeys((
     "ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "Hardmax", "LayerNormalization", "LogSoftmax",
@@ -120,7 +118,8 @@ def _problems(
     op = node.op_type
     for name, values in settings.items():
         low = _AT_LEAST.get(op, {}).get(name)
-        if low is not None and not all(low <= value <= _LARGEST for value in values):
+        # runtimes keep counts in 32 bits
+        if low is not None and not all(low <= value < 2**31 for value in values):
             yield f"its {name} is {_shown(values)}, but must be {low} or more (and fit into 32 bits)"
         known = _ONE_OF.get(op, {}).get(name)
         if known is not None and values[0] not in known:

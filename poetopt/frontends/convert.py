@@ -30,7 +30,6 @@ WORKING_OPSET = 18
 NEWEST_OPSET = 26
 
 _TRAINING_MODE_SINCE = 14
-_OPTIONAL_SCALES_SINCE = 13
 _SMALL_BYTES, _LARGEST_NUMBER_BYTES = 1024, 8
 """Protobuf would serialize a weight, twice, to say how long it is."""
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
@@ -166,7 +165,7 @@ def leave_out_empty(document: Document) -> None:
     Up to opset 12 the file must have them where sizes are given; a kernel that is run alone, with these as inputs,
     takes them for scales.
     """
-    if document.opset < _OPTIONAL_SCALES_SINCE:
+    if document.opset < 13:
         return
     for node in document.proto.graph.node:
         if node.op_type == "Resize":
@@ -302,9 +301,6 @@ def fill_constants(document: Document) -> set[str]:
     return filled
 
 
-WINDOWS = frozenset({"Conv", "MaxPool", "AveragePool", "LpPool"})
-
-
 def spell_out_pads(document: Document) -> None:
     """Give dilated windows with automatic pads explicit ones, in place.
 
@@ -321,7 +317,7 @@ def spell_out_pads(document: Document) -> None:
                 "one size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
             )
         dilations = _ints(node, "dilations")
-        if node.op_type not in WINDOWS or all(d == 1 for d in dilations):
+        if node.op_type not in {"Conv", "MaxPool", "AveragePool", "LpPool"} or all(d == 1 for d in dilations):
             continue
         kernel = _ints(node, "kernel_shape")
         if not kernel and node.op_type == "Conv" and len(node.input) > 1 and node.input[1] in document.weights:

@@ -33,8 +33,6 @@ NODE_WORK, TOTAL_WORK = 2**28, 2**31
 PER_BYTE_READ = 4
 """So many bytes more a node may write for each that it reads, and all for each that the file stores: a byte becomes a
 float. Work is allowed four times that."""
-PER_NODE = 2**12
-"""Work of beginning a node at all."""
 
 PLAIN = (
     MOVES | ELEMENTWISE.keys() | REDUCED.keys() | {"DequantizeLinear", "Max", "Mean", "Min", "QuantizeLinear", "Sum"}
@@ -47,10 +45,6 @@ NEVER = frozenset({
 })  # fmt: skip
 """Operators whose work depends on what is in their operands, or that nobody applies to constants."""
 
-_CORNERS = 16
-"""Steps of one sample between four neighbours."""
-_OTHER = 64
-"""Steps an element of what is neither plain nor counted: interpolation, sorting, scattering."""
 _COUNTED = frozenset(
     {"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "AveragePool", "LpPool", "MaxPool", "Softmax"}
 )
@@ -77,8 +71,10 @@ def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tup
         return plain * max((max(shape, default=1) for shape in (*read, *written)), default=1)
     if node.op_type == "RoiAlign":
         ratio = attribute_int(node, "sampling_ratio", 0)
-        return plain * ratio**2 * _CORNERS if ratio > 0 else None
-    return plain * _OTHER
+        # steps of one sample between four neighbours
+        return plain * ratio**2 * 16 if ratio > 0 else None
+    # steps an element of what is neither plain nor counted: interpolation, sorting, scattering
+    return plain * 64
 
 
 def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
@@ -119,7 +115,8 @@ class FoldingBudget:
     def take(self, nbytes: int, steps: int) -> None:
         """Count a node that is folded."""
         self.held_bytes += nbytes
-        self.spent += steps + PER_NODE
+        # work of beginning a node at all
+        self.spent += steps + 2**12
 
     def give_back(self, nbytes: int) -> None:
         """Count a constant that nothing reads any more."""

@@ -20,9 +20,6 @@ from poetopt.frontends.proto import dtype_name, unique
 
 _LARGER_FIRST = {"Less": False, "LessOrEqual": False, "Greater": True, "GreaterOrEqual": True}
 _EVEN = frozenset({"RandomUniform", "RandomUniformLike"})
-_MODE_SINCE = 12
-"""The opset from which on Dropout says by an input that it trains."""
-_CLOSE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,8 @@ def draw_by_dropout(draft: Draft, outputs: Iterable[str]) -> int:
 
     Nodes that nothing reads any more stay, for whoever assembles the graph to leave out.
     """
-    if draft.opset < _MODE_SINCE or not any(node.op_type in {*_EVEN, "Bernoulli"} for node in draft.nodes):
+    # the opset from which on Dropout says by an input that it trains
+    if draft.opset < 12 or not any(node.op_type in {*_EVEN, "Bernoulli"} for node in draft.nodes):
         return 0
     rewriting = _Rewriting(draft, outputs)
     draft.nodes[:] = [new for node in draft.nodes for new in rewriting.of(node)]
@@ -168,7 +166,7 @@ class _Rewriting:
             drawn = self._beside(f"{out}.drawn", self._elem(out), self._shape(name))
             product = helper.make_node("Mul", [data, drawn], [out], name=node.name)
             return [*self._drawn(drawn, mask), product]
-        if abs(mask.mean - 1) < _CLOSE:
+        if abs(mask.mean - 1) < 1e-6:
             return [self._dropout(data, out, mask, node.name)]
         dropped = self._beside(f"{out}.dropped", self._elem(out), self._shape(out))
         mean = self.draft.put_beside(f"{out}.mean", np.array(mask.mean, self._type(out)))

@@ -65,7 +65,6 @@ RANDOM = frozenset({
 
 _SMALL = 2**15
 """Work up to which a plain node is not worth a session."""
-_VIEWS = frozenset({"Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 
 
 def evaluate(
@@ -79,7 +78,7 @@ def evaluate(
     first = constants[node.input[0]] if node.input and node.input[0] else None
     if node.op_type == "Identity" and first is not None:
         return {node.output[0]: first}
-    if node.op_type in _VIEWS and first is not None and shape is not None:
+    if node.op_type in {"Flatten", "Reshape", "Squeeze", "Unsqueeze"} and first is not None and shape is not None:
         return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
     floats = any(array.dtype.kind == "f" for array in feeds.values())
@@ -107,11 +106,6 @@ def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> di
     return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}
 
 
-_READ_BY_INFERENCE = 4096
-"""Constants of at most this many elements are shown to shape inference."""
-
-_LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Operators that ONNX defines by a function alone, without shape inference."""
 _POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
 """From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
 isn't there, in ceil mode either."""
@@ -193,15 +187,15 @@ def _proto(draft: Draft, name: str) -> onnx.TypeProto:
 
 def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
     found = {name: draft.constants[name] for name in node.input if name in draft.constants}
+    # constants of at most this many elements are shown to shape inference
     return {
-        name: numpy_helper.from_array(np.asarray(array), name)
-        for name, array in found.items()
-        if array.size <= _READ_BY_INFERENCE
+        name: numpy_helper.from_array(np.asarray(array), name) for name, array in found.items() if array.size <= 4096
     }
 
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
-    if node.op_type in _LIKE_FIRST_INPUT:
+    # operators that ONNX defines by a function alone, without shape inference
+    if node.op_type in {"GroupNormalization", "MeanVarianceNormalization"}:
         return {node.output[0]: _proto(draft, node.input[0])}
     opset = draft.opset
     if node.op_type in _POOLS and attribute_int(node, "ceil_mode", 0):

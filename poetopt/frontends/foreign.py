@@ -9,7 +9,6 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-HEAD_BYTES = 65536
 KINDS: dict[str, tuple[str, str]] = {
     "torch": (
         "a PyTorch file or a Python pickle, which is never opened here",
@@ -76,7 +75,7 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
         head = content
         if head is None:
             with suppress(OSError), path.open("rb") as file:
-                head = file.read(HEAD_BYTES)
+                head = file.read(65536)
         if not head:
             return None
         found = _of_bytes(head, ending)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.frontends.assemble import assemble, list_statistics
-from poetopt.frontends.branches import inline_branches
 from poetopt.frontends.convert import (
     convert,
     fill_constants,
@@ -28,8 +27,8 @@ from poetopt.frontends.convert import (
 )
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type
 from poetopt.frontends.dropouts import draw_by_dropout
-from poetopt.frontends.functions import inline_functions
 from poetopt.frontends.fused import spell_out_fused
+from poetopt.frontends.inlining import inline_branches, inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.quantized import settle, spell_out_quantized
@@ -53,20 +52,9 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-EXPORTERS_NAMES = frozenset(
-    {
-        "",
-        "main_graph",
-        "main",
-        "graph",
-        "torch_jit",
-        "torch-jit-export",
-        "tf2onnx",
-        "onnx_graph",
-        "model",
-        "onnxmltools",
-    }
-)
+EXPORTERS_NAMES = frozenset({
+    "", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "onnx_graph", "model", "onnxmltools",
+})  # fmt: skip
 """What exporters call every graph, in lower case."""
 
 

@@ -29,11 +29,7 @@ EXPORT = "po.torch.export(module, example, 'net.onnx')"
 SHORT = "po.torch.export"
 """The same beside an answer."""
 
-_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
-_RULE = "pkg.onnxscript.rewriter.rule_name"
-_MERGES = "FuseBatchNormInto"
 _MERGED = re.compile(r"^(onnx::Conv(Transpose)?_)?\d+$|ConvBnFusion|_fused_bn(:0)?$")
-_FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _ENTRY = re.compile(r"^\s*\S+: (PARAMETER|BUFFER|CONSTANT_TENSOR|BUFFER_MUTATION) target='([^']*)'", re.MULTILINE)
 _FUNCTION = re.compile(
     r"^(?!(val|t|T|mT|numpy_T|permute|transpose|view|reshape|_unsafe_view|unsqueeze|squeeze|flatten|alias|clone|detach"
@@ -44,7 +40,14 @@ _FUNCTION = re.compile(
 
 def signature(graph: onnx.GraphProto) -> str:
     """The lines on the module's parameters and buffers in the metadata; "" where there are none."""
-    return next((entry.value for entry in graph.metadata_props if entry.key == _SIGNATURE), "")
+    return next(
+        (
+            entry.value
+            for entry in graph.metadata_props
+            if entry.key == "pkg.torch.export.ExportedProgram.graph_signature"
+        ),
+        "",
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,14 @@ def origins(document: Document, merged: tuple[str, ...] = ()) -> Origins:
     gone = set(parameters) - document.weights.keys()
     read = {name for node in graph.node for name in node.input}
     for info in graph.value_info:
-        sources = next((_listed(entry.value) for entry in info.metadata_props if entry.key == _FOLDED), None)
+        sources = next(
+            (
+                _listed(entry.value)
+                for entry in info.metadata_props
+                if entry.key == "pkg.onnxscript.optimizer.folded_from"
+            ),
+            None,
+        )
         if sources is None or info.name not in document.weights or info.name in parameters:
             continue
         held = [source for source in sources if source in parameters]
@@ -215,7 +225,10 @@ def merged_layers(document: Document) -> tuple[str, ...]:
     """Weights of the nodes that took in a BatchNormalization, while the nodes still have their metadata."""
     found: dict[str, None] = {}
     for node in document.proto.graph.node:
-        if any(entry.key == _RULE and _MERGES in entry.value for entry in node.metadata_props):
+        if any(
+            entry.key == "pkg.onnxscript.rewriter.rule_name" and "FuseBatchNormInto" in entry.value
+            for entry in node.metadata_props
+        ):
             found.update((name, None) for name in node.input if name in document.weights)
     return tuple(found)
 

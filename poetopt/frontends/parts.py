@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 STATISTICS = "--with micro-batch-statistics"
 _ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "ArgMax", "ArgMin", "TopK", "Compress"})
 """Ops that look at all elements along their attribute `axis`."""
-_FROM_AXIS = frozenset({"LayerNormalization", "RMSNormalization"})
-"""Ops that look at all elements of the axes from their attribute `axis` on."""
 _SCANS = frozenset({"CumSum", "ReverseSequence", "EyeLike", "NonMaxSuppression", "Unique", "Trilu"})
 """Ops that may look along any axis: none is followed through them where it could be that of the samples."""
 _MEANS = frozenset({"ReduceMean", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
@@ -199,7 +197,8 @@ def looks_along(node: Node, axis: int, rank: int) -> bool:
     at = _number(node, "axis", -1)
     if node.op_type in _ALONG_AXIS:
         return at % rank == axis
-    if node.op_type in _FROM_AXIS:
+    # ops that look at all elements of the axes from their attribute `axis` on
+    if node.op_type in {"LayerNormalization", "RMSNormalization"}:
         return axis >= at % rank
     if node.op_type == "MeanVarianceNormalization":
         return axis in _numbers(node, "axes", (0, 2, 3))

@@ -21,28 +21,15 @@ FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16
 SETTINGS: Mapping[str, frozenset[int]] = {
     "Attention": frozenset({3}),
     "BatchNormalization": frozenset({3, 4}),
-    "Clip": frozenset({1, 2}),
-    "ConstantOfShape": frozenset({0}),
-    "DequantizeLinear": frozenset({1, 2}),
-    "Dropout": frozenset({1, 2}),
-    "Equal": frozenset({0, 1}),
-    "Greater": frozenset({0, 1}),
-    "GreaterOrEqual": frozenset({0, 1}),
-    "Less": frozenset({0, 1}),
-    "LessOrEqual": frozenset({0, 1}),
+    **dict.fromkeys(("Clip", "DequantizeLinear", "Dropout", "QuantizeLinear", "RotaryEmbedding"), frozenset({1, 2})),
+    **dict.fromkeys(("ConstantOfShape", "Shape", "Size"), frozenset({0})),
+    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), frozenset({0, 1})),
     "NonMaxSuppression": frozenset(range(5)),
-    "OneHot": frozenset({2}),
-    "Pad": frozenset({2}),
+    **dict.fromkeys(("OneHot", "Pad", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), frozenset({2})),
     "QLinearConv": frozenset(range(9)),
     "QLinearMatMul": frozenset(range(8)),
-    "QuantizeLinear": frozenset({1, 2}),
     "Range": frozenset({0, 1, 2}),
     "Resize": frozenset({1, 2, 3}),
-    "RotaryEmbedding": frozenset({1, 2}),
-    "Shape": frozenset({0}),
-    "Size": frozenset({0}),
-    "SoftmaxCrossEntropyLoss": frozenset({2}),
-    "NegativeLogLikelihoodLoss": frozenset({2}),
     "Upsample": frozenset({1}),
 }
 """Operands (by index) that are settings or statistics rather than weights."""
@@ -55,23 +42,19 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
 _TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
 
 WEIGHTS: Mapping[str, frozenset[int]] = {
-    "BatchNormalization": frozenset({1, 2}),
-    "Conv": frozenset({1, 2}),
-    "ConvTranspose": frozenset({1, 2}),
+    **dict.fromkeys(
+        ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization", "InstanceNormalization",
+         "LayerNormalization"), frozenset({1, 2}),
+    ),
     "DeformConv": frozenset({1, 3}),
     "Einsum": frozenset(range(4)),
     "Gemm": frozenset({0, 1, 2}),
-    "GroupNormalization": frozenset({1, 2}),
-    "GRU": frozenset({1, 2, 3}),
-    "InstanceNormalization": frozenset({1, 2}),
-    "LayerNormalization": frozenset({1, 2}),
+    **dict.fromkeys(("GRU", "RNN"), frozenset({1, 2, 3})),
     "LSTM": frozenset({1, 2, 3, 7}),
     "MatMul": frozenset({0, 1}),
-    "PRelu": frozenset({1}),
-    "RMSNormalization": frozenset({1}),
-    "RNN": frozenset({1, 2, 3}),
+    **dict.fromkeys(("PRelu", "RMSNormalization"), frozenset({1})),
     **dict.fromkeys(_TABLES, frozenset({0})),
-}
+}  # fmt: skip
 """Operands (by index) in a layer's place; of a table where data index it."""
 
 FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
@@ -82,8 +65,6 @@ _NORMALIZATIONS = frozenset({
     "MeanVarianceNormalization", "RMSNormalization",
 })  # fmt: skip
 _MEANS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
-_ROOTS = frozenset({"ReduceL2", "Sqrt"})
-_AFFINE = frozenset({"Add", "Div", "Mul", "Sub"})
 
 _MOVES = frozenset({
     "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
@@ -91,8 +72,6 @@ _MOVES = frozenset({
 })  # fmt: skip
 """Operators whose output has no number that their first input lacks."""
 _KEEP = _MOVES | {"Clip", "Concat", "Gather", "Max", "Reciprocal"}
-_MOST = 256
-"""So many weights are followed into one tensor."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +138,8 @@ def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
         names = dict.fromkeys(name for held in numbers for name in found[held])
         if not (moves or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # a number is the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
-        found.update((name, tuple(names)[:_MOST]) for name in node.output if name)
+        # so many weights are followed into one tensor
+        found.update((name, tuple(names)[:256]) for name in node.output if name)
     return found
 
 
@@ -203,14 +183,14 @@ def _affine(document: Document, made: Mapping[str, tuple[str, ...]]) -> set[str]
     found: set[str] = set()
     for node in document.proto.graph.node:
         inputs, outputs = set(node.input), list(filter(None, node.output[:1]))
-        affine = node.op_type in _AFFINE
+        affine = node.op_type in {"Add", "Div", "Mul", "Sub"}
         if affine and inputs & (roots | normalized):
             found.update(name for held in inputs for name in made.get(held, ()) if _by_feature(document, name))
         if node.op_type in _NORMALIZATIONS:
             normalized.update(outputs)
         elif node.op_type in _MEANS:
             means.update(outputs)
-        elif node.op_type in _ROOTS or (node.op_type == "Pow" and _is_root(document, node)):
+        elif node.op_type in {"ReduceL2", "Sqrt"} or (node.op_type == "Pow" and _is_root(document, node)):
             if node.op_type == "ReduceL2" or inputs & means:
                 roots.update(outputs)
         elif node.op_type in ("Div", "Mul") and inputs & (roots | normalized):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
+from types import GenericAlias
+from typing import Annotated, Any
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.util.errors import DeviceError, ModelError
 from poetopt.util.files import PLAN_BYTES, read_bytes
 
-LARGEST = 1e300
-"""Costs must stay below it: sums of them have to be finite."""
 PAGING = tuple(field.name for field in fields(Transfers))
 COSTS = ("compute_s", "compute_j", *PAGING)
 
@@ -125,18 +125,38 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
         raise ModelError(f"{source}: a problem file is a JSON object with nodes, edges and costs")
     if document.get("format") == "poetopt-plan":
         raise ModelError(f"{source}: a plan, no model: {_of_plan(source, document.get('model'))}")
-    nodes = _nodes(source, document.get("nodes"))
-    edges = _edges(source, document.get("edges"), nodes)
-    dma = document.get("dma", False)
-    if not isinstance(dma, bool):
-        raise ModelError(f"{source}: 'dma' must be true or false, not {dma!r}")
+    from pydantic import ValidationError
+
+    try:
+        found = _form().model_validate(document)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+        raise ModelError(f"{source}: {place.lstrip('.')}: {fault['msg']}") from error
+    count = len(found.nodes)
+    edges = tuple(dict.fromkeys((producer, consumer) for producer, consumer in found.edges))
+    for index, (producer, consumer) in enumerate(found.edges):
+        if not producer < consumer < count:
+            raise ModelError(
+                f"{source}: edges[{index}] = {[producer, consumer]} doesn't go forward among {count} nodes, which must "
+                "be listed in topological order"
+            )
+    if not found.costs:
+        raise ModelError(f"{source}: costs: must have at least one device")
+    costs = {device: {key: tuple(getattr(table, key)) for key in COSTS} for device, table in found.costs.items()}
+    for device, table in costs.items():
+        if wrong := [key for key, column in table.items() if len(column) != count]:
+            raise ModelError(f"{source}: costs.{device}.{wrong[0]}: must be a list with one number a node")
     return ProblemFile(
         name=str(document.get("name") or Path(path).stem),
         source=source,
-        nodes=nodes,
+        nodes=tuple(
+            _Node(str(index if n.name is None else n.name), int(n.bytes), n.backward, int(n.workspace_bytes))
+            for index, n in enumerate(found.nodes)
+        ),
         edges=edges,
-        costs=_costs(source, document.get("costs"), nodes),
-        dma=dma,
+        costs=costs,
+        dma=found.dma,
         content_hash=hashlib.sha256(data).hexdigest(),
     )
 
@@ -148,82 +168,22 @@ def _of_plan(source: str, model: object) -> str:
     return f"execute it with `poetopt run {source}`, look at it with `poetopt show {source}`{again}"
 
 
-def _nodes(source: str, value: object) -> tuple[_Node, ...]:
-    if not isinstance(value, list) or not value:
-        raise ModelError(f"{source}: 'nodes' must be a non-empty list")
-    found = []
-    for index, entry in enumerate(value):
-        if not isinstance(entry, dict):
-            raise ModelError(f"{source}: nodes[{index}] must be an object with name, bytes and backward")
-        backward = entry.get("backward", False)
-        if not isinstance(backward, bool):
-            raise ModelError(f"{source}: nodes[{index}].backward must be true or false, not {backward!r}")
-        found.append(
-            _Node(
-                name=str(entry.get("name", index)),
-                nbytes=_size(source, f"nodes[{index}].bytes", entry.get("bytes")),
-                backward=backward,
-                workspace_bytes=_size(source, f"nodes[{index}].workspace_bytes", entry.get("workspace_bytes", 0)),
-            )
-        )
-    return tuple(found)
+@cache
+def _form() -> Any:
+    """The form of the JSON object. pydantic is imported when a file is read."""
+    from pydantic import Field, StrictBool, conlist, create_model
 
-
-def _size(source: str, where: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -math.inf < value < math.inf or value < 0:
-        raise ModelError(f"{source}: {where} must be a number of bytes >= 0, not {_short(value)}")
-    if value > 2**53 or value != int(value):
-        raise ModelError(f"{source}: {where} must be a whole number of bytes below 2^53, not {_short(value)}")
-    return int(value)
-
-
-def _short(value: object) -> str:
-    """A value for a message: a number may have thousands of digits."""
-    text = "a huge number" if isinstance(value, int) and abs(value) > 10**40 else repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _edges(source: str, value: object, nodes: tuple[_Node, ...]) -> tuple[tuple[int, int], ...]:
-    if not isinstance(value, list):
-        raise ModelError(f"{source}: 'edges' must be a list of [producer, consumer] pairs")
-    found = []
-    for index, pair in enumerate(value):
-        if (
-            not isinstance(pair, list)
-            or len(pair) != 2
-            or not all(isinstance(k, int) and not isinstance(k, bool) for k in pair)
-        ):
-            raise ModelError(f"{source}: edges[{index}] must be a pair of node indices, not {pair!r}")
-        producer, consumer = pair
-        if not (0 <= producer < len(nodes) and 0 <= consumer < len(nodes)):
-            raise ModelError(f"{source}: edges[{index}] = {pair} names a node that doesn't exist (0..{len(nodes) - 1})")
-        if producer >= consumer:
-            raise ModelError(
-                f"{source}: edges[{index}] = {pair} doesn't go forward; nodes must be listed in topological order"
-            )
-        found.append((producer, consumer))
-    if not found:
-        raise ModelError(f"{source}: 'edges' is empty: nothing is computed")
-    return tuple(dict.fromkeys(found))
-
-
-def _costs(source: str, value: object, nodes: tuple[_Node, ...]) -> dict[str, dict[str, tuple[float, ...]]]:
-    if not isinstance(value, dict) or not value:
-        raise ModelError(f"{source}: 'costs' must map at least one device to its lists of costs")
-    tables: dict[str, dict[str, tuple[float, ...]]] = {}
-    for device, table in value.items():
-        if not isinstance(table, dict):
-            raise ModelError(f"{source}: costs['{device}'] must be an object with {', '.join(COSTS)}")
-        tables[device] = {}
-        for key in COSTS:
-            column = table.get(key)
-            if not isinstance(column, list) or len(column) != len(nodes):
-                raise ModelError(f"{source}: costs['{device}'].{key} must be a list with one number a node")
-            for index, number in enumerate(column):
-                if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < LARGEST:
-                    raise ModelError(
-                        f"{source}: costs['{device}'].{key}[{index}] ({nodes[index].name}) must be "
-                        f"a finite number >= 0, not {_short(number)}"
-                    )
-            tables[device][key] = tuple(float(number) for number in column)
-    return tables
+    form: Any = create_model
+    # sums of costs have to be finite, and readers of JSON agree on whole numbers up to 2^53
+    cost: Any = Annotated[float, Field(strict=True, ge=0, lt=1e300, allow_inf_nan=False)]
+    size: Any = Annotated[float, Field(strict=True, ge=0, le=2**53, multiple_of=1, allow_inf_nan=False)]
+    index: Any = Annotated[int, Field(strict=True, ge=0)]
+    node = form("node", name=(Any, None), bytes=(size, ...), workspace_bytes=(size, 0.0), backward=(StrictBool, False))
+    table = form("table", **{key: (conlist(cost), ...) for key in COSTS})
+    return form(
+        "problem",
+        nodes=(conlist(node, min_length=1), ...),
+        edges=(conlist(conlist(index, min_length=2, max_length=2), min_length=1), ...),
+        costs=(GenericAlias(dict, (str, table)), ...),
+        dma=(StrictBool, False),
+    )

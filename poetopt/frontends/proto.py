@@ -56,8 +56,6 @@ PROTOBUF_LIMIT_BYTES = 2**31 - 1
 """No protobuf message can be larger; weights beyond it go to a file of their own."""
 
 _ROOM_FOR_NODES_BYTES = 64 * 2**20
-_EXTERNAL_THRESHOLD_BYTES = 1024
-_EXTERNAL_ALIGNMENT = 4096
 
 _ELEM_TYPES: Mapping[str, int] = {
     "bool": TensorProto.BOOL, "int8": TensorProto.INT8, "uint8": TensorProto.UINT8, "int16": TensorProto.INT16,
@@ -248,19 +246,19 @@ def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.Mode
     return _model(graph, outputs, {})
 
 
-def save_model(graph: Graph, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+def save_model(graph: Graph, path: str | os.PathLike[str]) -> None:
     """Write `graph` as an ONNX file: beside `path` first, then renamed, so that no partial file is ever seen.
 
     Weights beyond the 2 GB that a protobuf holds go to `<path>.data`. Raises `OutputError` where the
     file can't be written.
     """
     if sum(array.nbytes for array in graph.values.values()) <= PROTOBUF_LIMIT_BYTES - _ROOM_FOR_NODES_BYTES:
-        write_atomically(path, model_proto(graph, outputs).SerializeToString(deterministic=True))
+        write_atomically(path, model_proto(graph).SerializeToString(deterministic=True))
         return
     data = Path(os.path.realpath(path) + ".data")
     with replacing(path) as model_place, replacing(data) as data_place:
         external = _write_external(graph, data_place, data.name)
-        model_place.write_bytes(_model(graph, outputs, external).SerializeToString(deterministic=True))
+        model_place.write_bytes(_model(graph, None, external).SerializeToString(deterministic=True))
 
 
 def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:
@@ -329,9 +327,9 @@ def _write_external(graph: Graph, path: Path, location: str) -> dict[str, Tensor
     with path.open("wb") as file:
         for name, array in graph.values.items():
             tensor = graph.tensors[name]
-            if array.nbytes < _EXTERNAL_THRESHOLD_BYTES:
+            if array.nbytes < 1024:
                 continue
-            file.write(b"\0" * (-file.tell() % _EXTERNAL_ALIGNMENT))
+            file.write(b"\0" * (-file.tell() % 4096))
             proto = TensorProto(name=name, data_type=elem_type(tensor.dtype), dims=tensor.shape)
             proto.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):

@@ -29,7 +29,6 @@ BLOCKS = {"int4": 32, "int8": 64}
 """Of a block, where nobody says: a scale for so many takes an eighth of a bit to a bit."""
 SIZES = (16, 32, 64, 128, 256)
 """Of a block: those that onnxruntime's kernels know."""
-_OWN = "com.microsoft"
 
 
 def quantize(
@@ -166,8 +165,8 @@ def _put_tables(model: onnx.ModelProto, tables: dict[str, str], bits: int, size:
             read.append(shaped[name])
         nodes.append(
             helper.make_node(
-                "GatherBlockQuantized", [read[0], node.input[1], read[1]], node.output, name=node.name, domain=_OWN,
-                gather_axis=0, quantize_axis=1, block_size=size, bits=bits,
+                "GatherBlockQuantized", [read[0], node.input[1], read[1]], node.output, name=node.name,
+                domain="com.microsoft", gather_axis=0, quantize_axis=1, block_size=size, bits=bits,
             )
         )  # fmt: skip
     kept = needed(nodes, [info.name for info in graph.output])

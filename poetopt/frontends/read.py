@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped,u
 from onnx import TensorProto, helper, numpy_helper
 
 from poetopt.frontends.external import opened, real_folder
-from poetopt.frontends.proto import copied, dtype_name, subgraphs
+from poetopt.frontends.proto import constant_tensor, copied, dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES, PACKED, bytes_of_elements
 from poetopt.util.errors import ModelError
 from poetopt.util.files import MODEL_BYTES, read_bytes
@@ -33,8 +33,6 @@ _Message = TypeVar("_Message", onnx.ModelProto, onnx.GraphProto)
 LARGEST_TENSOR_BYTES = 2**40
 """A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
 
-LARGEST_VERSION = 2**31 - 1
-"""ONNX's own checks keep the version of the format in 32 bits."""
 
 LIBRARY_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
@@ -158,7 +156,8 @@ def _check_header(document: Document) -> None:
         raise ModelError(f"{where}: the graph is empty (no nodes and no outputs); export the model again")
     if not model.graph.output:
         raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained; export the model again")
-    if not 0 <= model.ir_version <= LARGEST_VERSION:
+    # ONNX's own checks keep the version of the format in 32 bits
+    if not 0 <= model.ir_version < 2**31:
         raise ModelError(
             f"{where}: states version {model.ir_version} of ONNX's format, and the newest known is {onnx.IR_VERSION}; "
             "the file is damaged, copy or export it again"
@@ -283,7 +282,7 @@ def _bring_in(document: Document) -> None:
     """Put what nodes hold of external data into the nodes: ONNX's checks would look for it in the current folder."""
     functions = document.proto.functions
     holders = [(f"function {f.name!r}", attribute) for f in functions for attribute in f.attribute_proto]
-    for node in _all_nodes((*document.proto.graph.node, *(node for f in functions for node in f.node))):
+    for node in all_nodes((*document.proto.graph.node, *(node for f in functions for node in f.node))):
         place = f"node {next(iter(node.output), node.name)!r}"
         holders += ((place, attribute) for attribute in node.attribute)
     for place, attribute in holders:
@@ -297,12 +296,12 @@ def _bring_in(document: Document) -> None:
             tensor.CopyFrom(numpy_helper.from_array(_external(document, what, tensor), tensor.name))
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Nodes, and those of the graphs that they hold."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
+            yield from all_nodes(graph.node)
 
 
 def array_of(document: Document, name: str) -> Array:
@@ -318,6 +317,23 @@ def array_of(document: Document, name: str) -> Array:
     array = np.ascontiguousarray(array).reshape(array.shape)
     array.setflags(write=False)
     return array
+
+
+def stored(document: Document, name: str) -> Array | None:
+    """The numbers of an initializer or of a Constant node; None where the file has none, or none that are whole."""
+    if name in document.weights:
+        return None if document.weights[name].data_location == TensorProto.EXTERNAL else array_of(document, name)
+    node = next((node for node in document.proto.graph.node if name in node.output), None)
+    return None if node is None else constant_array(node)
+
+
+def constant_array(node: onnx.NodeProto) -> Array | None:
+    """The dense numbers of a Constant node; None for other nodes, and where they can't be read."""
+    tensor = constant_tensor(node)
+    try:
+        return None if tensor is None else numpy_helper.to_array(tensor)
+    except LIBRARY_ERRORS:
+        return None
 
 
 def tensor_array(what: str, proto: TensorProto) -> Array:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper, numpy_helper
 
-from poetopt.frontends.branches import Ahead, ahead
-from poetopt.frontends.proto import attribute_int, constant_tensor, copied, unique
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.inlining import Ahead, ahead
+from poetopt.frontends.proto import attribute_int, copied, unique
+from poetopt.frontends.read import Document, stored
 from poetopt.frontends.reading import ReadOptions
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -225,18 +225,8 @@ def _replacement(
 
 def _ints(document: Document, name: str) -> Ints | None:
     """The integers of an initializer or a Constant node."""
-    if name in document.weights:
-        if document.weights[name].data_type not in {TensorProto.INT64, TensorProto.INT32}:
-            return None
-        return np.asarray(array_of(document, name), np.int64)
-    for node in document.proto.graph.node:
-        tensor = constant_tensor(node) if name in node.output else None
-        if tensor is not None and tensor.data_type in {TensorProto.INT64, TensorProto.INT32}:
-            try:
-                return np.asarray(numpy_helper.to_array(tensor), np.int64)
-            except LIBRARY_ERRORS:
-                return None
-    return None
+    found = stored(document, name)
+    return np.asarray(found, np.int64) if found is not None and found.dtype in (np.int64, np.int32) else None
 
 
 def _length(document: Document, name: str, axis: int) -> int | None:

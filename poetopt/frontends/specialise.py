@@ -59,10 +59,6 @@ def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[n
 Shape = tuple[int, ...]
 
 
-_OPTIONAL_SCALES_SINCE = 13
-"""From this opset on a Resize with sizes has no scales."""
-
-
 def rewritten(draft: Draft, original: NodeProto, rebatch: Rebatch | None) -> NodeProto:
     """A copy of `original` to be planned; constants that it needs besides, and nodes before it, go into the draft."""
     node = _plain(draft, original)
@@ -131,7 +127,8 @@ def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
 def _measure(draft: Draft, node: NodeProto) -> None:
     """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
-    if scales is None or not scales.size or draft.opset < _OPTIONAL_SCALES_SINCE:
+    # from this opset on a Resize with sizes has no scales
+    if scales is None or not scales.size or draft.opset < 13:
         return
     own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     before = draft.types[node.input[0]][1]

@@ -25,9 +25,6 @@ SEQUENCE = frozenset({
     "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
 })  # fmt: skip
 
-RUNTIME_OWN = frozenset({"SimplifiedLayerNormalization"})
-"""Operators that onnxruntime's optimization writes into the default domain, which doesn't have them."""
-
 
 def describe(where: str, node: NodeProto, opset: int) -> str:
     """Says how messages refer to a node: file, name, op, opset."""
@@ -212,7 +209,8 @@ def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str
 def _check_operator(at: str, node: NodeProto, document: Document) -> None:
     """Raises UnsupportedOpError for an operator that can't be imported."""
     op, opset = node.op_type, document.opset
-    if node.domain.startswith("com.microsoft") or (not node.domain and op in RUNTIME_OWN):
+    # operators that onnxruntime's optimization writes into the default domain, which doesn't have them
+    if node.domain.startswith("com.microsoft") or (not node.domain and op == "SimplifiedLayerNormalization"):
         raise UnsupportedOpError(
             f"{at}: onnxruntime's own operator, which can't be differentiated; where its optimization wrote it "
             "('extended' or 'all'), give the file from before or optimise at 'basic', else export with standard ONNX "

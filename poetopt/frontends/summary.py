@@ -49,10 +49,6 @@ def gap(graph: Graph) -> str | None:
     return None
 
 
-LARGEST = 64
-"""Elements of an integer constant that counts with its values."""
-
-
 def structure_hash(graph: Graph) -> str:
     """SHA-256 of the structure of a network, names included."""
     digest = hashlib.sha256()
@@ -73,7 +69,8 @@ def _parts(graph: Graph) -> Iterator[bytes]:
             yield from _attributes(node)
     for name in sorted(graph.values.keys() - set(graph.trained)):
         array = graph.values[name]
-        if array.size <= LARGEST if array.dtype.kind in "iub" else array.ndim == 0:
+        # elements of an integer constant that counts with its values
+        if array.size <= 64 if array.dtype.kind in "iub" else array.ndim == 0:
             yield name.encode()
             yield array.tobytes()
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _PARAMETER = re.compile(r"^\s*(\S+): PARAMETER target='([^']*)'", re.MULTILINE)
 _HELD = re.compile(r"%(p_\w+)")
-_OUTPUT_AXIS = {"Conv": 0, "ConvTranspose": 1}
 _NAMES = {1: "weight", 2: "bias"}
 
 
@@ -170,14 +169,13 @@ def _own(document: Document, place: ParameterPlace) -> TensorProto | None:
     weight = document.weights.get(place.node.input[1])
     if weight is None or weight.data_type not in FLOATS or len(weight.dims) < 2:
         return None
-    axis = _OUTPUT_AXIS.get(place.node.op_type, 0 if attribute_int(place.node, "transB", 0) else 1)
+    axis = {"Conv": 0, "ConvTranspose": 1}.get(place.node.op_type, 0 if attribute_int(place.node, "transB", 0) else 1)
     size = weight.dims[axis] * (attribute_int(place.node, "group", 1) if place.node.op_type == "ConvTranspose" else 1)
     return helper.make_tensor(place.name, weight.data_type, [size], [0.0] * size)
 
 
 _LEAST_VALUES = 16
 """A matrix with fewer different values may equal another one by chance."""
-_MOST_AXES = 4
 
 
 @dataclass(frozen=True)
@@ -252,7 +250,7 @@ def _same_numbers(root: Array, copy: Array) -> bool:
 
 def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
     """The order of axes in which `root` is `copy`, if there is one."""
-    if root.dtype != copy.dtype or sorted(root.shape) != sorted(copy.shape) or root.ndim > _MOST_AXES:
+    if root.dtype != copy.dtype or sorted(root.shape) != sorted(copy.shape) or root.ndim > 4:
         return None
     for perm in permutations(range(root.ndim)):
         turned = root.transpose(perm)

@@ -258,10 +258,6 @@ def _unmatched(left: Collection[str]) -> list[str]:
     return [Note(f"{text}; {EXPORT} keeps the module's", short=text)]
 
 
-_LEAST_INFINITE = {"float16": 0x7C00, "bfloat16": 0x7F80}
-"""The bits of plus infinity, above which are those of what is no number."""
-
-
 def finite_note(arrays: Mapping[str, Array]) -> list[str]:
     """Gives the notes on parameters with NaN or infinities: one line, or nothing."""
     found = [name for name, array in arrays.items() if not _finite(array)]
@@ -275,7 +271,8 @@ def finite_note(arrays: Mapping[str, Array]) -> list[str]:
 def _finite(array: Array) -> bool:
     """Says whether all values are numbers, at a few percent of what reading them takes."""
     flat = np.ascontiguousarray(array).reshape(-1)
-    least = _LEAST_INFINITE.get(array.dtype.name)
+    # the bits of plus infinity, above which are those of what is no number
+    least = {"float16": 0x7C00, "bfloat16": 0x7F80}.get(array.dtype.name)
     if least is not None:
         return not array.size or int((flat.view(np.uint16) & 0x7FFF).max()) < least
     # a third of the time of asking each value, which is what is left where the squares are too large

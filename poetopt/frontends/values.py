@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from poetopt.frontends.proto import constant_tensor
-from poetopt.frontends.read import LIBRARY_ERRORS, Document
+from poetopt.frontends.read import Document, stored
 from poetopt.frontends.reading import ReadOptions, Sizes, Value, shape_text
 from poetopt.frontends.sizes import Dims, input_dims, no_such_input
 from poetopt.util.errors import OptionError
@@ -85,26 +85,11 @@ def value_options(
 def deciding(document: Document, name: str) -> str:
     """`value_options` of one tensor of a file."""
     graph = document.proto.graph
-    nodes = {output: node for node in graph.node for output in node.output if output}
-
-    def constant(name: str) -> NDArray[np.generic] | None:
-        tensor = document.weights.get(name) or (constant_tensor(nodes[name]) if name in nodes else None)
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
-            return None
-        try:
-            return numpy_helper.to_array(tensor)
-        except LIBRARY_ERRORS:
-            return None
-
     inputs = {}
     for info in graph.input:
         tensor = info.type.tensor_type
         inputs[info.name] = is_setting(tensor.elem_type, [dim.dim_value for dim in tensor.shape.dim])
-    return value_options(graph.node, inputs, constant, [name])
-
-
-LARGEST_BYTES = 2**24
-"""Of an input that one number fills."""
+    return value_options(graph.node, inputs, partial(stored, document), [name])
 
 
 def fix_values(document: Document, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
@@ -159,7 +144,8 @@ def _array(what: str, info: onnx.ValueInfoProto, dims: Dims, value: Value, optio
         if len(sizes) < len(dims):
             say = f"--shape {info.name}={shape_text(shape)}"
             raise OptionError(f"{what}: the input's shape {dims} is open; give its values as a list, or {say} too")
-        if math.prod(sizes) * dtype.itemsize > LARGEST_BYTES:
+        # of an input that one number fills
+        if math.prod(sizes) * dtype.itemsize > 2**24:
             raise OptionError(f"{what}: an input of shape {sizes} is too large to become a constant")
         return np.full(tuple(sizes), array)
     fits = array.ndim == len(dims) and all(size in (None, n) for size, n in zip(shape, array.shape, strict=True))

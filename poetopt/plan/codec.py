@@ -42,10 +42,10 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.plan.tables import BLOCKS, LARGEST, number, parsed, table, told, whole_number
+from poetopt.util import __version__
 from poetopt.util.errors import PlanError, ProblemError
 from poetopt.util.files import PLAN_BYTES, read_text, write_atomically
 from poetopt.util.process import building
-from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

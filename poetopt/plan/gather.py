@@ -22,9 +22,6 @@ TRIALS = 4000
 EFFORT = 200_000
 """Events looked at in all, at most: long plans get fewer trials."""
 
-WAYS = 4
-"""Ways to dissolve a run of several transfers that are tried."""
-
 
 def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
     """`plan` with its transfers in fewer runs, or itself where that saves nothing.
@@ -95,7 +92,8 @@ class _Board:
             ways = [self._places(k, company) for k in run]
             if not all(ways):
                 continue
-            for places in islice(product(*ways), WAYS if len(run) > 1 else None):
+            # ways to dissolve a run of several transfers that are tried
+            for places in islice(product(*ways), 4 if len(run) > 1 else None):
                 yield self._moved(dict(zip(run, places, strict=True)))
 
     def _places(self, k: int, company: set[int]) -> list[int]:

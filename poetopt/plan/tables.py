@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Place = tuple[int | str, ...]
 
-_OBJECTS = ("model_type", "model_attributes_type", "dict_type")
 _KINDS = {
     "string_type": "a text",
     "bool_type": "true or false",
@@ -46,7 +45,7 @@ def told(error: ValidationError) -> str:
     """The first thing that is wrong, and where it stands."""
     first = error.errors(include_url=False, include_input=False)[0]
     place, what = first["loc"], first["type"]
-    if what in _OBJECTS:
+    if what in ("model_type", "model_attributes_type", "dict_type"):
         return f"{_where(place)} is not an object; the file is damaged"
     if what == "missing":
         return f'{_where(place[:-1])} has no "{place[-1]}"; the file is damaged'
@@ -82,8 +81,6 @@ def _where(place: Place) -> str:
 
 LARGEST = 2**53
 """No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""
-LARGEST_NUMBER = 1e300
-"""No other number may exceed it: sums of seconds and joules stay finite."""
 
 
 def parsed(text: str) -> object:
@@ -105,8 +102,6 @@ def parsed(text: str) -> object:
         raise PlanError("it is not a plan file: it is nested too deeply") from error
 
 
-RENAMED = {"nbytes": "bytes"}
-"""Fields of tensors and operators whose key is another word."""
 INDICES = ("producer", "updated_by")
 """Fields that hold an index, or -1."""
 BESIDE = Transfers
@@ -123,16 +118,9 @@ FIRST: Mapping[type, Collection[str]] = {
 }  # fmt: skip
 """The fields of the first version, which are always written; a new field is, where it hasn't its default."""
 LATER = (
-    "count",
-    "wake_j",
-    "storage_bytes",
-    "storage_block_bytes",
-    "flash_bytes",
-    "stack_bytes",
-    "runtime",
-    "runtime_version",
-    "structure_hash",
-)
+    "count", "wake_j", "storage_bytes", "storage_block_bytes", "flash_bytes", "stack_bytes", "runtime",
+    "runtime_version", "structure_hash",
+)  # fmt: skip
 """Those of them that the earliest files lack."""
 
 
@@ -227,37 +215,22 @@ def table(kind: type[Any]) -> Table:
     names = [field.name for field in fields(kind)]
     first = FIRST.get(kind, [field.name for field in fields(kind) if _default(field) is ...])
     ordered = [*(name for name in first if name in names), *(name for name in names if name not in first)]
-    return Table(kind, {name: RENAMED.get(name, name) for name in ordered}, first)
+    # fields of tensors and operators whose key is another word
+    return Table(kind, {name: {"nbytes": "bytes"}.get(name, name) for name in ordered}, first)
 
 
 _MODEL = {
-    "name": "name",
-    "model_ref": "reference",
-    "model_hash": "sha256",
-    "structure_hash": "structure",
-    "recipe": "recipe",
-    "device": "device",
-    "notes": "notes",
-}
+    "name": "name", "model_ref": "reference", "model_hash": "sha256", "structure_hash": "structure",
+    **{name: name for name in ("recipe", "device", "notes")},
+}  # fmt: skip
 _DEVICE = {
-    "dma": "dma",
-    "paging": "paging",
-    "alignment": "alignment",
-    "reserve_bytes": "reserve_bytes",
-    "wake_j": "wake_j",
-    "storage_bytes": "storage_bytes",
-    "storage_block_bytes": "storage_block_bytes",
-    "storage_erase_bytes": "storage_erase_bytes",
-    "resident_bytes": "resident_bytes",
-    "device_ram_bytes": "ram_bytes",
-    "flash_bytes": "flash_bytes",
-    "stack_bytes": "stack_bytes",
-    "runtime": "runtime",
-    "runtime_version": "runtime_version",
-    "parts": "parts",
-    "closing_ram_bytes": "closing_ram_bytes",
-    "placed": "placed",
-}
+    name: "ram_bytes" if name == "device_ram_bytes" else name
+    for name in (
+        "dma", "paging", "alignment", "reserve_bytes", "wake_j", "storage_bytes", "storage_block_bytes",
+        "storage_erase_bytes", "resident_bytes", "device_ram_bytes", "flash_bytes", "stack_bytes", "runtime",
+        "runtime_version", "parts", "closing_ram_bytes", "placed",
+    )
+}  # fmt: skip
 _ADDED = frozenset({"storage_erase_bytes", "parts", "closing_ram_bytes", "placed"})
 BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
@@ -284,7 +257,8 @@ def number() -> Any:
     """The type of seconds and joules."""
     import pydantic
 
-    return Annotated[float, pydantic.Field(ge=0, le=LARGEST_NUMBER)]
+    # no other number may exceed it: sums of seconds and joules stay finite
+    return Annotated[float, pydantic.Field(ge=0, le=1e300)]
 
 
 def _index() -> Any:

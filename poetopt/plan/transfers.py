@@ -234,7 +234,7 @@ def plan_transfers(
     return planned if not plan.problem.wake_j or simulate(planned).overhead_j <= before.overhead_j else plan
 
 
-def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODES) -> bool:
+def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float) -> bool:
     """Tell whether no order of the plan's transfers is over by `goal_s`, by proof; False also where the nodes ran out.
 
     Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
@@ -247,7 +247,7 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float, *, nodes: int = NODE
         return sum(plan.problem.operators[j].time_s for j in moves.computes) > goal_s
     if Branching.least_s(moves, ram_bytes) > goal_s:
         return True
-    limit = min(nodes, EFFORT // (10 * len(moves.transfers)))
+    limit = min(NODES, EFFORT // (10 * len(moves.transfers)))
     search = Branching(moves, ram_bytes, moves.order, goal_s * (1 + 2 * TOLERANCE), limit)
     return search.proven and search.makespan_s > goal_s
 

@@ -5,6 +5,8 @@ Into how many parts a batch was cut to see which takes the least energy, and wha
 Which batches fit which memory, and what a sample then takes.
 
 The largest batch that fits, and what refuses the next one.
+
+All the RAM of a step, in figures: the schedule's, and what stands beside it.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from poetopt.autodiff.optimizers import CLIP
 from poetopt.formulations import formulation
 from poetopt.formulations.goal import Trial
+from poetopt.graph import Role
 from poetopt.graph.problem import Problem
+from poetopt.plan.instructions import Plan
 from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures, figures
@@ -72,10 +77,6 @@ class LargestBatch(Figures):
     def to_dict(self) -> dict[str, object]:
         """The object `largest_batch` of `solve --json`."""
         return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None}
-
-
-IDLE = "static_power"
-"""The block whose joules are drawn like the simulator's. A tariff's are a weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,8 @@ def step_energy_j(solution: Solution) -> float:
     assert simulation is not None
     joules, baseline_j = simulation.energy_j, plan.problem.baseline_energy_j
     for block in chosen.blocks:
-        if block.name == IDLE and block.base_j is not None and block.adds_j is not None:
+        # the block whose joules are drawn like the simulator's. A tariff's are a weight.
+        if block.name == "static_power" and block.base_j is not None and block.adds_j is not None:
             joules += block.base_j(plan.problem, baseline_j)
             joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
     return joules
@@ -199,3 +201,36 @@ def advice(rows: Sequence[Fits], most: float = CHEAP) -> str:
     chosen = max(cheap, key=lambda row: row.batch) if cheap else min(fitting, key=lambda row: row.overhead or 0.0)
     how = f"{show_share(chosen.overhead or 0.0)} more energy than ordinary training"
     return f"batch {chosen.batch} fits with {how}" if cheap else f"cheapest is batch {chosen.batch}, with {how}"
+
+
+def clips(problem: Problem) -> bool:
+    """Tell whether the step clips by the norm of all gradients."""
+    return problem.recipe.get(CLIP) is True
+
+
+OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
+
+
+def memory_document(problem: Problem, plan: Plan | None, taken_bytes: int | None) -> dict[str, object]:
+    """All of the RAM in `solve --json`; None without a plan, whose `taken_bytes` have the reserve of kernels."""
+    lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
+    total, limit = None if taken_bytes is None else problem.beside_bytes + taken_bytes, problem.device_ram_bytes
+    return {
+        "total_ram_bytes": total,
+        "fits_device": None if total is None or limit is None else total <= limit,
+        "parameter_bytes_in_ram": _resident(problem) if problem.parameters == "resident" else lasting,
+    }
+
+
+def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
+    """RAM that a schedule takes, the reserve of kernels included; peak and arena as found."""
+    return max(peak_bytes, arena_bytes + plan.problem.reserve_bytes)
+
+
+def _resident(problem: Problem) -> int | None:
+    """Bytes of parameters and states in the resident region; None without a network."""
+    graph = problem.graph
+    if graph is None:
+        return None
+    names = {graph.root(name) for name, tensor in graph.tensors.items() if tensor.role in OF_PARAMETERS}
+    return sum(graph.tensors[name].nbytes for name in names)

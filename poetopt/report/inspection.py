@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all as ordinary
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.closing import closing_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all as ordinary
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.report.goals import clips
 from poetopt.report.layout import table
-from poetopt.report.memory import clips
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
@@ -27,9 +27,6 @@ from poetopt.util.notes import Note
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 from poetopt.util.work import Work
-
-SHOWN_TENSORS = 6
-"""Number of the largest tensors that are named."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,8 @@ class Needs:
         """Label and text, for people."""
         peak = self.store_all_peak_bytes
         kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in self.by_kind().items())
-        largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:SHOWN_TENSORS])
+        # number of the largest tensors that are named
+        largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:6])
         backward = sum(operator.backward for operator in self.problem.operators)
         rows = [
             (

@@ -16,9 +16,6 @@ from poetopt.util.notes import few
 from poetopt.util.progress import Told, silent
 from poetopt.util.units import show_amount, show_share
 
-PAUSE_S = 2.0
-"""Between two lines of the same phase."""
-
 
 def progress_line(progress: Progress) -> str:
     """`12.3 s  overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %: search, up to 4 operators recomputed in a row`."""
@@ -49,7 +46,8 @@ def listening(told: Told, listener: Listener | None) -> Listener | None:
         else:
             figures = (progress.overhead_j, progress.overhead_bound_j)
             new = figures != (before.overhead_j, before.overhead_bound_j)
-            new = new and progress.elapsed_s >= before.elapsed_s + PAUSE_S
+            # between two lines of the same phase
+            new = new and progress.elapsed_s >= before.elapsed_s + 2.0
         if new:
             last = progress
             told(progress_line(progress))

@@ -118,10 +118,6 @@ def _slowest(graph: Graph, profile: Profile) -> str:
     return ", ".join(f"{kind} {100 * taken / total:.0f} %" for kind, taken in most.items()) if total else ""
 
 
-DEAREST = 5
-"""Operators that are named with their instructions."""
-
-
 def device_text(plan: Plan, execution: DeviceExecution) -> str:
     """The summary of `poetopt run --on`."""
     rows = [
@@ -275,6 +271,7 @@ def _memory(execution: DeviceExecution | DeviceTraining) -> str:
 
 
 def _dearest(execution: DeviceExecution) -> str:
-    most = sorted(execution.by_operator.items(), key=lambda pair: -pair[1])[:DEAREST]
+    # operators that are named with their instructions
+    most = sorted(execution.by_operator.items(), key=lambda pair: -pair[1])[:5]
     shown = ", ".join(f"{name} {count:,}" for name, count in most)
     return f"; most by {shown}" if shown else ""

@@ -44,8 +44,6 @@ LABELS = {
     SliceKind.PAGE_IN: "page in",
     SliceKind.WAIT: "wait",
 }
-NEAR = 1.2
-"""A deadline of more than this many times the step isn't on the axis of time."""
 _SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "poetopt",
     "svg.fonttype": "path",
@@ -165,7 +163,8 @@ def _lanes(axes: Any, view: View) -> None:
     end = 1.02 * view.simulation.makespan_s or 1.0
     if view.deadline_s is not None:
         said = f"deadline {show_seconds(view.deadline_s)}"
-        if view.deadline_s <= NEAR * end:
+        # A deadline of more than this many times the step isn't on the axis of time
+        if view.deadline_s <= 1.2 * end:
             end = max(end, 1.02 * view.deadline_s)
             axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
             axes.annotate(said, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,

@@ -9,8 +9,7 @@ import io
 import itertools
 import math
 import os
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
-from poetopt.report.goals import Fits
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.files import write_atomically
 from poetopt.util.units import show_bytes
@@ -28,10 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
-LEFT_OUT = (
-    "dtr-eq", "dtr-local", "dtr-msps", "dtr-lru", "chen-sqrtn-ap", "chen-greedy-ap", "checkmate-energy", "h-revolve",
-)  # fmt: skip
-"""Variants that the picture of all methods leaves out: twelve lines are as many as can be told apart."""
 LineStyle = str | tuple[int, tuple[float, ...]]
 STYLES: dict[str, tuple[str, str, LineStyle]] = {
     "checkpoint-all": ("#000000", "*", "none"),
@@ -51,19 +45,15 @@ STYLES: dict[str, tuple[str, str, LineStyle]] = {
 }
 """Colour, marker and line. Without colour, what belongs together (three greys, two readings, two ablations) still
 differs by how light it is and by its line, not by markers alone."""
-PLAIN = 12.0
-"""Overheads that differ by less than that are drawn on a plain scale."""
-FEW_DECADES = 2.2
-"""Axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is."""
 OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
     ("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"),
 )  # fmt: skip
 
 
-def check_picture(path: str | os.PathLike[str], *, option: str = "-o") -> None:
+def check_picture(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a suffix that is no picture's, BackendUnavailableError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise OptionError(f"{option} {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
+        raise OptionError(f"-o {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -82,45 +72,12 @@ def save_front(front: Front, path: str | os.PathLike[str]) -> None:
     save_figure(_budgets(front, path), path)
 
 
-def save_fits(title: str, rows: Sequence[Fits], path: str | os.PathLike[str]) -> None:
-    """Draw what a sample takes over the batch, a line a memory. Raises as `check_picture`, and OutputError."""
-    figure, axes = _axes(path, 7.4, 6.4)
-    axes.remove()
-    memories = list(dict.fromkeys(row.memory_bytes for row in rows))
-    powers = [2**k for k in range(max(row.batch for row in rows).bit_length())]
-    panels: tuple[tuple[str, Callable[[Fits], float]], ...] = (
-        ("energy of a sample, J", lambda row: row.energy_j or 0.0),
-        ("energy over ordinary, %", lambda row: 100 * (row.overhead or 0.0)),
-        ("time of a sample, s", lambda row: row.time_s or 0.0),
-    )
-    for place, ((words, of), panel) in enumerate(zip(panels, figure.subplots(3, sharex=True), strict=True)):
-        for size, (colour, marker, line) in zip(memories, itertools.cycle(OTHERS)):
-            mine = [row for row in rows if row.memory_bytes == size and row.energy_j is not None]
-            refused = [row.batch for row in rows if row.memory_bytes == size and row.energy_j is None]
-            label = show_bytes(size) + (f" (batch {min(refused)} doesn't fit)" if refused else "")
-            panel.plot([row.batch for row in mine], [of(row) for row in mine], color=colour, marker=marker,
-                       linestyle=line, label=label)  # fmt: skip
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(powers, [str(batch) for batch in powers])
-        panel.minorticks_off()
-        panel.set_ylabel(words, fontsize=9)
-        panel.set_ylim(0.0, 1.1 * max(map(of, rows)) or 1.0)
-        panel.tick_params(labelsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
-        if not place:
-            panel.set_title(title, loc="left", fontsize=11)
-            panel.legend(frameon=False, fontsize=9, loc="best")
-    panel.set_xlabel("batch")
-    save_figure(figure, path)
-
-
 def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
     figure, axes = _axes(path, 8.6, 5.0)
     peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
-    shown = [name for name in found.methods if len(found.methods) <= 13 or name not in LEFT_OUT]
-    spare = iter(OTHERS * len(shown))
-    groups = _drawn_once(shown, coinciding(found))
-    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j and row.method in shown]
+    spare = iter(OTHERS * len(found.methods))
+    groups = _drawn_once(found.methods, coinciding(found))
+    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j]
     _overhead_scale(axes, overheads)
     for budget in found.budgets:
         axes.axvline(100 * budget / peak, color="#dddddd", linewidth=0.8, zorder=0)
@@ -146,15 +103,7 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
         )
     axes.set_title(f"{found.problem.name} on {found.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
-    left_out = [name for name in found.methods if name not in shown]
-    title = f"{len(shown)} of {len(found.methods)} methods" if left_out else None
-    legend = axes.legend(
-        loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5, title=title, title_fontsize=8.5
-    )
-    legend.set_alignment("left")
-    if left_out:
-        words = textwrap.fill(f"Not drawn, in the table: {', '.join(left_out)}", 110, break_on_hyphens=False)
-        figure.supxlabel(words, fontsize=7.5, x=0.02, ha="left", color="#444444")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
     return figure
 
 
@@ -234,7 +183,8 @@ def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Fi
 def _overhead_scale(axes: Axes, positive: list[float]) -> None:
     """Decades, with room for zero below them; plain where all values are of one size."""
     least = min(positive, default=1.0)
-    if max(positive, default=1.0) < PLAIN * least:
+    # overheads that differ by less than that are drawn on a plain scale
+    if max(positive, default=1.0) < 12.0 * least:
         axes.set_ylabel("energy overhead, % of one pass")
         axes.set_ylim(bottom=0.0, top=max(positive, default=1.0) * 1.25)
         return
@@ -249,7 +199,8 @@ def logarithmic(axes: Axes, positive: Sequence[float]) -> None:
     decade, top = 10.0 ** math.floor(math.log10(min(positive))), 2 * max(positive)
     axes.set_yscale("symlog", linthresh=decade, linscale=0.5)
     axes.set_ylim(bottom=-0.15 * decade, top=top)
-    labelled = (1, 2, 5) if math.log10(top / decade) < FEW_DECADES else (1,)
+    # axes that span less have labels between the powers of ten: one label, or two, don't say how long a decade is
+    labelled = (1, 2, 5) if math.log10(top / decade) < 2.2 else (1,)
     axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=labelled))
     axes.yaxis.set_minor_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=range(2, 10)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6g}"))

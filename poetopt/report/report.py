@@ -16,21 +16,20 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED
 from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
-from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining, batch_of
+from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining, batch_of, clips, memory_document, taken_bytes
 from poetopt.report.layout import table
-from poetopt.report.memory import clips, memory_document, taken_bytes
 from poetopt.report.proof import (
     exact_words,
     objective_document,
     proof_words,
 )
 from poetopt.search.solution import DeadlineModel, Solution, Status
+from poetopt.util import __version__
 from poetopt.util import notes as told
 from poetopt.util.figures import figures, plain
 from poetopt.util.process import peak_bytes
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules
-from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.report.view import View

@@ -1,10 +1,14 @@
-"""The work of `poetopt show`: one plan in the form that was asked for, written or printed."""
+"""The work of `poetopt show`: one plan in the form that was asked for, written or printed.
+
+A plan as text, for terminals without a display, logs and tickets: its summary, what runs again and what is paged.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from poetopt.plan.codec import PlanFile, load
 from poetopt.plan.instructions import Plan
-from poetopt.report.layout import terminal_width
-from poetopt.report.view import View
+from poetopt.report import summary
+from poetopt.report.layout import WIDTH, aligned, table, terminal_width
+from poetopt.report.view import View, paged, recomputed
 from poetopt.util.errors import OptionError, OutputError, PlanError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.text import closest
-from poetopt.util.units import show_bytes
+from poetopt.util.units import show_bytes, show_joules
 
 if TYPE_CHECKING:
     from poetopt.report.report import Report
@@ -32,20 +37,8 @@ class Form(StrEnum):
     TXT = "txt"
 
 
-SUFFIXES = {
-    ".html": Form.HTML,
-    ".htm": Form.HTML,
-    ".png": Form.PNG,
-    ".svg": Form.SVG,
-    ".txt": Form.TXT,
-}
-_ENDINGS = {Form.HTML: "html", Form.PNG: "png", Form.SVG: "svg", Form.TXT: "txt"}
-_CONTENTS = {
-    Form.HTML: "a page for any browser",
-    Form.PNG: "a picture",
-    Form.SVG: "a picture",
-    Form.TXT: "a text",
-}
+SUFFIXES = {".htm": Form.HTML, **{f".{form}": form for form in Form}}
+_CONTENTS = {Form.HTML: "a page for any browser", Form.TXT: "a text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +66,7 @@ class Shown:
     def __str__(self) -> str:
         if self.path is None:
             return self.text or ""
-        return f"{self.path}: {_CONTENTS[self.form]}, {show_bytes(self.nbytes)}"
+        return f"{self.path}: {_CONTENTS.get(self.form, 'a picture')}, {show_bytes(self.nbytes)}"
 
 
 def form_of(out: str | None, form: str | None) -> Form:
@@ -113,7 +106,7 @@ def show(
     file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
     view = View.of(load(file)) if file is not None else _view(plan)
     if out in (None, "-") and wanted is Form.TXT:
-        from poetopt.report.text import text_form
+        from poetopt.report.show import text_form
 
         text = text_form(view, terminal_width())
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
@@ -153,7 +146,7 @@ def rendered(view: View, form: Form) -> bytes:
 
         return page(view).encode()
     if form is Form.TXT:
-        from poetopt.report.text import text_form
+        from poetopt.report.show import text_form
 
         return f"{text_form(view)}\n".encode()
     from poetopt.report.page import figure_bytes
@@ -163,7 +156,7 @@ def rendered(view: View, form: Form) -> bytes:
 
 def _beside(plan: str, form: Form) -> Path:
     """A path that says whose it is, beside the plan or in the folder for temporary files."""
-    name = f"{Path(plan).stem}.schedule.{_ENDINGS[form]}"
+    name = f"{Path(plan).stem}.schedule.{form}"
     beside = Path(plan).parent / name
     try:
         check_writable(beside)
@@ -175,4 +168,48 @@ def _beside(plan: str, form: Form) -> Path:
 def _aside(name: str, form: Form) -> Path:
     """A path in a folder of its own, for the schedule of that name."""
     safe = re.sub(r"[^\w.-]+", "-", name)[:60] or "plan"
-    return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{_ENDINGS[form]}"
+    return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{form}"
+
+
+LISTED = 40
+
+
+def text_form(view: View, width: int = WIDTH) -> str:
+    """The plan in lines of at most `width` characters (names of tensors may be longer). Raises PlanError."""
+    problem, again, moved = view.problem, recomputed(view), paged(view)
+    runs = [
+        (
+            view.operator_names[entry.operator],
+            show_bytes(problem.nbytes(problem.operators[entry.operator].outputs)),
+            str(len(entry.steps)),
+            show_joules(entry.energy_j),
+            _stages(view, entry.steps),
+        )
+        for entry in again
+    ]
+    moves = [
+        (
+            view.tensor_names[entry.tensor],
+            show_bytes(problem.tensors[entry.tensor].nbytes),
+            show_joules(entry.energy_j),
+            _stages(view, entry.outs),
+            _stages(view, entry.ins),
+        )
+        for entry in moved
+    ]
+    parts = [table(summary.title(view.document), summary.rows(view.document), max(width, 60))]
+    parts.append(_listing("Recomputed", "operators", ("operator", "size", "times", "energy", "in stages"), runs))
+    parts.append(_listing("Paged", "tensors", ("tensor", "size", "energy", "out in stages", "in in stages"), moves))
+    return "\n\n".join(parts)
+
+
+def _listing(what: str, unit: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    if not rows:
+        return f"{what}: nothing"
+    more = [f"  and {len(rows) - LISTED} more"] if len(rows) > LISTED else []
+    return "\n".join([f"{what}: {len(rows)} {unit}", *aligned([head, *rows[:LISTED]]), *more])
+
+
+def _stages(view: View, steps: Sequence[int]) -> str:
+    stages = [str(view.stages[step]) for step in steps]
+    return " ".join(stages[:6]) + (f" and {len(stages) - 6} more" if len(stages) > 6 else "")

@@ -184,10 +184,6 @@ def _schedule(document: Document) -> Iterator[str]:
     yield text
 
 
-ROUNDING_S = 1e-12
-"""Less is a difference of sums."""
-
-
 def _transfers(document: Document) -> Iterator[str]:
     paged, streamed = document.get("bytes_paged") or 0, document.get("bytes_streamed") or 0
     took, hidden = document["transfer_s"], document["hidden_s"]
@@ -206,21 +202,17 @@ def _transfers(document: Document) -> Iterator[str]:
             else " in chunks, in their operators' time"
         )
     if took and hidden is not None:
-        during = (
-            f"{show_seconds(hidden)} of it while the CPU computes" if hidden > ROUNDING_S else "while the CPU waits"
-        )
+        # less is a difference of sums
+        during = f"{show_seconds(hidden)} of it while the CPU computes" if hidden > 1e-12 else "while the CPU waits"
         text += f"{f'; {show_bytes(paged)}' if streamed else ''} in {show_seconds(took)}, {during}"
     yield text
-
-
-ABSURD = 1.0
-"""From this share of the baseline's energy on, an overhead asks for another batch."""
 
 
 def _cheaper(document: Document) -> Iterator[str]:
     """A cheap alternative where a plan costs more than twice what training does."""
     overhead, baseline, batch = document["overhead_j"], document["baseline_energy_j"], document.get("batch")
-    if not overhead or not baseline or overhead < ABSURD * baseline or document.get("scope") == "store-all":
+    # from this share of the baseline's energy on, an overhead asks for another batch
+    if not overhead or not baseline or overhead < baseline or document.get("scope") == "store-all":
         return
     room, all_bytes = document["ram_budget_bytes"], document["store_all_peak_bytes"]
     fits = 0

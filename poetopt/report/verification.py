@@ -16,8 +16,8 @@ from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import ALL, scope_depth
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.goals import WholeTraining
 from poetopt.report.layout import table
 from poetopt.report.proof import kind_searched
@@ -46,8 +46,6 @@ SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
 SLACK = 1e-5
 """Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
-SENTENCES = ("proof", "proof_exact")
-"""Not in plan files: they are made anew of the figures."""
 TOLD = (
     "reason", "backend", "method", "timing", "process_peak_bytes", "interrupted", "time_limit_s", "gap_tolerance",
     "threads", "solver_options", "asks", "largest_batch", "micro_batches_tried", "version", "versions",
@@ -319,7 +317,8 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
     if found["training"] is not None:
         found["training"] = _drawn(_object(found["training"]), _object(report["training"]))
     found["ram_budget_bytes"] = file.ram_bytes
-    return {key: value for key, value in found.items() if key not in SENTENCES}
+    # not in plan files: they are made anew of the figures
+    return {key: value for key, value in found.items() if key not in ("proof", "proof_exact")}
 
 
 def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> Objective | None:

@@ -17,12 +17,12 @@ from functools import cached_property
 from typing import Any
 
 from poetopt.graph.problem import Problem, Variant
+from poetopt.plan.assemble import store_all
 from poetopt.plan.codec import PlanFile
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import Buffer, arena_bytes, buffers
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.plan.storeall import store_all
 from poetopt.util.text import shown
 
 

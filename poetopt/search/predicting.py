@@ -19,12 +19,11 @@ from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Home, Problem
 from poetopt.ops.nodes import resident_storages
 from poetopt.ops.runtimes import runtime as runtime_of
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import everything, plan_of
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lasting_at, lay_out_around
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import everything
 from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.heuristics.ways import Ways
 from poetopt.util.errors import PlanError

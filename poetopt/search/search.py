@@ -26,13 +26,13 @@ from poetopt.graph.problem import (
     Problem,
     check_supported,
 )
+from poetopt.plan.assemble import everything, store_all_bytes
 from poetopt.plan.closing import closing_of
 from poetopt.plan.ends import with_ends, without_ends
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import everything, store_all_bytes
 from poetopt.search.constructive import first_schedules, plain_schedules
 from poetopt.search.deepening import Deepening
 from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided

@@ -27,9 +27,9 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.search.diagnosis.whole import solve_whole
 from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status
-from poetopt.testing.block_cases import cases_of, given_case, scope_of, space_of
 from poetopt.testing.contract import ContractError, require
 from poetopt.testing.exhaustive import Tried, accepted, best
+from poetopt.testing.problems import cases_of, given_case, scope_of, space_of
 from poetopt.util.errors import FormulationError
 
 TOLERANCE = 1e-6

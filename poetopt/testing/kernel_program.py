@@ -27,8 +27,6 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-pedantic", "-Werro
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 POISON = (0xFF, 0x7B)
 """What outputs and scratch are filled with: floats that are no numbers, and large ones."""
-SHOWN = 15
-"""Lines of a compiler's or sanitizer's complaint that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +125,8 @@ def overlaps(trial: KernelTrial) -> Mapping[str, Sequence[int]]:
 
 
 def _shown(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[:SHOWN])
+    # lines of a compiler's or sanitizer's complaint that are shown
+    return "\n".join(text.strip().splitlines()[:15])
 
 
 def _inputs(trial: KernelTrial) -> bytes:

@@ -15,9 +15,9 @@ from poetopt.graph import Graph, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import is_inner_view
 from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.ops.runtimes.contract import InnerLayout, Runtime
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.testing.contract import ContractError, require
 from poetopt.util.errors import DeviceError, ModelError, PoetError
 

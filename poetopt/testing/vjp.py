@@ -19,9 +19,6 @@ Array = NDArray[Any]
 
 STEP = 1e-4
 TOLERANCE = 1e-5
-DIRECTIONS = 3
-KINK = 2e-3
-"""Where a derivative on either side differs by this much, relatively, the point lies on a kink."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def _deviation(
     """The largest deviation over a few directions. Raises ContractError beyond the tolerance."""
     worst = 0.0
     (middle,) = _run(graph, graph.outputs, values)
-    for _ in range(DIRECTIONS):
+    for _ in range(3):
         direction = draw.standard_normal(gradient.shape)
         sides = [
             float(_run(graph, graph.outputs, {**values, name: values[name] + sign * STEP * direction})[0])
@@ -111,7 +108,8 @@ def _deviation(
         scale = max(1.0, float(np.linalg.norm(gradient) * np.linalg.norm(direction)))
         off = abs(slope - float(np.sum(gradient * direction))) / scale
         worst = max(worst, off)
-        kink = " (there seems to be a kink: give other inputs)" if one_sided > KINK * scale else ""
+        # where a derivative on either side differs by this much, relatively, the point lies on a kink
+        kink = " (there seems to be a kink: give other inputs)" if one_sided > 2e-3 * scale else ""
         require(
             off <= tolerance,
             f"{where}: along a random direction the loss rises by {slope:.9g}, and the rule's gradient says "

@@ -25,10 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import plan_of, store_all
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 Own = Callable[[Mapping[str, Any], np.random.RandomState], Mapping[str, Any]]
 """Of a batch, arrays by input name, and random numbers of its own: the batch that is trained on."""
 Asked = str | Own | Iterable[str | Own]
-PART = 8
-"""Images move by up to this part of their size."""
 
 
 class Augmented:
@@ -85,7 +83,8 @@ def _flip(images: Any, first: int, random: np.random.RandomState) -> Any:
 
 def _crop(images: Any, first: int, random: np.random.RandomState) -> Any:
     found = np.zeros_like(images)
-    most = [size // PART for size in images.shape[first : first + 2]]
+    # images move by up to this part of their size
+    most = [size // 8 for size in images.shape[first : first + 2]]
     moves = np.stack([random.randint(-part, part + 1, len(images)) for part in most], 1).tolist()
     for k, move in enumerate(moves):
         place: list[Any] = [slice(None)] * (images.ndim - 1)

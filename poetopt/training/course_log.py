@@ -25,8 +25,6 @@ from poetopt.util.errors import BackendUnavailableError, OutputError
 from poetopt.util.files import check_folder, check_writable, is_regular
 
 STEP = ("epoch", "step", "lr", "loss", "seconds")
-FLUSHED_S = 1.0
-"""An event is in its file after so long, where steps go on."""
 
 
 def in_events(path: Path) -> bool:
@@ -143,7 +141,8 @@ class EventLog:
             for name, value in figures.items():
                 if value is not None:
                     self._file.write_event(self._event(wall_time=now, step=self._step, summary=scalar(name, value)))
-            if now - self._flushed_s >= FLUSHED_S:
+            # an event is in its file after so long, where steps go on
+            if now - self._flushed_s >= 1.0:
                 self._file.flush()
                 self._flushed_s = now
 

@@ -5,13 +5,18 @@ no difference, and the bytes of all of them lie in the file itself, they are wri
 after the other: what isn't trained is the same byte by byte, and no two tensors need be in memory. Otherwise the
 structure is read and written anew (`poetopt.training.initializers`); data in files of its own is copied to files beside
 the new one.
+
+Where the bytes lie is found without reading them, or ONNX: weights may be larger than the RAM. Protobuf's fields that
+matter, by their numbers in `onnx.proto`: a model's graph (7); a graph's nodes (1) and initializers (5); of a node its
+outputs (2), its op (4) and attributes (5), of an attribute its tensor (5); of a tensor its name (8) and its bytes:
+`raw_data` (9), packed `float_data` (4) and `double_data` (10).
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +26,6 @@ import numpy as np
 
 from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
-from poetopt.training.spans import FileSpan, tensor_spans
 from poetopt.util import process
 from poetopt.util.errors import ModelError, OutputError
 from poetopt.util.files import check_writable, replacing, scratch_folder
@@ -30,10 +34,104 @@ from poetopt.util.units import show_bytes
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.graph import Array
+    from poetopt.graph import Array, TrainingGraph
     from poetopt.training.inference import Changes
     from poetopt.training.initializers import External
     from poetopt.util.progress import Told
+
+_VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
+
+
+@dataclass(frozen=True)
+class FileSpan:
+    """So many bytes of a file from `start` on."""
+
+    start: int
+    nbytes: int
+
+
+def tensor_spans(file: IO[bytes]) -> dict[str, FileSpan]:
+    """Says where the elements of initializers and of constants (by their output) are in the file of a model.
+
+    Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
+    """
+    found: dict[str, FileSpan] = {}
+    for number, graph in _messages(file, FileSpan(0, file.seek(0, os.SEEK_END))):
+        if number != 7:
+            continue
+        for part, span in _messages(file, graph):
+            if part == 5:
+                name, data = _tensor(file, span)
+            elif part == 1:
+                name, data = _constant(file, span)
+            else:
+                continue
+            if name and data is not None:
+                found[name] = data
+    return found
+
+
+def _tensor(file: IO[bytes], tensor: FileSpan) -> tuple[str, FileSpan | None]:
+    name, data = "", None
+    for number, span in _messages(file, tensor):
+        if number == 8:
+            name = _text(file, span)
+        elif number in {4, 9, 10} and span.nbytes:
+            data = span
+    return name, data
+
+
+def _constant(file: IO[bytes], node: FileSpan) -> tuple[str, FileSpan | None]:
+    outputs: list[str] = []
+    op, data = "", None
+    attributes: list[FileSpan] = []
+    for number, span in _messages(file, node):
+        if number == 2:
+            outputs.append(_text(file, span))
+        elif number == 4:
+            op = _text(file, span)
+        elif number == 5:
+            attributes.append(span)
+    for attribute in attributes if op == "Constant" else ():
+        for number, span in _messages(file, attribute):
+            if number == 5:
+                _, data = _tensor(file, span)
+    return outputs[0] if len(outputs) == 1 else "", data
+
+
+def _text(file: IO[bytes], span: FileSpan) -> str:
+    file.seek(span.start)
+    return file.read(span.nbytes).decode("utf-8", "replace")
+
+
+def _messages(file: IO[bytes], within: FileSpan) -> Iterator[tuple[int, FileSpan]]:
+    """The length-delimited fields of a message: number, and where the content is."""
+    place, end = within.start, within.start + within.nbytes
+    while place < end:
+        key, place = _varint(file, place, end)
+        kind = key & 7
+        if kind == _VARINT:
+            _, place = _varint(file, place, end)
+        elif kind in (_EIGHT, _FOUR):
+            place += 8 if kind == _EIGHT else 4
+        elif kind == _LENGTH:
+            nbytes, place = _varint(file, place, end)
+            if place + nbytes > end:
+                raise ModelError("the file is cut short; export it again")
+            yield key >> 3, FileSpan(place, nbytes)
+            place += nbytes
+        else:
+            raise ModelError("the file is no ONNX model; export it again")
+
+
+def _varint(file: IO[bytes], place: int, end: int) -> tuple[int, int]:
+    file.seek(place)
+    value = 0
+    for shift, byte in enumerate(file.read(min(10, end - place))):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, place + shift + 1
+    raise ModelError("the file is cut short; export it again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +186,6 @@ def _write_model(model: onnx.ModelProto, place: Path, form: Changes | None) -> N
         place.write_bytes(model.SerializeToString())
     except OSError as error:
         raise OutputError(f"can't write {place.parent}: {error.strerror or error}; make room there") from error
-
-
-TIED_BYTES = 64
-"""A tensor as small as this may equal another by chance."""
 
 
 def export(
@@ -165,7 +259,8 @@ def _export_file(
     """Write the file `made`, whose data in files of their own lie beside `path`."""
     spans = _spans(made)
     sizes = {known[name].nbytes for name in names}
-    tied = [name for name, span in spans.items() if name not in known and TIED_BYTES < span.nbytes in sizes]
+    # A tensor as small as this may equal another by chance
+    tied = [name for name, span in spans.items() if name not in known and 64 < span.nbytes in sizes]
     if all(name in spans for name in names) and not tied:
         if out is None:
             return
@@ -175,6 +270,34 @@ def _export_file(
             _over(place, spans, names, values)
         return
     _anew(path, made, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """The network of a training step, to be written anew; `model`, where it isn't the graph's own."""
+
+    graph: TrainingGraph
+    recipe: Mapping[str, object]
+    model: str | os.PathLike[str] | onnx.ModelProto | None
+    training_form: bool = False
+    allow_symlinks: bool = False
+
+    def write(
+        self, values: Mapping[str, Array], out: str | os.PathLike[str] | None, given: Mapping[str, Array] | None = None
+    ) -> None:
+        """As `export` does; `given` are the constants, where they aren't the graph's."""
+        from poetopt.training.inference import changes
+
+        source = original(self.graph.source if self.model is None else self.model, self.recipe)
+        form = None if self.training_form else changes(self.graph, self.graph.values if given is None else given)
+        names = [name for name in values if name not in self.graph.optimizer_states]
+        export(source, names, values, out, known=self.graph.tensors, form=form, allow_symlinks=self.allow_symlinks)
+
+    def check(self, out: str | os.PathLike[str]) -> None:
+        """As `check_out` does."""
+        source = original(self.graph.source if self.model is None else self.model, self.recipe)
+        written = (*self.graph.trained, *self.graph.states)
+        check_out(source, sum(self.graph.tensors[name].nbytes for name in written), out)
 
 
 def check_out(

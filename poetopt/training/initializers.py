@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 
 _TYPED = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
-_STATISTICS = {"running_mean": 3, "running_var": 4}
-"""Which operand of a BatchNormalization a statistic is, whose name the frontend made."""
-_MOST_AXES = 4
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,8 @@ def _named_apart(nodes: object, name: str) -> bool:
     for node in nodes:  # type: ignore[attr-defined]
         assert isinstance(node, NodeProto)
         if node.op_type == "BatchNormalization" and (node.name or node.output[0]) == match[1]:
-            node.input[_STATISTICS[match[2]]] = name
+            # which operand of a BatchNormalization a statistic is, whose name the frontend made
+            node.input[{"running_mean": 3, "running_var": 4}[match[2]]] = name
             return True
     return False
 
@@ -178,7 +176,7 @@ def _copies(
 
 def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
     """The order of axes in which `root` holds the numbers of `copy`, up to blocks of one."""
-    if np.unique(root).size < 2 or root.ndim > _MOST_AXES:
+    if np.unique(root).size < 2 or root.ndim > 4:
         return None
     for perm in permutations(range(root.ndim)):
         turned = root.transpose(perm)

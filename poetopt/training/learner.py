@@ -23,10 +23,10 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
+from poetopt.util import __version__
 from poetopt.util.errors import ExecutionError, OptionError, PlanError
 from poetopt.util.process import resident_bytes
 from poetopt.util.progress import Told, paced, silent
-from poetopt.util.version import __version__
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -244,7 +244,6 @@ MODEL_BYTES = 2**31
 """A model: no protobuf is larger."""
 ARRAY_BYTES = 2**31
 """An array of an .npz file whose length nothing else says: a data set."""
-_CHUNK = 2**20
 
 
 def allowed(most: int) -> int:
@@ -310,7 +309,7 @@ def read_bytes(path: str | os.PathLike[str], most: int, *, named_by_file: bool =
         while parts[-1]:
             if read > most:
                 raise _refusal(path, f"it goes on and on, {_advice(most)}")
-            parts.append(file.read(_CHUNK))
+            parts.append(file.read(2**20))
             read += len(parts[-1])
     return b"".join(parts) if len(parts) > 2 else parts[0]
 

@@ -22,8 +22,6 @@ if hasattr(signal, "SIGHUP"):
     CODES[signal.SIGHUP] = 129
     WORDS[signal.SIGHUP] = "hung up"
 """What a shell shows for them, and what they are called."""
-SAME_S = 0.5
-"""What comes so soon after the first is the same: a terminal sends to a whole group, and wrappers pass it on again."""
 
 
 class _Mark:  # no dataclass: what they need to be made takes longer than all else here
@@ -58,7 +56,7 @@ def _came(number: int, frame: FrameType | None) -> None:
         _mark.first, _mark.at_s = signal.Signals(number), now_s
         if _mark.held:
             return
-    elif now_s - _mark.at_s < SAME_S:
+    elif now_s - _mark.at_s < 0.5:
         return  # it would cut off the way to the best so far
     raise KeyboardInterrupt
 

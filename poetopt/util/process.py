@@ -16,8 +16,6 @@ from typing import IO, Any, TypeVar
 from poetopt.util.errors import ExecutionError, PoetError
 from poetopt.util.progress import Told, silent
 
-_STATUS = "/proc/self/status"
-
 
 def peak_bytes() -> int | None:
     """The most that was resident since the process began; None where the system doesn't say."""
@@ -38,7 +36,10 @@ def resident_bytes() -> int | None:
 
 
 def _of(field: str) -> int | None:
-    with suppress(OSError, ValueError, IndexError), open(_STATUS, encoding="ascii", errors="replace") as file:
+    with (
+        suppress(OSError, ValueError, IndexError),
+        open("/proc/self/status", encoding="ascii", errors="replace") as file,
+    ):
         for line in file:
             if line.startswith(field):
                 return int(line.split()[1]) * 1024

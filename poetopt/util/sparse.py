@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-_UNNEEDED = ("scipy.stats", "scipy.integrate", "scipy.spatial")
-
-_placeholders = {name: ModuleType(name) for name in _UNNEEDED if name not in sys.modules}
+_placeholders = {
+    name: ModuleType(name) for name in ("scipy.stats", "scipy.integrate", "scipy.spatial") if name not in sys.modules
+}
 sys.modules.update(_placeholders)
 try:
     import pyomo.common.dependencies  # noqa: F401

@@ -8,9 +8,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-_UNSHOWN = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories that a terminal or a page would obey rather than show."""
-
 LONGEST_WORD = 400
 LONGEST_LINE = 4000
 """In characters: more than any name, path or message that people wrote has."""
@@ -18,7 +15,8 @@ LONGEST_LINE = 4000
 
 def unshown(character: str) -> bool:
     """Whether it is a control character, a direction mark or the like."""
-    return unicodedata.category(character) in _UNSHOWN
+    # unicode categories that a terminal or a page would obey rather than show
+    return unicodedata.category(character) in {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 
 
 def shown(text: str, *, keep: str = "") -> str:

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 import poetopt as po
 from poetopt.autodiff.passes.rows import by_rows, taken
 from poetopt.backends.onnxruntime import TrainingRun
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 
 WORDS, WIDTH, LENGTH, CLASSES = 40, 8, 6, 3
 

@@ -198,13 +198,6 @@ def test_a_temporary_lies_on_the_new_value_only_once_the_old_one_is_read() -> No
     assert shared_storage(runtime, operator, tensors) == {"r": "new"}
 
 
-def test_gradients_may_be_kept() -> None:
-    step = STEPS["lenet"]
-    kept = with_updates(step, "sgd", keep_gradients=True)
-    assert kept.gradients == step.gradients
-    assert set(kept.results) == {kept.loss, *step.gradients.values(), *kept.carried.values()}
-
-
 def test_names_that_are_taken_are_told() -> None:
     taken = graph("h = Mul(x, w)\nw.new = Tanh(h)", {"x": [2, 3]}, {"w": np.ones(3, np.float32)}, ["w.new"])
     with pytest.raises(ModelError, match=r"a tensor is named 'w.new' already; rename it"):

@@ -23,12 +23,11 @@ from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.frontends import load
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import plan_of, store_all_bytes
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.util.errors import ModelError, OptionError, OutputError, PlanError
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan

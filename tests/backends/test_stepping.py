@@ -21,9 +21,9 @@ from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.backends.step.region import WINDOW, ResidentRegion, reseeded
 from poetopt.frontends import load
 from poetopt.graph import Graph, TrainingGraph
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import ModelError, OptionError
 from tests.backends.support import NETWORKS, dropout, embedding
 from tests.problems import random_plan

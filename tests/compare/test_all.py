@@ -12,9 +12,9 @@ import poetopt as po
 from poetopt.comparison.baselines import METHODS, Baseline, method, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from tests.bruteforce import plan_optimum
 from tests.compare.chains import chain
@@ -77,15 +77,13 @@ def test_exact_methods_never_beat_the_optimum(name: str) -> None:
 def test_on_a_chain(name: str, paging: bool) -> None:
     problem = chain(9, sizes=[4, 3, 2, 5, 1, 2, 4, 1, 3], input_bytes=1, paging=paging, dma=paging, page_s=0.1)
     found = [overhead_of(name, problem, ram) for ram in (30, 24, 18, 14, 10, 7)]
-    assert (found[0] is None) is (name == "h-revolve" and not paging)  # it keeps states on storage
+    assert found[0] is not None
 
 
 @pytest.mark.parametrize("name", HEURISTICS)
 def test_store_all_where_it_is_an_answer(name: str) -> None:
     problem = chain(4, paging=True)
-    exempt = ("chen-sqrtn", "chen-sqrtn-ap", "chen-greedy-ap")
-    overhead = overhead_of(name, problem, 50)
-    assert overhead == 0 or name in exempt
+    assert overhead_of(name, problem, 50) == 0 or name == "chen-sqrtn"
 
 
 def test_deadlines() -> None:

@@ -19,9 +19,9 @@ from poetopt.comparison.baselines.checkmate import (
     relaxation,
     rounded,
     solve,
-    solve_energy,
 )
 from poetopt.comparison.baselines.keeping import repaired
+from poetopt.comparison.baselines.poet import solve_remat_only
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve as search
 from poetopt.search.solution import Options, Status
@@ -46,7 +46,7 @@ def test_equals_retention_and_algorithm_1_without_paging() -> None:
             paging=True,
         )
         for ram in (problem.least_ram_bytes, problem.least_ram_bytes + 2):
-            found = solve_energy(problem, ram, EXACT)
+            found = solve_remat_only(problem, ram, EXACT)
             values = [found.simulation and found.simulation.overhead_j]
             for formulation in ("retention", "poet"):
                 options = Options(
@@ -70,7 +70,7 @@ def test_least_time_is_not_least_energy() -> None:
     assert not proportional(problem)
     assert proportional(base)
     fast = solve(problem, 6, EXACT)
-    frugal = solve_energy(problem, 6, EXACT)
+    frugal = solve_remat_only(problem, 6, EXACT)
     assert fast.simulation is not None
     assert frugal.simulation is not None
     assert fast.status is Status.OPTIMAL
@@ -103,7 +103,7 @@ def test_rounding_is_close_to_the_optimum() -> None:
                 found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
             except NoScheduleError:
                 continue
-            best = simulate(method("checkmate-energy").schedule(problem, ram, EXACT))
+            best = simulate(method("poet-remat-only").schedule(problem, ram, EXACT))
             assert found.overhead_j >= best.overhead_j - 1e-9
             ratios.append(found.energy_j / best.energy_j)
     assert len(ratios) >= 5
@@ -120,7 +120,7 @@ def test_rounding_of_random_graphs_is_close_in_energy() -> None:
             found = simulate(method("checkmate-lp-rounding").schedule(problem, ram, EXACT), ram_bytes=ram)
         except NoScheduleError:
             continue
-        best = solve_energy(problem, ram, EXACT)
+        best = solve_remat_only(problem, ram, EXACT)
         assert best.simulation is not None
         assert closed(best)
         assert found.energy_j >= best.simulation.energy_j - 1e-9
@@ -134,7 +134,7 @@ def test_rounding_of_a_zoo_network_is_close_in_energy(share: float) -> None:
     problem = po.load("bert-tiny").differentiate().cost("a72")
     ram = int(share * po.store_all_peak_bytes(problem))
     found = method("checkmate-lp-rounding").schedule(problem, ram, Settings(time_limit_s=3, threads=1))
-    best = solve_energy(problem, ram, Settings(time_limit_s=4, gap=0.01, threads=1))
+    best = solve_remat_only(problem, ram, Settings(time_limit_s=4, gap=0.01, threads=1))
     assert best.simulation is not None
     # Against what is proven, which holds whatever the search has found by then.
     assert best.scope_bound_j is not None

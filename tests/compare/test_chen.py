@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from poetopt.comparison.baselines import method
-from poetopt.comparison.baselines.chen import every_sqrt, greedy_checkpoints
 from poetopt.comparison.baselines.keeping import (
-    articulation_points,
+    every_sqrt,
     forward_operators,
+    greedy_checkpoints,
     irreplaceable,
     kept_for,
     repaired,
@@ -48,41 +48,7 @@ def test_every_sqrt() -> None:
 
 def test_greedy_counts_bytes_since_the_last_checkpoint() -> None:
     problem = chain(6, sizes=[1, 2, 3, 1, 1, 5])
-    assert greedy_checkpoints(problem, range(6), 0) == {0, 1, 2, 3, 4, 5}
-    assert greedy_checkpoints(problem, range(6), 3) == {2, 5}
-    assert greedy_checkpoints(problem, (3,), 3) == {3}
-
-
-def test_articulation_points_against_their_definition() -> None:
-    rng = random.Random(5)
-    for _ in range(60):
-        problem = random_problem(rng, operators=rng.randint(4, 12))
-        vertices = forward_operators(problem)
-        edges = [
-            (tensor.producer, reader)
-            for tensor, readers in zip(problem.tensors, problem.readers, strict=True)
-            for reader in readers
-            if tensor.producer in vertices and reader in vertices
-        ]
-        whole = _parts(vertices, edges)
-        expected = []
-        for vertex in vertices:
-            rest = [v for v in vertices if v != vertex]
-            alone = not any(vertex in edge for edge in edges)
-            if _parts(rest, [edge for edge in edges if vertex not in edge]) > whole - alone:
-                expected.append(vertex)
-        assert list(articulation_points(problem)) == expected
-    # On a chain: all but its ends.
-    assert articulation_points(chain(5)) == (1, 2, 3, 4)
-
-
-def _parts(vertices: tuple[int, ...] | list[int], edges: list[tuple[int, int]]) -> int:
-    """Connected components."""
-    label = {vertex: vertex for vertex in vertices}
-    for _ in vertices:
-        for a, b in edges:
-            label[a] = label[b] = min(label[a], label[b])
-    return len(set(label.values()))
+    assert greedy_checkpoints(problem, 3) == {2, 5}
 
 
 @pytest.mark.parametrize("hold_skips", [True, False])

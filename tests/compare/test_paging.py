@@ -1,8 +1,7 @@
-"""The methods that page: H-Revolve, POFO, Capuchin, NNTrainer."""
+"""The methods that page: POFO, Capuchin, NNTrainer."""
 
 from __future__ import annotations
 
-import heapq
 import random
 
 import pytest
@@ -10,10 +9,8 @@ import pytest
 import poetopt as po
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
-from poetopt.comparison.baselines.chain import chain_of
 from poetopt.comparison.baselines.keeping import with_prefetch
 from poetopt.comparison.baselines.nntrainer import look_aheads, swapped
-from poetopt.comparison.baselines.revolve import Hold, TwoLevels
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule
@@ -25,59 +22,6 @@ from tests.seeds import some
 from tests.stored import tight_with_parameters
 
 
-def least_cost(lengths: list[float], slots: int, write: list[float], read: list[float]) -> float:
-    """Least cost of reversing a chain with slots in RAM and storage, the first state being on storage.
-
-    Copies between the working state and slots are free. Reading brings a state into the working state.
-    """
-    queue: list[tuple[float, int, int, tuple[int, ...], tuple[int, ...]]] = [(0.0, len(lengths), 0, (), (0,))]
-    done = set()
-    while queue:
-        cost, left, state, kept, stored = heapq.heappop(queue)
-        if left == 0:
-            return cost
-        if (left, state, kept, stored) in done:
-            continue
-        done.add((left, state, kept, stored))
-        moves: list[tuple[float, int, int, tuple[int, ...], tuple[int, ...]]] = []
-        if state == left - 1:
-            moves.append((0.0, left - 1, state, kept, stored))
-        elif state < left - 1:
-            moves.append((lengths[state], left, state + 1, kept, stored))
-        moves += [(0.0, left, k, kept, stored) for k in kept]
-        moves += [(0.0, left, state, tuple(j for j in kept if j != k), stored) for k in kept]
-        moves += [(read[k], left, k, kept, stored) for k in stored]
-        if len(kept) < slots and state not in kept:
-            moves.append((0.0, left, state, tuple(sorted((*kept, state))), stored))
-        if state not in stored:
-            moves.append((write[state], left, state, kept, tuple(sorted((*stored, state)))))
-        for extra, *rest in moves:
-            heapq.heappush(queue, (cost + extra, *rest))  # type: ignore[misc]
-    raise AssertionError("the first state was lost")
-
-
-@pytest.mark.parametrize("slots", [1, 2, 3])
-@pytest.mark.parametrize("price", [0.1, 0.5, 2.0])
-def test_two_levels_equal_search(slots: int, price: float) -> None:
-    for layers in (2, 3, 4, 5):
-        problem = chain(layers, paging=True, page_j=price)
-        found = chain_of(problem)
-        levels = TwoLevels(found, slots)
-        lengths = [sum(problem.operators[op].energy_j for op in segment) for segment in found.segments]
-        assert levels.W(0, len(found))[0] == pytest.approx(least_cost(lengths, slots, levels.write, levels.read))
-
-
-def test_two_levels_make_valid_plans() -> None:
-    rng = random.Random(2)
-    for _ in range(20):
-        layers = rng.randint(2, 9)
-        problem = chain(layers, paging=True, dma=rng.random() < 0.5, page_j=rng.choice((0.1, 1.0)))
-        levels = TwoLevels(chain_of(problem), rng.randint(1, 3))
-        for hold in Hold:
-            for schedule in with_prefetch(problem, levels.schedule(hold)):
-                simulate(plan_of(problem, schedule))
-
-
 def overhead(name: str, problem: Problem, ram: int) -> float | None:
     try:
         return simulate(method(name).schedule(problem, ram), ram_bytes=ram).overhead_j
@@ -85,8 +29,7 @@ def overhead(name: str, problem: Problem, ram: int) -> float | None:
         return None
 
 
-@pytest.mark.parametrize("better", ["pofo", "h-revolve"])
-def test_never_dearer_than_revolve_on_chains(better: str) -> None:
+def test_pofo_is_never_dearer_than_revolve_on_chains() -> None:
     rng = random.Random(8)
     cheaper = 0
     for _ in range(6):
@@ -101,7 +44,7 @@ def test_never_dearer_than_revolve_on_chains(better: str) -> None:
             page_j=0.05,
         )
         for ram in (8, 12, 16):
-            plain, other = overhead("revolve", problem, ram), overhead(better, problem, ram)
+            plain, other = overhead("revolve", problem, ram), overhead("pofo", problem, ram)
             assert plain is None or (other is not None and other <= plain)
             cheaper += plain is not None and other is not None and other < plain
     assert cheaper > 0
@@ -135,11 +78,6 @@ def test_prefetch_saves_time_and_no_energy() -> None:
     early, late = (simulate(plan_of(problem, found)) for found in with_prefetch(problem, schedule))
     assert early.makespan_s < late.makespan_s
     assert early.overhead_j == late.overhead_j
-
-
-def test_no_storage() -> None:
-    with pytest.raises(NoScheduleError, match="no storage"):
-        method("h-revolve").schedule(chain(3), 50)
 
 
 @pytest.mark.parametrize(

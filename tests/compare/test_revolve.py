@@ -127,4 +127,3 @@ def test_it_looks_at_what_its_row_of_table_1_says() -> None:
     assert features.power_aware == (len(considered) == 2)
     in_bytes = {tuple(by_bytes(chain_of(problem), 5, tapes=False)) for problem in (even, large)}
     assert features.memory_aware == (len(in_bytes) == 2)
-    assert method("h-revolve").features == replace(features, paging=True)

@@ -16,9 +16,8 @@ from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
 from poetopt.graph.problem import Feature, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import plan_of, store_all_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.cutting import session_of
 from poetopt.search.diagnosis.certificate import rederive
 from poetopt.search.limits import impossible, least_time_s

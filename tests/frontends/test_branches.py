@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from poetopt.autodiff import differentiate
-from poetopt.frontends import branches
+from poetopt.frontends import inlining as branches
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.util.errors import ModelError, UnsupportedOpError

@@ -18,9 +18,9 @@ from poetopt.backends.onnxruntime import ScheduledStep, random_batch
 from poetopt.frontends import load
 from poetopt.frontends.summary import structure_hash
 from poetopt.graph import Graph
+from poetopt.plan.assemble import store_all
 from poetopt.plan.codec import decode_compact, encode_compact
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import PlanError
 from tests.backends.support import dropout, embedding, residual
 

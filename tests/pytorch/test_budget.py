@@ -218,7 +218,7 @@ def test_torchs_own_choice_stays_where_it_fits() -> None:
 
 
 def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from poetopt.plan.storeall import store_all
+    from poetopt.plan.assemble import store_all
 
     compiling: Any = import_module("poetopt.torch.compiled")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
-from poetopt.report.text import text_form
+from poetopt.report.show import text_form
 from poetopt.report.view import View
 from tests.report.views import hostile_view, random_view
 from tests.seeds import examples

@@ -11,8 +11,8 @@ import pytest
 
 import poetopt as po
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor
+from poetopt.plan.assemble import store_all
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.plan.storeall import store_all
 from poetopt.report import summary
 from poetopt.report.layout import table
 from poetopt.report.proof import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.view import View
 from tests.problems import random_plan, random_problem
 

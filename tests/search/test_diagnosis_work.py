@@ -11,7 +11,7 @@ from poetopt.formulations import formulation
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.graph.arena import pack
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import least_deadline, least_ram
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step, impossible, placed_bytes

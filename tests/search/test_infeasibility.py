@@ -15,7 +15,7 @@ from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import ENERGY, WRITTEN
 from poetopt.formulations.language import Block, Formulation
 from poetopt.graph.problem import Problem
-from poetopt.plan.storeall import store_all_bytes
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.search.diagnosis.infeasibility import explain
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step

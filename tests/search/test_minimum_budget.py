@@ -15,8 +15,8 @@ import pytest
 import poetopt as po
 from poetopt.graph.problem import Problem
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.report.verification import compared
 from poetopt.search.diagnosis.minimum_budget import RESOLUTION, STEP_S, least_deadline, least_ram
 from poetopt.search.limits import hardest_step

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of
+from poetopt.plan.assemble import plan_of, store_all
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.search.heuristics.profile import RECOMPUTE, Profile, ProfileSearch
 from poetopt.search.search import search
 from poetopt.search.solution import Options

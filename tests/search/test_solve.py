@@ -14,10 +14,9 @@ import pytest
 
 from poetopt.frontends.problem_file import load_problem_file
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of, schedule_of
+from poetopt.plan.assemble import plan_of, schedule_of, store_all
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.solve import solve

@@ -11,9 +11,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 
 import poetopt as po
 from poetopt.graph import TrainingGraph
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.zoo.network import Network
 from tests.backends.support import NETWORKS
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.training.metrics import METRICS, metrics_of
 from poetopt.util.errors import OptionError
 from tests.training.support import Data, graph_of, plan_of, rows, small

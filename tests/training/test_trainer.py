@@ -23,8 +23,8 @@ import poetopt as po
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import LabelRule
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.training.source import rows_in_order
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, OutputError, PlanError
 from tests.autodiff.test_losses import mean_of

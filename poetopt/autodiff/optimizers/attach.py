@@ -20,12 +20,8 @@ from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import Note, listed
 from poetopt.util.text import closest
 
-DEFAULT = 1.0
-"""Of the hyperparameter: what it is where a step is told nothing."""
 SQUARES, SCALE = "Gradient.squares", "Gradient.scale"
 """The kinds of both operators; the first is an op of our own, too."""
-EPSILON = 1e-6
-"""What torch adds to the norm."""
 TERMS = 8
 """So many numbers are added by one node."""
 
@@ -59,7 +55,8 @@ def scale_of(
     while len(added) > 1:
         added = [draft.node("Sum", added[k : k + TERMS], (), dtype) for k in range(0, len(added), TERMS)]
     norm = draft.unary("Sqrt", draft.cast(added[0], "float64"))
-    most = draft.div(clip_norm, draft.add(norm, builder.scalar(EPSILON, "float64")))
+    # what torch adds to the norm
+    most = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
     found = {dtype: draft.binary("Min", draft.cast(most, dtype), builder.scalar(1.0, dtype)) for dtype in types}
     return found, finish(draft, [tensor.name for tensor in found.values()], {})
 
@@ -172,7 +169,6 @@ def with_updates(
     optimizer: str,
     *,
     fuse: bool = True,
-    keep_gradients: bool = False,
     clip: bool = False,
     rates: Mapping[str, float] | None = None,
 ) -> TrainingGraph:
@@ -183,8 +179,6 @@ def with_updates(
     fuse
         Whether an update is one operator with the gradient that it alone reads, so that no whole gradient outlives that
         operator. Otherwise gradients are tensors like those of activations.
-    keep_gradients
-        Whether gradients stay results of the step, as they are before they are clipped. Then nothing is fused.
     clip
         Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
         hyperparameter (`poetopt.autodiff.optimizers.attach`). Then nothing is fused, as each update waits for all
@@ -221,8 +215,7 @@ def with_updates(
         return with_sums(graph, optimizer, fuse=fuse, clip=clip, factors=factors)
     if optimizer == "none":
         return graph
-    made = Attachment(graph, optimizer, keep_gradients=keep_gradients, clip=clip, factors=factors)
-    return made.graph(fuse=fuse and not keep_gradients and not clip)
+    return Attachment(graph, optimizer, clip=clip, factors=factors).graph(fuse=fuse and not clip)
 
 
 def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict[str, float]:
@@ -270,12 +263,9 @@ def rate_notes(factors: Mapping[str, float]) -> Iterator[Note]:
 class Attachment:
     """The graph that grows."""
 
-    def __init__(
-        self, graph: TrainingGraph, optimizer: str, *, keep_gradients: bool, clip: bool, factors: Mapping[str, float]
-    ) -> None:
+    def __init__(self, graph: TrainingGraph, optimizer: str, *, clip: bool, factors: Mapping[str, float]) -> None:
         self.source = graph
         self.optimizer = optimizer
-        self.keep_gradients = keep_gradients
         self.clip = clip
         self.factors = factors
         self.builder = GraphBuilder(graph.tensors, graph.values, graph.opset)
@@ -292,9 +282,7 @@ class Attachment:
         """See `with_updates`."""
         graph = self.source
         statistics = {old: self.carried(graph.tensors[old], made) for old, made in graph.states.items()}
-        operators = list(updated_in_place(graph, statistics))
-        if not self.keep_gradients:
-            operators = self.transient(operators)
+        operators = self.transient(list(updated_in_place(graph, statistics)))
         given = self.hyperparameters()
         scalars, first = self.scalars(given)
         squares, scale = self.clipping(given)
@@ -310,7 +298,7 @@ class Attachment:
             graph,
             operators=tuple(operators),
             outputs=tuple(outputs.get(name, name) for name in graph.outputs),
-            gradients=self.gradients if self.keep_gradients else {},
+            gradients={},
             states=statistics,
             optimizer=self.optimizer,
             optimizer_states=tuple(self.states),
@@ -362,7 +350,8 @@ class Attachment:
     def hyperparameters(self) -> Mapping[str, str]:
         """A scalar for each hyperparameter, with its default as its value."""
         found: dict[str, str] = {}
-        for name, default in {**self.rule.hyperparameters, **({CLIP: DEFAULT} if self.clip else {})}.items():
+        # of the hyperparameter: what it is where a step is told nothing
+        for name, default in {**self.rule.hyperparameters, **({CLIP: 1.0} if self.clip else {})}.items():
             dtype = "int64" if name == "step" else "float64"
             found[name] = self.builder.unique(name)
             self.builder.valued(found[name], np.array(default, dtype), Role.HYPERPARAMETER)

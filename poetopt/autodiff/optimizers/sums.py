@@ -45,7 +45,7 @@ def with_sums(
 
     Raises ModelError where the model has a tensor of a sum's name.
     """
-    return _Summing(graph, optimizer, keep_gradients=False, clip=clip, factors=factors or {}).split(fuse=fuse)
+    return _Summing(graph, optimizer, clip=clip, factors=factors or {}).split(fuse=fuse)
 
 
 class _Summing(Attachment):

@@ -126,12 +126,6 @@ HEAVY = frozenset(
 )
 """Ops that are never part of a block, however small."""
 
-CHEAP_FLOPS_PER_BYTE = 6.0
-"""The most that a cheap node computes for each byte that it moves: all element-wise ops, and products with a vector."""
-
-LONGEST = 32
-"""Operators that one block may have: recomputing any of it is recomputing all of it."""
-
 
 def blocks(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     """`graph` with chains of cheap operators joined; each block has the name and the place of its last operator."""
@@ -211,7 +205,8 @@ class _Joiner:
             return None
         if not operator.backward and any(self._apart(m, sink) for m in range(k + 1, sink)):
             return None
-        return sink if len(self.members[sink]) < LONGEST else None
+        # operators that one block may have: recomputing any of it is recomputing all of it
+        return sink if len(self.members[sink]) < 32 else None
 
     def _apart(self, k: int, sink: int) -> bool:
         return self.block[k] != sink and not self.operators[k].view
@@ -236,4 +231,6 @@ class _Joiner:
         if operator.over or not operator.recomputable or any(n.op_type in HEAVY or n.domain for n in operator.nodes):
             return False
         nodes = work(operator, self.graph.tensors)
-        return all(node.flops <= CHEAP_FLOPS_PER_BYTE * node.nbytes for node in nodes)
+        # the most that a cheap node computes for each byte that it moves: all element-wise ops, and products with a
+        # vector
+        return all(node.flops <= 6.0 * node.nbytes for node in nodes)

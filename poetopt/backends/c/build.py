@@ -18,8 +18,8 @@ from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Compiler, Target, compiler
 from poetopt.backends.c.text import CODE, fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
+from poetopt.util import __version__
 from poetopt.util.errors import OptionError, OutputError
-from poetopt.util.version import __version__
 
 README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
 _BARE = """\

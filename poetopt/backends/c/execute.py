@@ -29,10 +29,10 @@ from poetopt.backends.onnxruntime.training import check_options, momentum_of
 from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
+from poetopt.plan.assemble import store_all, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.util.errors import OptionError
 from poetopt.util.files import scratch_folder
 from poetopt.util.progress import Told, silent

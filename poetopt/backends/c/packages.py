@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from string import Template
 
+from poetopt.util import __version__
 from poetopt.util.errors import OptionError
-from poetopt.util.version import __version__
 
 PLAIN = "plain"
 FLAGS = "-ffp-contract=off -fno-math-errno"

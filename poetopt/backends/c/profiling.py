@@ -19,8 +19,8 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.devices.profile import MODELLED, OperatorProfile, Profile
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import signatures
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.files import scratch_folder
 from poetopt.util.progress import Told, silent
 from poetopt.util.units import show_seconds

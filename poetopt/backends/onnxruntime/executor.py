@@ -32,10 +32,10 @@ from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
+from poetopt.plan.assemble import store_all, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.util.errors import ExecutionError, OptionError
 from poetopt.util.process import peak_bytes, resident_bytes
 from poetopt.util.progress import Told, paced, silent

@@ -108,100 +108,52 @@ class Baseline:
 
 
 _CHEN = "Chen et al. 2016"
-_DTR = "Kirisame et al. 2021"
 _CHECKMATE = "Jain et al. 2020"
 _POET = "Patil et al. 2022"
-_NNTRAINER = "Moon et al. 2024"
 _PAGED = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
 """Of methods that schedule parameters with their home on storage."""
 _GRAPH = Features(general_graphs=True)
 _SIZES = replace(_GRAPH, memory_aware=True)
 _ONLINE = replace(_SIZES, compute_aware=True)
+_SWAPS = replace(_ONLINE, paging=True)
 _CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
 """Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
 _OPTIMAL = replace(_ONLINE, power_aware=True, proof=True)
 _PAGING = replace(_OPTIMAL, paging=True)
-_POETS = "Peng et al. 2020, as read by Patil et al. 2022"
 
 _ALL = (
     Baseline("checkpoint-all", "keep everything", "PyTorch's default", _GRAPH, "nntrainer", "schedule_all"),
-    Baseline("chen-sqrtn-ap", "every sqrt(n)-th articulation point", _CHEN, _GRAPH, "chen", "schedule_sqrtn_ap"),
-    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "chen", "schedule_sqrtn"),
-    Baseline("chen-greedy-ap", "articulation points, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy_ap"),
-    Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "chen", "schedule_greedy"),
+    Baseline("chen-sqrtn", "every sqrt(n)-th operator", _CHEN, _GRAPH, "keeping", "schedule_sqrtn"),
+    Baseline("chen-greedy", "operators, b bytes apart", _CHEN, _SIZES, "keeping", "schedule_greedy"),
     Baseline("revolve", "binomial checkpointing of a chain", "Griewank & Walther 2000", _CHAIN, "revolve"),
     Baseline(
-        "h-revolve",
-        "checkpointing of a chain in RAM and on storage",
-        "Herrmann & Pallez 2020",
-        replace(_CHAIN, paging=True),
-        "revolve",
-        "schedule_h",
-    ),
-    Baseline(
-        "checkmate",
-        "optimal rematerialization, least time",
-        _CHECKMATE,
-        replace(_OPTIMAL, power_aware=False),
-        "checkmate",
-        "solve",
-    ),
-    Baseline(
-        "checkmate-energy",
-        "optimal rematerialization, least energy",
-        _CHECKMATE,
-        _OPTIMAL,
-        "checkmate",
-        "solve_energy",
+        "checkmate", "optimal rematerialization, least time", _CHECKMATE, replace(_OPTIMAL, power_aware=False),
+        "checkmate", "solve",
     ),
     Baseline("checkmate-lp-rounding", "its relaxation, rounded", _CHECKMATE, _ONLINE, "checkmate", "schedule_lp"),
-    Baseline("dtr", "online, by evicted neighbourhood", _DTR, _ONLINE, "dtr"),
-    Baseline("dtr-eq", "online, by classes of evicted neighbours", _DTR, _ONLINE, "dtr", "schedule_eq"),
-    Baseline("dtr-local", "online, by own cost", _DTR, _ONLINE, "dtr", "schedule_local"),
-    Baseline("dtr-msps", "online, by memory saved per second", _DTR, _ONLINE, "dtr", "schedule_msps"),
-    Baseline("dtr-lru", "online, by staleness", _DTR, _ONLINE, "dtr", "schedule_lru"),
+    Baseline("dtr", "online, by evicted neighbourhood", "Kirisame et al. 2021", _ONLINE, "dtr"),
     Baseline(
-        "capuchin",
-        "swap what is hidden, then the cheaper of swap and recompute",
-        "Peng et al. 2020",
-        replace(_ONLINE, paging=True),
+        "capuchin", "swap what is hidden, then the cheaper of swap and recompute", "Peng et al. 2020", _SWAPS,
         "capuchin",
     ),
     Baseline(
-        "capuchin-paging-first",
-        "page until that is no longer possible, then recompute",
-        _POETS,
-        replace(_ONLINE, paging=True),
-        "capuchin",
-        "schedule_paging_first",
+        "capuchin-paging-first", "page until that is no longer possible, then recompute",
+        "Peng et al. 2020, as read by Patil et al. 2022", _SWAPS, "capuchin", "schedule_paging_first",
     ),
     Baseline(
-        "nntrainer",
-        "swap everything, back a fixed number of operators ahead",
-        _NNTRAINER,
-        replace(_GRAPH, paging=True, remat=False),
-        "nntrainer",
-        supports=_PAGED,
+        "nntrainer", "swap everything, back a fixed number of operators ahead", "Moon et al. 2024",
+        replace(_GRAPH, paging=True, remat=False), "nntrainer", supports=_PAGED,
     ),
     Baseline(
-        "pofo",
-        "rematerialization and offloading of a chain",
-        "Beaumont et al. 2021",
-        replace(_CHAIN, paging=True),
+        "pofo", "rematerialization and offloading of a chain", "Beaumont et al. 2021", replace(_CHAIN, paging=True),
         "pofo",
     ),
     Baseline(
-        "poet-paging-only",
-        "optimal paging",
-        _POET,
-        replace(_PAGING, remat=False),
-        "poet",
-        "solve_paging_only",
-        _PAGED,
+        "poet-paging-only", "optimal paging", _POET, replace(_PAGING, remat=False), "poet", "solve_paging_only", _PAGED,
     ),
     Baseline("poet-remat-only", "optimal rematerialization", _POET, _OPTIMAL, "poet", "solve_remat_only", _PAGED),
     Baseline("poet", "optimal rematerialization and paging", _POET, _PAGING, "poet", "solve", _PAGED),
-)
+)  # fmt: skip
 METHODS: dict[str, Baseline] = {method.name: method for method in _ALL}
 """All methods by name, in the order of tables."""
 

@@ -15,9 +15,6 @@ from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation, simulate
 from poetopt.util.errors import NoScheduleError, PlanError
 from poetopt.util.units import show_limit
 
-LAYOUTS = 12
-"""Number of the cheapest candidates that are laid out before the method gives up."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -74,7 +71,8 @@ def cheapest(
         if limit is not None and simulation.makespan_s > limit * (1 + RELATIVE_TOLERANCE):
             continue
         found.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
-    for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:LAYOUTS]:
+    # number of the cheapest candidates that are laid out before the method gives up
+    for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:12]:
         laid_out = lay_out_within(plan, ram_bytes - problem.reserve_bytes)
         if arena_bytes(laid_out) + problem.reserve_bytes <= ram_bytes:
             return laid_out

@@ -38,9 +38,6 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import NoScheduleError
 
-SHARES = (1.0, 0.98, 0.95, 0.9)
-"""Of the budget, that the peak is brought under: less than all where the buffers can't be laid out otherwise."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
@@ -187,7 +184,8 @@ def _paging_first(evictions: _Evictions, able: list[_Gap]) -> bool:
 def _run(problem: Problem, ram_bytes: int, settings: Settings, choose: _Choose) -> Plan:
     found: list[Schedule] = []
     why = ""
-    for share in SHARES:
+    # of the budget, that the peak is brought under: less than all where the buffers can't be laid out otherwise
+    for share in (1.0, 0.98, 0.95, 0.9):
         evictions = _Evictions(problem)
         reason = _evict(evictions, int(ram_bytes * share), choose)
         why = why or reason

@@ -122,13 +122,6 @@ class ForwardChain:
         ]
 
 
-SHARED_READERS = 4
-SHARED_REACH = 0.25
-SHARED_BYTES = 1 / 64
-"""A tensor is shared that has so many forward readers, over such a share of the forward operators, and no more than
-such a share of all activations' bytes."""
-
-
 def shared_tensors(problem: Problem) -> frozenset[int]:
     """The small tensors that the whole forward graph reads."""
     forward = forward_operators(problem)
@@ -137,9 +130,11 @@ def shared_tensors(problem: Problem) -> frozenset[int]:
     found = set()
     for i, (tensor, readers) in enumerate(zip(problem.tensors, problem.readers, strict=True)):
         reads = [reader for reader in readers if reader in able]
-        if tensor.producer not in able or len(reads) < SHARED_READERS or tensor.nbytes > SHARED_BYTES * total:
+        # A tensor is shared that has so many forward readers, over such a share of the forward operators, and no more
+        # than such a share of all activations' bytes
+        if tensor.producer not in able or len(reads) < 4 or tensor.nbytes > total / 64:
             continue
-        if reads[-1] - tensor.producer >= SHARED_REACH * len(forward):
+        if reads[-1] - tensor.producer >= 0.25 * len(forward):
             found.add(i)
     return frozenset(found)
 

@@ -2,7 +2,7 @@
 MLSys 2020).
 
 The integer program over which tensors are kept and which operators run again at each stage; no paging. `checkmate`
-minimizes seconds of computing, as the original does, and its energy is evaluated afterwards; `checkmate-energy`
+minimizes seconds of computing, as the original does, and its energy is evaluated afterwards; `poet-remat-only`
 minimizes joules. Solved here by the project's own engine in the formulation `retention` without paging, whose space
 with scope `full` is Checkmate's (a tensor may besides be freed within a stage), carried to operators with several
 outputs and workspace.
@@ -59,15 +59,7 @@ STEPS = (
     ("forward", (1.0, 0.95, 0.9)),
 )
 """Scope of the relaxation, and shares of the budget at which it is solved; a further step where no rounding fits."""
-CERTAIN = 2
-"""Number of relaxations that are solved however long they take."""
 THRESHOLDS = tuple(step / 20 for step in range(1, 20))
-DRAWS = 40
-"""Number of random roundings of either kind."""
-INTEGRAL = 1e-6
-"""Of S*, what counts as 0 or 1: solvers' tolerance."""
-RELAXATION_S = 15.0
-"""Seconds that one relaxation may take at most."""
 
 
 def schedule_lp(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
@@ -78,7 +70,8 @@ def schedule_lp(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS)
     solved = 0
     for scope, shares in STEPS:
         for share in shares:
-            if solved >= CERTAIN and time.monotonic() > until:
+            # number of relaxations that are solved however long they take
+            if solved >= 2 and time.monotonic() > until:
                 break
             relaxed = relaxation(problem, int(ram_bytes * share), settings, scope)
             solved += 1
@@ -105,7 +98,8 @@ def rounded(problem: Problem, relaxed: Floats) -> Iterator[Schedule]:
     random = np.random.default_rng(0)
     # Of each tensor, runs of equal values; drawn alike, so that no tensor comes and goes within one.
     runs = np.cumsum(np.diff(relaxed, axis=0, prepend=relaxed[:1]) != 0, axis=0)
-    for _ in range(DRAWS):
+    # number of random roundings of either kind
+    for _ in range(40):
         # Never 0, or what the relaxation drops altogether might be kept.
         yield repaired(problem, relaxed >= 1.0 - random.random(relaxed.shape[1]))
         drawn = 1.0 - random.random((runs.max() + 1, relaxed.shape[1]))
@@ -114,14 +108,16 @@ def rounded(problem: Problem, relaxed: Floats) -> Iterator[Schedule]:
 
 def integral(relaxed: Floats) -> bool:
     """Tell whether S* keeps each tensor or doesn't."""
-    return bool(np.minimum(relaxed, 1.0 - relaxed).max(initial=0.0) < INTEGRAL)
+    # of S*, what counts as 0 or 1: solvers' tolerance
+    return bool(np.minimum(relaxed, 1.0 - relaxed).max(initial=0.0) < 1e-6)
 
 
 def relaxation(
     problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, scope: str = STEPS[0][0]
 ) -> Floats | None:
     """S*, (operators, tensors) in [0, 1], or None where the relaxation is infeasible or took too long."""
-    limit = min(settings.time_limit_s, RELAXATION_S)
+    # seconds that one relaxation may take at most
+    limit = min(settings.time_limit_s, 15.0)
     until = time.monotonic() + limit
     chosen = formulation("retention")
     deadline = settings.deadline_s
@@ -172,8 +168,3 @@ def solve(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, start
         return found
     plan = replace(found.plan, problem=problem)
     return replace(found, plan=plan, simulation=simulate(plan), overhead_bound_j=None, scope_bound=None)
-
-
-def solve_energy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
-    """Least energy."""
-    return search(problem, options(ram_bytes, settings, paging=False), starts=starts)

@@ -1,14 +1,10 @@
 """Dynamic tensor rematerialization (Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, ICLR 2021).
 
 An online greedy: the fixed order is replayed. To run an operator, its missing inputs are rematerialized, then
-resident tensors are evicted, the one of least score first, until the outputs and the workspace fit. Scores of a
+resident tensors are evicted, the one of least score first, until the outputs and the workspace fit. The score of a
 tensor t with computing time c, bytes m and staleness s (time since its last access):
 
-    dtr         (c(t) + sum of c over the evicted neighbourhood of t) / (m(t) s(t))
-    dtr-eq      the same, with the neighbourhood approximated by union-find classes of evicted neighbours
-    dtr-local   c(t) / (m(t) s(t))
-    dtr-msps    (c(t) + sum of c over the evicted ancestors of t) / m(t)
-    dtr-lru     1 / s(t)
+    (c(t) + sum of c over the evicted neighbourhood of t) / (m(t) s(t))
 
 The evicted neighbourhood is what is reached from t through evicted tensors, over its ancestors (which
 must run again to have t back) and over its descendants (which need t to be had back). A tensor that the program
@@ -23,9 +19,7 @@ its buffers can't be laid out, or in the hope of less energy, a little below it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from poetopt.comparison.baselines.acceptance import DEFAULTS, Settings, cheapest
 from poetopt.comparison.baselines.keeping import irreplaceable
@@ -40,8 +34,6 @@ from poetopt.util.errors import NoScheduleError
 
 WORK = 12
 """More computes than this times the number of operators are thrashing."""
-SHARES = (1.0, 0.985, 0.96, 0.92)
-"""Of the budget, that the replay aims at."""
 
 
 class _NothingToEvictError(Exception):
@@ -54,7 +46,6 @@ class _Replay:
 
     problem: Problem
     room: int
-    score: _Score
     clock: float = 0.0
     work: int = 0
     steps: list[Instruction] = field(default_factory=list)
@@ -71,7 +62,6 @@ class _Replay:
         self.fixed = [irreplaceable(problem, i) for i in range(count)]
         self.seconds = [operator.time_s for operator in problem.operators]
         self.tick = sum(self.seconds) * 1e-6 / max(1, len(self.seconds)) or 1.0
-        self.classes = _Classes(self)
         self.stage = 0
         # The last stage in which a rematerialization could still read each tensor.
         self.until = [-1] * count
@@ -109,9 +99,7 @@ class _Replay:
         self._make_room(self.machine.need(effect), index)
         self._do(effect)
         for i in fresh:
-            if self.evicted[i]:
-                self.evicted[i] = False
-                self.classes.restored(i)
+            self.evicted[i] = False
         # The tick keeps the order of accesses where operators take no time.
         self.clock += operator.time_s + self.tick
         for i in touched:
@@ -136,7 +124,6 @@ class _Replay:
     def _evict(self, i: int) -> None:
         self._do(self.frees[i])
         self.evicted[i] = True
-        self.classes.evicted(i)
 
     def _do(self, effect: Effect) -> None:
         self.machine.apply(effect)
@@ -154,22 +141,15 @@ class _Replay:
                 raise _NothingToEvictError(
                     f"at operator '{name}' nothing is left to evict: {needed:,} bytes are needed there"
                 )
-            scores = self.score(self, able)
-            self._evict(min(zip(scores, able, strict=True))[1])
+            self._evict(min(zip(self._scores(able), able, strict=True))[1])
 
-    def stale(self, i: int) -> float:
-        """Seconds since the last access."""
-        return self.clock - self.accessed[i] + self.tick
+    def _scores(self, able: list[int]) -> list[float]:
+        above, below, tensors = self._above(), self._below(), self.problem.tensors
+        stale = [self.clock - self.accessed[i] + self.tick for i in able]
+        costs = [self._cost(above[i] | below[i] | 1 << tensors[i].producer) for i in able]
+        return [c / (tensors[i].nbytes * s) for i, c, s in zip(able, costs, stale, strict=True)]
 
-    def neighbours(self, i: int) -> Iterator[int]:
-        """The evicted tensors next to i: inputs of its producer, outputs of its readers."""
-        producer = self.problem.tensors[i].producer
-        if self.problem.tensors[i].computed:
-            yield from (u for u in self.problem.operators[producer].inputs if self.evicted[u])
-        for reader in self.problem.readers[i]:
-            yield from (u for u in self.problem.operators[reader].outputs if self.evicted[u])
-
-    def above(self) -> list[int]:
+    def _above(self) -> list[int]:
         """For each tensor, the operators (as bits) that must run again to have it, itself not counted."""
         masks = [0] * len(self.problem.tensors)
         for operator in self.problem.operators:
@@ -181,7 +161,7 @@ class _Replay:
                 masks[i] = mask
         return masks
 
-    def below(self) -> list[int]:
+    def _below(self) -> list[int]:
         """For each tensor, the operators (as bits) of evicted tensors that need it back and will be read."""
         masks = [0] * len(self.problem.tensors)
         for index in range(len(self.problem.operators) - 1, -1, -1):
@@ -195,7 +175,7 @@ class _Replay:
                     masks[u] |= mask
         return masks
 
-    def cost(self, operators: int) -> float:
+    def _cost(self, operators: int) -> float:
         """Seconds of a set of operators, given as bits."""
         total = 0.0
         while operators:
@@ -205,91 +185,18 @@ class _Replay:
         return total
 
 
-_Score = Callable[[_Replay, list[int]], list[float]]
-
-
-class _Classes:
-    """Union-find over evicted tensors, with the summed cost of each class; a restored tensor leaves its cost behind
-    (classes are never split: that is the approximation)."""
-
-    def __init__(self, replay: _Replay) -> None:
-        self.replay = replay
-        self.parent: list[int] = []
-        self.cost: list[float] = []
-        self.entry: dict[int, int] = {}
-
-    def evicted(self, i: int) -> None:
-        entry = self.entry[i] = len(self.parent)
-        self.parent.append(entry)
-        self.cost.append(self._own(i))
-        for u in self.replay.neighbours(i):
-            first, second = self.find(self.entry[u]), self.find(entry)
-            if first != second:
-                self.parent[second] = first
-                self.cost[first] += self.cost[second]
-
-    def restored(self, i: int) -> None:
-        root = self.find(self.entry.pop(i))
-        self.cost[root] = max(0.0, self.cost[root] - self._own(i))
-
-    def find(self, entry: int) -> int:
-        while self.parent[entry] != entry:
-            self.parent[entry] = entry = self.parent[self.parent[entry]]
-        return entry
-
-    def around(self, i: int) -> float:
-        """Summed costs of the classes next to i."""
-        roots = {self.find(self.entry[u]) for u in self.replay.neighbours(i)}
-        return sum(self.cost[root] for root in sorted(roots))
-
-    def _own(self, i: int) -> float:
-        tensor = self.replay.problem.tensors[i]
-        # What the program won't read again costs nothing as a neighbour.
-        return self.replay.seconds[tensor.producer] if tensor.computed and self.replay.left[i] else 0.0
-
-
-def _own(replay: _Replay, i: int) -> float:
-    return replay.seconds[replay.problem.tensors[i].producer]
-
-
-def _neighbourhood(replay: _Replay, able: list[int]) -> list[float]:
-    above, below = replay.above(), replay.below()
-    tensors = replay.problem.tensors
-    return [
-        replay.cost(above[i] | below[i] | 1 << tensors[i].producer) / (tensors[i].nbytes * replay.stale(i))
-        for i in able
-    ]
-
-
-def _classes(replay: _Replay, able: list[int]) -> list[float]:
-    tensors = replay.problem.tensors
-    return [(_own(replay, i) + replay.classes.around(i)) / (tensors[i].nbytes * replay.stale(i)) for i in able]
-
-
-def _local(replay: _Replay, able: list[int]) -> list[float]:
-    return [_own(replay, i) / (replay.problem.tensors[i].nbytes * replay.stale(i)) for i in able]
-
-
-def _msps(replay: _Replay, able: list[int]) -> list[float]:
-    above, tensors = replay.above(), replay.problem.tensors
-    return [replay.cost(above[i] | 1 << tensors[i].producer) / tensors[i].nbytes for i in able]
-
-
-def _lru(replay: _Replay, able: list[int]) -> list[float]:
-    return [1 / replay.stale(i) for i in able]
-
-
-def _run(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, *, score: _Score) -> Plan:
-    """The cheapest replay with that score. Raises NoScheduleError."""
+def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
+    """The cheapest replay. Raises NoScheduleError."""
     # Where everything fits nothing is evicted, not even what `fixed` is careful about.
     plans: list[Schedule | Plan] = [Schedule()]
     why = ""
     room = ram_bytes - problem.reserve_bytes
     if problem.start_bytes > ram_bytes:
         raise NoScheduleError("the graph inputs alone exceed the budget, and it evicts no inputs")
-    for share in SHARES:
+    # of the budget, that the replay aims at
+    for share in (1.0, 0.985, 0.96, 0.92):
         try:
-            plans.append(_Replay(problem, int(room * share), score).run())
+            plans.append(_Replay(problem, int(room * share)).run())
         except _NothingToEvictError as error:
             why = why or str(error)
         except RecursionError:
@@ -297,10 +204,3 @@ def _run(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, *, sco
     if len(plans) == 1 and simulate(plan_of(problem, Schedule())).peak_bytes > ram_bytes:
         raise NoScheduleError(why)
     return cheapest(problem, ram_bytes, plans, settings)
-
-
-schedule = partial(_run, score=_neighbourhood)
-schedule_eq = partial(_run, score=_classes)
-schedule_local = partial(_run, score=_local)
-schedule_msps = partial(_run, score=_msps)
-schedule_lru = partial(_run, score=_lru)

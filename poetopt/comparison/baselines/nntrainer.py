@@ -31,10 +31,6 @@ def schedule_all(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS
     return cheapest(problem, ram_bytes, [Schedule()], settings)
 
 
-DENSE = 32
-"""Each look-ahead up to so many operators is tried, and then each a quarter longer than the one before."""
-
-
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """The cheapest over all look-aheads. Raises NoScheduleError where none fits."""
     return cheapest(problem, ram_bytes, (swapped(problem, k) for k in look_aheads(problem)), settings)
@@ -45,7 +41,8 @@ def look_aheads(problem: Problem) -> Iterator[int]:
     k = 0
     while k < len(problem.operators):
         yield k
-        k = k + 1 if k < DENSE else k + k // 4
+        # each look-ahead up to so many operators is tried, and then each a quarter longer than the one before
+        k = k + 1 if k < 32 else k + k // 4
     yield len(problem.operators)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -120,35 +121,39 @@ class Programme:
 
     def _cost(self, move: _Move, kept: np.ndarray, leaving: np.ndarray, returning: np.ndarray) -> np.ndarray:
         """Seconds of a move and of all that follows it, for every state."""
+        possible, idle_s, *after = self._after(move, kept, leaving, returning)
+        seconds: np.ndarray | float = 0.0
+        if move.again:
+            # What is kept beside is in units; the reversal within RAM has what is left.
+            left = (LEVELS - kept - self._units(self.size.state[move.first]) - returning) * self.unit
+            level = np.clip(left // self.tables.unit, -1, self.tables.top)
+            joules = np.where(level >= 0, self.tables.C[move.first, move.end, np.maximum(level, 0)], np.inf)
+            seconds = joules / self.power
+        following = self.value[(move.end, *(np.minimum(units, LEVELS) for units in after))]
+        return np.where(possible, seconds + idle_s + following, np.inf)
+
+    def _after(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Whether a move is possible, the seconds that it idles, and the state behind it."""
         i, j, size, unit = move.first, move.end, self.size, self.unit
         state = self._units(size.state[i])
-        taped = 0 if move.again else self._units(size.tape[i])
-        stays = kept + taped + (0 if move.offload else state)
+        stays = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)
         if move.again:
             forward = max(size.pass_peak[k] + (size.state[k] if k > i else 0) for k in range(i, j))
-            # What is kept beside is in units; the reversal within RAM has what is left.
-            left = (LEVELS - kept - state - returning) * unit
-            level = np.clip(left // self.tables.unit, -1, self.tables.top)
-            joules = np.where(level >= 0, self.tables.C[i, j, np.maximum(level, 0)], np.inf)
-            seconds = joules / self.power
-            backward = 0
+            excess_b = np.zeros_like(kept)
         else:
             forward = size.full_peak[i]
-            seconds = np.zeros(self.shape)
-            backward = size.backward_peak[i]
+            excess_b = np.maximum(0, kept + returning + state + self._units(size.backward_peak[i]) - LEVELS)
         excess_f = np.maximum(0, kept + leaving + state + self._units(forward) - LEVELS)
-        excess_b = np.maximum(0, kept + returning + state + self._units(backward) - LEVELS) if not move.again else 0
-        # What has to leave for the pass must be waiting to leave.
-        possible = (excess_f <= leaving) & (excess_b <= returning) & (stays <= LEVELS)
-        idle = (excess_f + excess_b) * unit / self.bandwidth
-        through_f = float(self.forward_s[i:j].sum()) * self.bandwidth / unit
-        through_b = float(self.backward_s[i:j].sum()) * self.bandwidth / unit
         out = state if move.offload else 0
+        through_f, through_b = (
+            float(each[i:j].sum()) * self.bandwidth / unit for each in (self.forward_s, self.backward_s)
+        )
         leaves = np.maximum(0, np.ceil(leaving - excess_f + out - through_f)).astype(np.int64)
         returns = np.maximum(0, np.ceil(returning - excess_b + out - through_b)).astype(np.int64)
-        possible &= (leaves <= LEVELS) & (returns <= LEVELS)
-        following = self.value[j, np.minimum(stays, LEVELS), np.minimum(leaves, LEVELS), np.minimum(returns, LEVELS)]
-        return np.where(possible, seconds + idle + following, np.inf)
+        # What has to leave for the pass must be waiting to leave.
+        possible = (excess_f <= leaving) & (excess_b <= returning)
+        possible &= (stays <= LEVELS) & (leaves <= LEVELS) & (returns <= LEVELS)
+        return possible, (excess_f + excess_b) * unit / self.bandwidth, stays, leaves, returns
 
     def _units(self, nbytes: int) -> int:
         # To the nearest: errors up and down cancel, and the simulator decides.
@@ -170,7 +175,7 @@ class Programme:
             if move.again:
                 left = (LEVELS - kept - state - returning) * self.unit
                 runs.update(self.tables.interval(i, move.end, self.tables.level(left)))
-            kept, leaving, returning = self._after(move, kept, leaving, returning)
+            kept, leaving, returning = map(int, self._after(move, np.array(kept), np.array(leaving), returning)[2:])
             i = move.end
         reads: dict[int, int] = {}
         for tensor in offloaded:
@@ -179,25 +184,6 @@ class Programme:
             if stages:
                 reads[tensor] = min(stages)
         return Schedule(frozenset(runs), frozenset((stage, tensor) for tensor, stage in reads.items()))
-
-    def _after(self, move: _Move, kept: int, leaving: int, returning: int) -> tuple[int, int, int]:
-        """The state behind a move, as in `_cost`."""
-        size, i, j = self.size, move.first, move.end
-        state = self._units(size.state[i])
-        stays = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)
-        if move.again:
-            forward = max(size.pass_peak[k] + (size.state[k] if k > i else 0) for k in range(i, j))
-            excess_b = 0
-        else:
-            forward = size.full_peak[i]
-            excess_b = max(0, kept + returning + state + self._units(size.backward_peak[i]) - LEVELS)
-        excess_f = max(0, kept + leaving + state + self._units(forward) - LEVELS)
-        out = state if move.offload else 0
-        through_f = float(self.forward_s[i:j].sum()) * self.bandwidth / self.unit
-        through_b = float(self.backward_s[i:j].sum()) * self.bandwidth / self.unit
-        leaves = max(0, int(np.ceil(leaving - excess_f + out - through_f)))
-        returns = max(0, int(np.ceil(returning - excess_b + out - through_b)))
-        return stays, leaves, returns
 
 
 def _power(chain: ForwardChain) -> float:

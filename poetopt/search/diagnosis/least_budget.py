@@ -15,11 +15,10 @@ from poetopt.formulations import formulation
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.within import within
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import schedule_of
+from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out_within
 from poetopt.plan.simulate import Simulation
-from poetopt.plan.storeall import store_all_bytes
 from poetopt.search.diagnosis.minimum_budget import HEURISTICS_SHARE, least_ram
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.incumbent import Candidate

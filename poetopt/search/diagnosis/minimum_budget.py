@@ -10,8 +10,8 @@ from typing import TypedDict
 
 from poetopt.formulations import formulation
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all, store_all_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all, store_all_bytes
 from poetopt.search.constructive import greedy_schedules, quick_prices
 from poetopt.search.incumbent import Candidate, Incumbent
 from poetopt.search.limits import hardest_step, placed_bytes, taken_bytes

@@ -177,10 +177,6 @@ def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None, file: IO[
     return file
 
 
-CHECKED_BYTES = 1 << 20
-"""So much of an array is looked at together."""
-
-
 class DataColumns:
     """A data set of one column for each input that has rows.
 
@@ -212,7 +208,8 @@ class DataColumns:
             digest.add(name, array)
         for name, column in self.columns.items():
             row_bytes = column.take(np.arange(1)).nbytes
-            step = max(1, CHECKED_BYTES // max(1, row_bytes))
+            # so much of an array is looked at together
+            step = max(1, (1 << 20) // max(1, row_bytes))
             for start in range(0, self.rows, step):
                 pace(f"checking the data: row {start:,} of {self.rows:,} of {name}")
                 part = column.take(np.arange(start, min(start + step, self.rows)))

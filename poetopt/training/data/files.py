@@ -250,10 +250,6 @@ class Shards:
         return self._ends[k - 1] if k else 0
 
 
-_TOGETHER = 1024
-"""Lines that are turned into numbers at once."""
-
-
 def of_table(graph: TrainingGraph, path: Path, workdir: Path | None = None) -> DataColumns:
     """The rows of a CSV file. Raises ModelError, naming file, line and column, for what is no number of an input."""
     try:
@@ -331,7 +327,8 @@ def _read(
     files: dict[str, IO[bytes]] = {name: unpacked((), str(path), workdir) for name in places}
     rows, first = 0, 2
     while True:
-        taken = [line for _, line in zip(range(_TOGETHER), lines, strict=False)]
+        # lines that are turned into numbers at once
+        taken = [line for _, line in zip(range(1024), lines, strict=False)]
         if not taken:
             break
         for k, line in enumerate(taken):

@@ -23,9 +23,9 @@ from poetopt.devices import Device
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.zoo.network import Network
 from tests.seeds import everything
 

@@ -16,9 +16,9 @@ from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.zoo.network import Network
 from tests.backends.c.support import needs_host, network
 from tests.draws.pieces import network as drawn_network

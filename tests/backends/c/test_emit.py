@@ -21,9 +21,9 @@ from poetopt.backends.c.targets import compiler
 from poetopt.cli.app import invoke
 from poetopt.frontends.proto import model_proto
 from poetopt.ops.runtimes.c import steps as registry
+from poetopt.plan.assemble import store_all
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import OutputError, PlanError, UnsupportedOpError
 from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, graph, needs_host, network, paged, tiny, unscheduled

@@ -22,8 +22,8 @@ from poetopt.backends.c.targets import compiler
 from poetopt.backends.onnxruntime.batch import TRUTH, limits, random_batch
 from poetopt.backends.step.places import graph_of
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, needs_host, network

@@ -22,11 +22,11 @@ from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.cli.app import invoke
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.codec import save
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
 from tests.test_micro_batches import network, normalized, tight
 

@@ -22,10 +22,10 @@ from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run, run_steps
 from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.step.places import graph_of
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lasting_at, lay_out
 from poetopt.plan.simulate import simulate
-from poetopt.plan.storeall import store_all
 from poetopt.search.predicting import prediction_of
 from poetopt.training.export import export, original
 from poetopt.training.inference import changes

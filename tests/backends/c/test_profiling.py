@@ -7,8 +7,8 @@ import pytest
 import poetopt as po
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.tracing import CLASSES, LEVELS, core, timed
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import OptionError
 from tests.backends.c.support import needs_emulator, network
 

@@ -21,9 +21,9 @@ from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.targets import compiler
 from poetopt.backends.step.places import graph_of
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ModelError, PlanError
 from tests.backends.c.support import (

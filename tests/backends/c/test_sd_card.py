@@ -18,8 +18,8 @@ from poetopt.backends.c.run import run_steps
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from tests.backends.c.support import HOST, needs_host, paged_parameters, updating
 
 QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")

@@ -15,8 +15,8 @@ from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.targets import Target
 from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from tests.backends.c.support import HOST, M4, dropping, needs_host, other_board, same
 
 

@@ -21,9 +21,9 @@ from poetopt.backends.c.sensitivity import distance
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.devices.cost import homes
 from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import ExecutionError, PlanError
 from tests.backends.c.support import (
     HOST,

@@ -17,9 +17,9 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Home, Problem
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.report.on_device import device_text, device_training_text
 from poetopt.util.errors import PlanError
 from poetopt.util.units import show_bytes

@@ -16,9 +16,9 @@ from poetopt.backends.c.run import RanSteps, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.training import train
+from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.plan.storeall import store_all
 from poetopt.util.errors import OptionError
 from tests.backends.c.support import (
     HOST,

@@ -1,4 +1,7 @@
-"""`poetopt compare` and `poetopt pareto`: methods side by side, and energy against RAM."""
+"""`poetopt compare` and `poetopt pareto`: methods side by side, and energy against RAM.
+
+`poetopt solve`: a model in, a plan with a proof out.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,40 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from poetopt.cli.console import check_outputs, live_line, say, write_json
+from poetopt.cli.console import check_outputs, complain, live_line, live_progress, say, write_json, write_text
 from poetopt.cli.options import (
     BACKEND,
     BATCH,
+    BATCH_OR_MAX,
+    BLOCKS,
     DEADLINE,
+    DEADLINE_MODEL,
     DEVICE,
     GAP,
+    GOALS,
     GRANULARITY,
+    LAZY_TABLES,
     LOSS,
+    MICRO_BATCH,
+    PARAMETERS,
     PARTS,
+    PICTURE,
     PROFILE,
+    RAM,
     READING,
     RUNTIME,
+    SEARCHING,
+    SOLVER,
     SPACE,
     STATISTICS,
+    STREAM,
     THREADS,
     TIME_LIMIT,
     UPDATES,
     JsonOption,
     ModelArgument,
-    PictureOption,
+    Option,
+    PlanOutOption,
     sharing,
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
@@ -42,32 +58,57 @@ if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
 
 
+@sharing(
+    DEVICE, RAM, *GOALS, DEADLINE, DEADLINE_MODEL, RUNTIME, PARAMETERS, STREAM, BATCH_OR_MAX, MICRO_BATCH, STATISTICS,
+    *READING, *LOSS, *UPDATES, LAZY_TABLES, GRANULARITY, *SPACE, *SEARCHING, *SOLVER, PROFILE, BLOCKS,
+)  # fmt: skip
+def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
+    """Find the schedule of least energy that keeps a RAM budget and a deadline."""
+    begin = time.monotonic()
+    import poetopt as po
+
+    outputs = {"-o": out, "--json": json, "--with log": options["log"]}
+    check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
+    if options["batch"] == "max" and options["micro_batch"] is not None:
+        raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
+    with live_progress() as listener:
+        try:
+            report = po.solve(model, listener=listener, begin=begin, **options)
+        except (InfeasibleError, NoScheduleError) as error:
+            if error.report is not None:
+                write_json(error.report, json)
+            raise
+    if out is not None:
+        write_text(report.plan_text(), out, option="-o")
+    write_json(report.to_dict(), json)
+    say(str(report), unless=[out, json])
+    if report.warning and "-" in (out, json):  # the summary isn't shown
+        complain(f"warning: {report.warning}")
+    return 0
+
+
+@sharing(
+    Option(
+        "out", str | None, None, "FILE.sqlite", "The results, which a later run adds to; default: beside the sweep.",
+        None, "-o --out",
+    ),
+    Option(
+        "scheduler", str | None, None, "tcp://HOST:PORT", "A dask scheduler; default: processes here.", None,
+    ),
+    Option("workers", int | None, None, "N", "How many processes here; default: one a processor.", None, least=1),
+)  # fmt: skip
 def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="Models, devices, budgets, deadlines and methods.")],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="FILE.sqlite",
-            help="The results, which a later run adds to; default: beside the sweep.",
-        ),
-    ] = None,
-    scheduler: Annotated[
-        str | None, typer.Option(metavar="tcp://HOST:PORT", help="A dask scheduler; default: processes here.")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(metavar="N", help="How many processes here; default: one a processor.", min=1)
-    ] = None,
     json: JsonOption = None,
+    **options: Any,
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
     from poetopt.api.sweeps import ERROR
     from poetopt.api.sweeps import sweep as run
 
-    check_outputs([file], {"-o": out, "--json": json})
+    check_outputs([file], {"-o": options["out"], "--json": json})
     with _told("starting workers") as told:
-        found = run(file, out=out, scheduler=scheduler, workers=workers, told=told)
+        found = run(file, **options, told=told)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     if found.lost:
@@ -97,32 +138,19 @@ OPTIONS = (
         TIME_LIMIT, default="12s", help="For one solve, of methods with a proof; POET also gets what the others left."
     ),
     GAP,
-)
-def compare(
-    model: ModelArgument,
-    ram: Annotated[
-        str, typer.Option(metavar="BUDGETS", help="20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.")
-    ] = "20%..100%/9",
-    methods: Annotated[
-        str,
-        typer.Option(metavar="all|A,B", help="The methods; all of them by default."),
-    ] = "all",
-    out: PictureOption = None,
-    plans: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Write every plan there, as METHOD-BUDGET.json, for `run`.")
-    ] = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+    Option(
+        "ram", str, "20%..100%/9", "BUDGETS", "20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.", None,
+    ),
+    Option("methods", str, "all", "all|A,B", "The methods; all of them by default.", None),
+    PICTURE,
+    Option("plans", str | None, None, "FOLDER", "Write every plan there, as METHOD-BUDGET.json, for `run`.", None),
+)  # fmt: skip
+def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
     import poetopt as po
     from poetopt.util.files import check_folder
 
-    check_outputs([model], {"-o": out, "--json": json})
-    if out is not None:
-        from poetopt.report.plots import check_picture
-
-        check_picture(out)
+    out, plans = _picture(model, json, options), options.pop("plans")
     if plans is not None:
         if not plans:
             raise OptionError("--plans '': the name of the folder is empty; give one")
@@ -130,9 +158,7 @@ def compare(
             raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
         check_folder(plans)
     with _told() as told:
-        found = po.compare(
-            model, ram=ram, methods=methods, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options
-        )
+        found = po.compare(model, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options)
     if plans is not None:
         _save_plans(found, plans)
     if out is not None:
@@ -147,24 +173,21 @@ def compare(
 
 
 @sharing(
-    *OPTIONS, replace(TIME_LIMIT, default="230s", help="Take up no new point after that."), replace(GAP, default="2%")
+    *OPTIONS,
+    replace(TIME_LIMIT, default="230s", help="Take up no new point after that."),
+    replace(GAP, default="2%"),
+    PICTURE,
 )
 def pareto(
     model: ModelArgument,
     points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
-    out: PictureOption = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
     """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
     import poetopt as po
 
-    check_outputs([model], {"-o": out, "--json": json})
-    if out is not None:
-        from poetopt.report.plots import check_picture
-
-        check_picture(out)
-
+    out = _picture(model, json, options)
     with _told() as told:
         try:
             front = po.pareto(
@@ -188,37 +211,29 @@ def pareto(
     return 0
 
 
-@sharing(*(option for option in OPTIONS if option not in (DEADLINE, BATCH, BACKEND, SCOPE)), replace(
-    TIME_LIMIT, default="5s", help="For the search of each row."
-))  # fmt: skip
-def fit(
-    model: ModelArgument,
-    memory: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SIZE", help="RAM for all of a step; may be repeated; default: the device's."),
-    ] = None,
-    batches: Annotated[
-        str | None, typer.Option(metavar="1,2,4", help="Batches; default: powers of two, as far as they fit.")
-    ] = None,
-    overhead: Annotated[
-        str | None,
-        typer.Option(metavar="PERCENT", help="Look for the largest batch with at most this much more energy."),
-    ] = None,
-    out: PictureOption = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+@sharing(
+    *(option for option in OPTIONS if option not in (DEADLINE, BATCH, BACKEND, SCOPE)),
+    replace(TIME_LIMIT, default="5s", help="For the search of each row."),
+    Option(
+        "memory", list[str] | None, None, "SIZE", "RAM for all of a step; may be repeated; default: the device's.",
+        None,
+    ),
+    Option(
+        "batches", str | None, None, "1,2,4", "Batches; default: powers of two, as far as they fit.", None,
+    ),
+    Option(
+        "overhead", str | None, None, "PERCENT", "Look for the largest batch with at most this much more energy.", None,
+    ),
+)  # fmt: skip
+def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
-    from poetopt.api.fitting import what_fits
+    from poetopt.api.comparing import what_fits
     from poetopt.report.comparison import fits_lines
     from poetopt.report.goals import CHEAP, advice
 
-    check_outputs([model], {"-o": out, "--json": json})
+    memory, batches, overhead = (options.pop(name) for name in ("memory", "batches", "overhead"))
+    check_outputs([model], {"--json": json})
     most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
-    if out is not None:
-        from poetopt.report.plots import check_picture
-
-        check_picture(out)
     sizes = [size for text in memory or () for size in text.split(",")]
     try:
         asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
@@ -227,10 +242,6 @@ def fit(
     with _told() as told:
         rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
     title = f"{model} on {options['device']}"
-    if out is not None:
-        from poetopt.report.plots import save_fits
-
-        save_fits(title, rows, out)
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     memories = dict.fromkeys(row.memory_bytes for row in rows)
     advices = [advice([row for row in rows if row.memory_bytes == size], most) for size in memories]
@@ -246,6 +257,17 @@ def _save_plans(found: Comparison, folder: str) -> None:
     for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")
         codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+
+
+def _picture(model: str, json: str | None, options: dict[str, Any]) -> str | None:
+    """The path of the picture that is asked for, taken out of the options, once it is known that it can be drawn."""
+    out: str | None = options.pop("out")
+    check_outputs([model], {"-o": out, "--json": json})
+    if out is not None:
+        from poetopt.report.plots import check_picture
+
+        check_picture(out)
+    return out
 
 
 @contextmanager

@@ -4,30 +4,173 @@ PyTorch's older exporter leaves such nodes behind (`diagonal`, `local_response_n
 is a literal, or compares shapes, which are fixed here: they are inferred, and integers computed, for the nodes behind
 one tensor, with the batch put in. Stored floats stay unknown, as training changes those. An If whose condition depends
 on what the network computes, or on its weights, is left, to be refused.
+
+Calls of functions that the file itself defines become the functions' bodies (torch's newer exporter writes some).
+
+ONNX's own inliner knows nothing of an attribute's default in the definition: what a call leaves out, it leaves out in
+the body too, where the operator's default then counts. So the calls state every attribute before they are inlined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+import onnx.inliner
+from onnx import FunctionProto, GraphProto, NodeProto, TensorProto, helper
 
 from poetopt.frontends.draft import FoldingBudget, Type
 from poetopt.frontends.places import FLOATS
-from poetopt.frontends.proto import constant_tensor, copied, subgraphs, unique
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of
+from poetopt.frontends.proto import copied, subgraphs, unique
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, all_nodes, array_of, constant_array, stored
 from poetopt.frontends.reading import ReadOptions
 from poetopt.frontends.sizes import fix_inputs, rebatched
 from poetopt.frontends.specialise import specialise
-from poetopt.frontends.structure import CONTROL_FLOW
-from poetopt.util.errors import ModelError
+from poetopt.frontends.structure import CONTROL_FLOW, describe, first_line
+from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+MOST_NODES = 50_000
+"""No network that is trained has this many, and reading them takes ten seconds."""
+_Key = tuple[str, str]
+"""Domain and name of a function; those that differ in their overload alone are inlined together."""
+
+
+def inline_functions(document: Document) -> None:
+    """Replace calls of the file's own functions by their bodies, in place.
+
+    Raises `ModelError` for functions that call each other in a circle, `UnsupportedOpError` for one of another opset
+    than the model's.
+    """
+    if not document.proto.functions:
+        return
+    _keep(document, _called(document))
+    _bounded(document)
+    while document.proto.functions:
+        chosen = _callers(document.proto.functions)
+        _state_defaults(document)
+        try:
+            inlined = onnx.inliner.inline_selected_functions(document.proto, sorted(chosen))
+        except LIBRARY_ERRORS as error:
+            raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
+        document.proto.CopyFrom(inlined)
+        _keep(document, {_key(function) for function in inlined.functions} - chosen)
+
+
+def _bounded(document: Document) -> None:
+    """Refuse what a few functions that call each other several times would become."""
+    functions = {_key(function): function for function in document.proto.functions}
+    counts: dict[_Key, int] = {}
+
+    def expanded(nodes: Iterable[NodeProto]) -> int:
+        return sum(counts.get(_domain_and_op(node), 1) for node in all_nodes(nodes))
+
+    todo = list(functions)
+    open_: set[_Key] = set()
+    while todo:
+        key = todo[-1]
+        called = {_domain_and_op(node) for node in all_nodes(functions[key].node)}
+        calls = {other for other in called if other in functions and other not in counts}
+        if key not in counts and calls and key not in open_:
+            open_.add(key)
+            todo += sorted(
+                other for other in calls if other not in open_
+            )  # who calls itself, in the end, is refused by the inliner
+            continue
+        counts[key] = expanded(functions[key].node)
+        todo.pop()
+    calls_of = [node for node in all_nodes(document.proto.graph.node) if _domain_and_op(node) in functions]
+    total = expanded(calls_of)
+    if total > MOST_NODES:
+        worst = max(calls_of, key=lambda node: counts[_domain_and_op(node)])
+        raise ModelError(
+            f"{describe(document.where, worst, document.opset)}: a function of the file that is "
+            f"{_many(counts[_domain_and_op(worst)])} nodes when written out, of {_many(total)} in all; at most "
+            f"{MOST_NODES:,} are read. Export the model without functions, or a part of it"
+        )
+
+
+def _many(count: int) -> str:
+    """A number of nodes; functions that call one another make it as long as one likes."""
+    return f"{count:,}" if count < 10**15 else "more than 10^15"
+
+
+def _keep(document: Document, keys: Set[_Key]) -> None:
+    kept = [function for function in document.proto.functions if _key(function) in keys]
+    copy = onnx.ModelProto(functions=kept)
+    del document.proto.functions[:]
+    document.proto.functions.extend(copy.functions)
+
+
+def _key(function: FunctionProto) -> _Key:
+    return function.domain, function.name
+
+
+def _callers(functions: Iterable[FunctionProto]) -> set[_Key]:
+    """Functions to inline at once: all of them, but where there are defaults those alone that no other one calls.
+
+    A default of the outer function may reach the inner call, or leave it to the inner one's default.
+    """
+    found = list(functions)
+    keys = {_key(function) for function in found}
+    if not any(function.attribute_proto for function in found):
+        return keys
+    called = {_domain_and_op(node) for function in found for node in all_nodes(function.node)}
+    return keys - called or keys
+
+
+def _domain_and_op(node: NodeProto) -> _Key:
+    return node.domain, node.op_type
+
+
+def _state_defaults(document: Document) -> None:
+    """Give each call in the graph the defaults of the attributes that it leaves out."""
+    functions = {(*_key(function), function.overload): function for function in document.proto.functions}
+    for node in all_nodes(document.proto.graph.node):
+        function = functions.get((*_domain_and_op(node), node.overload))
+        if function is not None:
+            given = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in function.attribute_proto if default.name not in given)
+
+
+def _called(document: Document) -> set[_Key]:
+    """The functions that the graph calls, in the end.
+
+    Refuses those whose operators are of another version than the model's: the inliner would leave their calls.
+    """
+    functions = {_key(function): function for function in document.proto.functions}
+    versions = _versions(document.proto.opset_import)
+    todo = list(all_nodes(document.proto.graph.node))
+    seen: set[_Key] = set()
+    while todo:
+        node = todo.pop()
+        key = _domain_and_op(node)
+        function = functions.get(key)
+        if function is None or key in seen:
+            continue
+        seen.add(key)
+        for domain, version in _versions(function.opset_import).items():
+            if versions.get(domain, version) != version:
+                raise UnsupportedOpError(
+                    f"{describe(document.where, node, document.opset)}: calls a function of the file that is written "
+                    f"in opset {version} of {domain or 'ai.onnx'}, and the model is in opset {versions[domain]}; "
+                    "export the model with one opset for both"
+                )
+        todo.extend(all_nodes(function.node))
+    return seen
+
+
+def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Mapping[str, int]:
+    found: dict[str, int] = {}
+    for entry in imports:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        found[domain] = max(int(entry.version), found.get(domain, int(entry.version)))
+    return found
 
 
 @dataclass
@@ -157,7 +300,8 @@ class _Inlining:
 
     def _branch(self, node: NodeProto) -> GraphProto | None:
         """The branch that is taken, or None where that isn't known or it can't be spliced."""
-        taken = _literal(self._document, self._producers, node.input[0])
+        literal = self._stored(node.input[0])
+        taken = None if literal is None else _one(literal)
         if taken is None:
             if self._known is None:
                 self._document.put_nodes([*self._kept, node, *reversed(self._todo)])
@@ -171,6 +315,11 @@ class _Inlining:
         if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
             return None
         return branch
+
+    def _stored(self, name: str) -> Array | None:
+        """The value of `name` where the file, or a branch that was spliced, stores it."""
+        node = self._producers.get(name)
+        return stored(self._document, name) if node is None else constant_array(node)
 
     def _condition(self, known: Ahead, name: str) -> bool | None:
         """The value of `name` where shapes alone decide it, else None."""
@@ -213,28 +362,6 @@ def _is_if(node: NodeProto) -> bool:
 
 def _one(array: Array) -> bool | None:
     return bool(array.reshape(-1)[0]) if array.size == 1 and array.dtype == np.bool_ else None
-
-
-def _literal(document: Document, producers: Mapping[str, NodeProto], name: str) -> bool | None:
-    """The value of `name` where the file stores it."""
-    if name in document.weights:
-        return _one(array_of(document, name)) if document.weights[name].data_type == TensorProto.BOOL else None
-    found = producers.get(name)
-    array = None if found is None else _constants([found]).get(name)
-    return None if array is None else _one(array)
-
-
-def _constants(nodes: Iterable[NodeProto]) -> dict[str, Array]:
-    """Values of Constant nodes of dense numbers."""
-    found: dict[str, Array] = {}
-    for node in nodes:
-        tensor = constant_tensor(node)
-        if tensor is not None and node.output:
-            try:
-                found[node.output[0]] = numpy_helper.to_array(tensor)
-            except LIBRARY_ERRORS:
-                continue
-    return found
 
 
 def _names(node: NodeProto) -> set[str]:
