@@ -223,13 +223,6 @@ def emit(
             help="What it is for: start-up and linker script come with a Cortex-M.",
         ),
     ] = "linux",
-    schedule: Annotated[
-        str,
-        typer.Option(
-            metavar="code|table",
-            help="The plan as calls, or as bytes that are decoded.",
-        ),
-    ] = "code",
     weights: Annotated[
         str,
         typer.Option(
@@ -263,7 +256,7 @@ def emit(
     check_outputs([plan, model], {"--json": json})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, model=model, **options)
-    how = {"schedule": schedule, "weights": weights, "prefix": prefix, "form": form}
+    how = {"weights": weights, "prefix": prefix, "form": form}
     emitted = write(loaded, out, target=target, selftest=selftest, **how)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])

@@ -16,7 +16,7 @@ from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Compiler, Target, compiler
-from poetopt.backends.c.text import CODE, fixed
+from poetopt.backends.c.text import fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 from poetopt.util.errors import OptionError, OutputError
 from poetopt.util.version import __version__
@@ -130,11 +130,11 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
 TABLES = "po_tables.c"
 
 
-def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
-    """The files of a program, by name; `schedule` is `code` or `table`."""
+def emitted(program: DeviceProgram, target: Target) -> Mapping[str, bytes]:
+    """The files of a program, by name."""
     found = {
-        "po.h": text.header(program, schedule),
-        "po_step.c": text.step(program, schedule),
+        "po.h": text.header(program),
+        "po_step.c": text.step(program),
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),
         "po_flash.c": text.flash(program),
@@ -245,9 +245,9 @@ class Built:
     board: Board | None
 
 
-def write(program: DeviceProgram, target: Target, folder: Path, schedule: str = CODE) -> None:
+def write(program: DeviceProgram, target: Target, folder: Path) -> None:
     """The emitted files, as `emit` writes them, into a folder of this process's own."""
-    for name, content in emitted(program, target, schedule).items():
+    for name, content in emitted(program, target).items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)

@@ -42,7 +42,7 @@ WIDE = 0b11101
 """A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 SCHEDULE, ENTRY = 1, 2
 """Kinds of blocks, as po_count.c has them."""
-CALLERS = ("po_step", "po_part", "po_run", "po_last", "po_compute", "po_stream")
+CALLERS = ("po_step", "po_part", "po_run", "po_last")
 """The functions that call operators."""
 
 Weights = NDArray[np.uint64]

@@ -27,9 +27,9 @@ def program() -> DeviceProgram:
     return device_program(lay_out(store_all(problem)), problem.graph)
 
 
-def ran(made: DeviceProgram, folder: Path, target: Target = HOST, schedule: str = "code") -> Ran:
+def ran(made: DeviceProgram, folder: Path, target: Target = HOST) -> Ran:
     """One step."""
-    for name, content in emitted(made, target, schedule).items():
+    for name, content in emitted(made, target).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return run(build(made, target, folder, warnings=("-Werror",)), random_batch(made.graph, 3))
@@ -64,14 +64,13 @@ def test_sizes_of_arrays_and_of_copies_stay_numbers() -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("schedule", ["code", "table"])
-def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path, schedule: str) -> None:
+def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path) -> None:
     """Two operators that are given each other's addresses compute something else."""
     made = program()
     (routine,) = made.routines
     texts = [one.text for one in made.codes if one.text]
     assert len(texts) < len(made.codes)
-    results = ran(made, tmp_path / "right", schedule=schedule).results
+    results = ran(made, tmp_path / "right").results
     (one, first), (other, second) = next(
         ((i, a), (j, b))
         for i, a in routine.operators.items()
@@ -80,7 +79,7 @@ def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path, schedule: s
     )
     swapped = {**routine.operators, one: replace(first, given=second.given), other: replace(second, given=first.given)}
     other_made = replace(made, routines=(replace(routine, operators=swapped),))
-    wrong = ran(other_made, tmp_path / "wrong", schedule=schedule).results
+    wrong = ran(other_made, tmp_path / "wrong").results
     assert not same(results, wrong)
 
 

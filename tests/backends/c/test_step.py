@@ -40,7 +40,6 @@ from tests.backends.c.support import (
     paged,
     paged_parameters,
     same,
-    tiny,
     unscheduled,
     updating,
     written,
@@ -143,20 +142,6 @@ def is_far(mine: Batch) -> bool:
     """Whether gradients are further from onnxruntime's than rounding takes them."""
     reference, went = measured_reference(graph(), batch()), moved(graph(), mine)
     return not distance(went, reference.exact, graph().trained) <= TOLERANCE * reference.together
-
-
-@needs_host
-def test_the_compact_plan_and_its_decoder_give_the_same_bits(tmp_path: Path) -> None:
-    """One that pages, and one that recomputes."""
-    recomputed = po.solve(tiny(), ram="78%", paging=False, threads=1, time_limit="20s").plan
-    assert recomputed is not None
-    computes = sum(step.action is Action.COMPUTE for step in recomputed.instructions)
-    assert computes > len(tiny().operators)
-    expected = run(built(unscheduled(), tmp_path / "whole"), batch()).results
-    for name, plan in (("paged", paged()), ("recomputed", recomputed)):
-        found = run(built(plan, tmp_path / name, schedule="table"), batch())
-        assert same(found.results, expected)
-        assert same(found.again, expected)
 
 
 @needs_host
