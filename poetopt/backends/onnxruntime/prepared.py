@@ -16,8 +16,7 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import ALIGNMENT, numpy_dtype
-from poetopt.backends.step.parts import slice_nodes
-from poetopt.backends.step.places import Places
+from poetopt.backends.step.places import Places, slice_nodes
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 
