@@ -19,7 +19,7 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution, DeviceTraining, Predicted
 from poetopt.backends.c.generations import check_room
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
+from poetopt.backends.c.run import Ran, run, run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, predicted, sensitivity
 from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
@@ -77,7 +77,7 @@ class _Both:
         once = device_program(whole, self.graph, prediction=self.predict(whole, self.graph))
         return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
 
-    def figures(self, built: Built, ran: Ran | RanSteps) -> dict[str, Any]:
+    def figures(self, built: Built, ran: Ran) -> dict[str, Any]:
         """Gives what `DeviceChecks` has of any run."""
         arena, sizes = arena_bytes(self.plan), built.sizes
         return {
@@ -95,7 +95,7 @@ class _Both:
             "bytes_streamed": self.simulation.bytes_streamed,
         }
 
-    def predicted(self, asked: Sequence[Batch], mine: Ran | RanSteps, theirs: Ran | RanSteps) -> Predicted | None:
+    def predicted(self, asked: Sequence[Batch], mine: Ran, theirs: Ran) -> Predicted | None:
         """The outputs of both for what they were asked, beside onnxruntime's with the values that were left."""
         plan = self.program.predicts
         if plan is None or not asked:

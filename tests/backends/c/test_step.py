@@ -208,6 +208,7 @@ def test_a_cortex_m4_gives_the_same_bits_with_exactly_the_ram(tmp_path: Path) ->
     assert not is_far(mine.results)
     assert mine.instructions is not None
     assert mine.instructions > 10_000
+    assert mine.stack_bytes is not None
     assert 0 < mine.stack_bytes < 4096
     theirs = run(built(unscheduled(), tmp_path / "whole", "cortex-m4"), batch())
     assert same(mine.results, theirs.results)
