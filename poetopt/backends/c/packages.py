@@ -10,65 +10,18 @@ import re
 from collections.abc import Mapping
 from string import Template
 
+from poetopt.backends.c.text import filled
 from poetopt.util.errors import OptionError
 from poetopt.util.version import __version__
 
 PLAIN = "plain"
 FLAGS = "-ffp-contract=off -fno-math-errno"
-FILES: Mapping[str, Mapping[str, str]] = {
-    "cmake": {
-        "CMakeLists.txt": """\
-cmake_minimum_required(VERSION 3.13)
-project($name LANGUAGES C)
-add_library($name STATIC
-$sources)
-target_include_directories($name PUBLIC $${CMAKE_CURRENT_SOURCE_DIR})
-set_target_properties($name PROPERTIES C_STANDARD 99)
-target_compile_options($name PRIVATE $flags)
-target_link_libraries($name PUBLIC m)
-""",
-    },
-    "zephyr": {
-        "zephyr/module.yml": "name: $name\nbuild:\n  cmake: .\n",
-        "CMakeLists.txt": """\
-zephyr_library_named($name)
-zephyr_library_sources(
-$sources)
-zephyr_library_compile_options($flags)
-zephyr_include_directories($${CMAKE_CURRENT_SOURCE_DIR})
-""",
-    },
-    "esp-idf": {
-        "CMakeLists.txt": """\
-idf_component_register(SRCS
-$sources  INCLUDE_DIRS ".")
-target_compile_options($${COMPONENT_LIB} PRIVATE $flags)
-""",
-    },
-    "platformio": {
-        "library.json": """\
-{
-  "name": "$name",
-  "version": "1.0.0",
-  "description": "A training step of a neural network, written by poetopt $version",
-  "build": {"flags": "$flags", "includeDir": ".", "srcDir": "."}
-}
-""",
-    },
-    "arduino": {
-        "library.properties": """\
-name=$name
-version=1.0.0
-author=poetopt $version
-maintainer=poetopt
-sentence=A training step of a neural network.
-paragraph=The sketch writes ${name}_read and ${name}_write, and calls ${name}_step.
-category=Data Processing
-url=
-architectures=*
-includes=$name.h
-""",
-    },
+FILES = {
+    "cmake": ("CMakeLists.txt",),
+    "zephyr": ("CMakeLists.txt", "zephyr/module.yml"),
+    "esp-idf": ("CMakeLists.txt",),
+    "platformio": ("library.json",),
+    "arduino": ("library.properties",),
 }
 """Files that each build wants beside the sources."""
 HOW: Mapping[str, str] = {
@@ -117,7 +70,7 @@ def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, 
     kept["README.md"] = "\n".join(line for line in readme.split("\n") if not _LISTED.match(line)).encode()
     inside = "src/" if form == "arduino" else ""
     found = {f"{inside}{name}" if name.endswith((".c", ".h")) else name: content for name, content in kept.items()}
-    return found | {name: Template(text).substitute(values).encode() for name, text in FILES[form].items()}
+    return found | {name: filled(f"packages/{form}/{name}", values).encode() for name in FILES[form]}
 
 
 def _numbers(data: bytes) -> str:

@@ -65,60 +65,9 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
 
 
 ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
-HEADS = """\
-#ifdef PO_BUDGET
-int po_step_run(uint32_t *at, uint32_t budget)
-#else
-int po_step(void)
-#endif"""
-"""The function of a step as calls, which may pause."""
-WHOLE = """
-#ifdef PO_BUDGET
-int po_step(void)
-{
-    uint32_t at = 0;
-    return po_step_run(&at, UINT32_MAX);
-}
-#endif
-"""
 TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
-STEP = """\
-/* One step. Where it doesn't return PO_DONE there are no results. */
-"""
-PAUSES = """\
-/* A step in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
-   `*at` on, which is 0 where a step begins and is set here. PO_MORE: there is more to do, and nothing else of these
-   functions may be called meanwhile. */
-int po_step_run(uint32_t *at, uint32_t budget);
-
-"""
-PART = """\
-/* Runs part `part` of a batch, whose inputs are in their places: 0, 1, ... to PO_PARTS - 1, one after another. Part 0
-   begins with sums of gradients that are zero. */
-int po_part(uint32_t part);
-
-/* What makes a step of the parts, once they all have run: ${last}the mean of their losses. Where it doesn't return
-   PO_DONE there are no results. */
-"""
-"""What po.h says of the functions of a step, of a batch at once and in parts."""
-SELFTEST = """\
-/* Begins with po_load(), draws a batch, holds what a prediction and a step make of it against what onnxruntime made of
-   it, within rounding, and ends with po_load(): what wasn't saved is lost, as after a reset. PO_DAMAGED: parameters or
-   constants aren't the first ones (nor are those that were trained on storage and saved), or other numbers come out. */
-int po_selftest(void);
-
-"""
-PREDICT = """\
-/* The network as it is used, in the same RAM: by running statistics, without Dropout, labels or loss. Write
-   po_predict_inputs, call it between two steps, and read po_outputs. What lasts stays as it is; inputs and results of a
-   step are lost. */
-extern const po_tensor po_predict_inputs[];
-extern const po_tensor po_outputs[];
-int po_predict(void);
-
-"""
 
 
 def fixed(name: str) -> str:
@@ -159,9 +108,9 @@ def header(program: DeviceProgram) -> str:
             "fed": "step" if program.graph.parts == 1 else "part of a batch",
             "asked": len(program.asked),
             "outputs": len(program.outputs),
-            "steps": (PAUSES if program.graph.parts == 1 else "") + _functions(program.graph),
-            "predicts": PREDICT if program.predicts is not None else "",
-            "selftest": SELFTEST if program.golden is not None else "",
+            "steps": _functions(program.graph),
+            "predicts": fixed("po_predict.h") if program.predicts is not None else "",
+            "selftest": fixed("po_selftest.h") if program.golden is not None else "",
             "does": does(program),
         },
     )
@@ -170,24 +119,23 @@ def header(program: DeviceProgram) -> str:
 def _functions(graph: TrainingGraph) -> str:
     """Gives what po.h says of the functions of a step, but for the last declaration."""
     if graph.parts == 1:
-        return STEP
-    updates = graph.closing is not None
-    return Template(PART).substitute(last="the updates of the parameters, and " if updates else "")
+        return fixed("po_step.h")
+    return filled("po_part.h", {"last": "" if graph.closing is None else "the updates of the parameters, and "})
 
 
 def schedules(program: DeviceProgram) -> str:
     """The functions of po_step.c that run plans."""
-    parted, found = program.graph.parts > 1, []
-    for k, (head, routine) in enumerate(zip((RUN, LAST) if parted else (HEADS,), program.routines, strict=False)):
-        first, end = "" if k else begin(program), ""
-        if not parted:
-            first = "    PO_BEGIN;\n" + (f"    if (from == 0u) {{\n{first}    }}\n" if first else "")
-            end = counting(program) + "    PO_END;\n"
-        elif not k:
-            first += "    (void)part;\n"
-        said = statements(routine, ONE_BY_ONE if parted else PAUSING)
-        found.append(filled("po_calls.c", {"head": head, "begin": first, "end": end, "statements": said}))
-    return "\n".join(found) + (_parts(program) if parted else "")
+    first, routines = begin(program), program.routines
+    if program.graph.parts == 1:
+        given = {"begin": f"    if (from == 0u) {{\n{first}    }}\n" if first else "", "end": counting(program)}
+        return filled("po_whole.c", {**given, "statements": statements(routines[0], PAUSING)})
+    parts = _calls(RUN, f"{first}    (void)part;\n", routines[0])
+    last = "".join(f"\n{_calls(LAST, '', routine)}" for routine in routines[1:])
+    return parts + last + _parts(program)
+
+
+def _calls(head: str, first: str, routine: Routine) -> str:
+    return filled("po_calls.c", {"head": head, "begin": first, "statements": statements(routine, ONE_BY_ONE)})
 
 
 def _parts(program: DeviceProgram) -> str:
@@ -296,9 +244,7 @@ def predicting(program: DeviceProgram) -> str:
     if program.predicts is None:
         return ""
     checked = "    PO_PASS(po_asked());\n" if any(_limited(program, program.asked)) else ""
-    given = {"head": "int po_predict(void)", "begin": f"{checked}    po_carry();\n", "end": ""}
-    given["statements"] = statements(program.predicts, ONE_BY_ONE)
-    return "\n" + filled("po_calls.c", given)
+    return "\n" + _calls("int po_predict(void)", f"{checked}    po_carry();\n", program.predicts)
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
@@ -327,7 +273,6 @@ def step(program: DeviceProgram) -> str:
                 else ""
             ),
             "schedule": checked + schedules(program),
-            "pausing": WHOLE if program.graph.parts == 1 else "",
             "predicts": predicting(program),
         },
     )
