@@ -102,9 +102,8 @@ def emit(
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
     `OutputError` where the folder can't be written. Then nothing is written.
     """
-    from poetopt.backends.c.build import check_folder_free, emitted, named, write_folder
+    from poetopt.backends.c.build import check_folder_free, emitted, named, packaged, write_folder
     from poetopt.backends.c.generations import blocks, check_room, saved_blocks
-    from poetopt.backends.c.packages import packaged
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.storage import erased_blocks
     from poetopt.backends.c.targets import target as target_of

@@ -15,8 +15,7 @@ from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import choice, windows
-from poetopt.ops.runtimes.c.choice import outline
+from poetopt.ops.runtimes.c import choice, outline, windows
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays

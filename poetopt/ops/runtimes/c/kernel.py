@@ -258,10 +258,7 @@ def operands(call: Call, arguments: Arguments) -> list[str]:
 
 def known_types(call: Call) -> str | None:
     """Why not, where an operand has an element type that there is no C type of."""
-    for tensor in (*call.inputs, *call.outputs):
-        if tensor is not None and tensor.dtype not in C_TYPES:
-            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(C_TYPES)}"
-    return None
+    return refuse_types(call, *C_TYPES)
 
 
 def filled(y: Tensor, target: str, value: str) -> str:
