@@ -14,8 +14,9 @@ import poetopt as po
 from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
+from poetopt.ops.runtimes import c as choice
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import choice, outline, windows
+from poetopt.ops.runtimes.c import outline, windows
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
@@ -236,8 +237,11 @@ def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before:
 
 @pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
 def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
-    found = windows.run(windows.BLOCK_BYTES, total, chunk, 3, True, True)
-    once = windows.run(windows.BLOCK_BYTES, total, chunk, 1, True, True)
+    found, once = (
+        windows.rows(windows.BLOCK_BYTES, Rows(total), 1, 1, total, chunk, passes, True, True) for passes in (3, 1)
+    )
+    assert found is not None
+    assert once is not None
     assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
     assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
     assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total

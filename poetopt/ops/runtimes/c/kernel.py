@@ -111,8 +111,6 @@ class Kernel:
         C files that its code includes.
     include
         The package whose data these files are.
-    version
-        To be raised whenever results or scratch change.
     """
 
     op_type: str
@@ -126,7 +124,6 @@ class Kernel:
     tilings: Callable[[Call], tuple[Tiling, ...]] = lambda call: ()
     headers: tuple[str, ...] = ()
     include: str = INCLUDE
-    version: str = "1"
 
     def missing(self, call: Call) -> str | None:
         """Says which input would have to be a constant, in words; None where all are that must be."""
