@@ -14,9 +14,8 @@ import poetopt as po
 from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
-from poetopt.ops.runtimes import c as choice
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import outline, windows
+from poetopt.ops.runtimes.c import MOST, outline, windows
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
@@ -180,7 +179,7 @@ def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -
         names = (*operator.inputs, *operator.outputs)
         _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=constants_of(found))
         everything = list(ways(network, operator).candidates())
-        assert 0 < len(kept) <= choice.MOST
+        assert 0 < len(kept) <= MOST
         least = min(ram(way, found) for way in everything)
         by_set: dict[tuple[str, ...], list[StreamCandidate]] = {}
         for way in everything:
