@@ -25,7 +25,7 @@ from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.onnxruntime.training import check_options, momentum_of
+from poetopt.backends.onnxruntime.stepping import hyperparameters_of
 from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
@@ -263,12 +263,13 @@ def train_on(
     """
     target(on, "--on")
     chosen = graph_of(plan, graph)
-    momentum = momentum_of(chosen, momentum)
-    check_options(steps, lr, momentum)
+    given = hyperparameters_of(chosen, lr, momentum)
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
     check_trainable(chosen)
     data_sets = batches_of(chosen.whole, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
-    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
+    said = [numbers(chosen, step, given) for step in range(steps)]
     asked = [next(iter(cut(chosen, batches[-1])))]
     return train_batches_on(
         plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, predict=predict, asked=asked, told=told
