@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -181,9 +181,8 @@ def _program(trials: Sequence[Trial]) -> str:
         for way, variant in enumerate(one.variants):
             detail = variant.detail
             assert isinstance(detail, Streamed)
-            made = Function(
-                one.operator, one.tensors, _Pointers(one, detail.layout, detail.streamed), detail, run, lists
-            )
+            there: Any = _Pointers(one, detail.layout, detail.streamed)
+            made = Function(one.operator, one.tensors, there, detail, run, lists)
             functions.append(_function(f"po_way_{number}_{way}", list(made.lines()), len(detail.streamed)))
             streamed = [one.names.index(n) for n in detail.streamed]
             mask = sum(1 << place for place in streamed)

@@ -73,7 +73,6 @@ def emit(
     folder: str | os.PathLike[str],
     *,
     target: str = "linux",
-    schedule: str = "code",
     weights: str = "flash",
     prefix: str = "po",
     form: str = "plain",
@@ -87,9 +86,6 @@ def emit(
         Where to; a folder that was emitted before is replaced.
     target
         `linux`, `cortex-m0plus`, `cortex-m4` or `cortex-m7`.
-    schedule
-        The plan as calls with its offsets written out (`code`), or as the compact plan with a decoder and a table of
-        the offsets (`table`), which is smaller where operators are computed often.
     weights
         Where the first values of parameters and constants are: `flash`, or `storage`.
     prefix
@@ -104,20 +100,16 @@ def emit(
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
     `OutputError` where the folder can't be written. Then nothing is written.
     """
-    from poetopt.backends.c.build import check_folder_free, emitted, named, write_folder
+    from poetopt.backends.c.build import check_folder_free, emitted, named, packaged, write_folder
     from poetopt.backends.c.generations import blocks, check_room, saved_blocks
-    from poetopt.backends.c.packages import packaged
     from poetopt.backends.c.program import device_program
     from poetopt.backends.c.storage import erased_blocks
     from poetopt.backends.c.targets import target as target_of
-    from poetopt.backends.c.text import SCHEDULES
     from poetopt.backends.step.places import graph_of
     from poetopt.plan.layout import arena_bytes
     from poetopt.search.predicting import prediction_of
 
     chosen = target_of(target)
-    if schedule not in SCHEDULES:
-        raise OptionError(f"--schedule {schedule}: must be {' or '.join(SCHEDULES)}")
     if weights not in WEIGHTS:
         raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
     check_folder_free(folder)
@@ -132,7 +124,7 @@ def emit(
         program = replace(program, golden=golden_of(program))
     unit = erased_blocks(found.problem)
     known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
-    made = packaged(named(emitted(program, chosen, schedule), prefix), form, prefix)
+    made = packaged(named(emitted(program, chosen), prefix), form, prefix)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),

@@ -361,6 +361,7 @@ REMOVED = {
     "--toml": "the files are in poetopt/devices/catalogue",
     "--retries": "a point whose worker died is run once more",
     "--against": "solve with a --deadline for each point of a front against time",
+    "--schedule": "a plan is calls in C, which take less flash than a table did",
     "--order": "orders of the operators aren't searched any more",
 }  # fmt: skip
 """Options of the last release, and what to do instead, or why they are gone."""

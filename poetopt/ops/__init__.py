@@ -29,7 +29,6 @@ KERNELS = (
     "pooling.c",
     "product.c",
     "quantization.c",
-    "quantization.c_convolution",
     "recurrent.c",
     "recurrent.c_gradient",
     "reduction.c",

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.backends.c.execute import Predict, check_trainable, numbers, train_batches_on
 from poetopt.backends.c.execution import DeviceTraining
+from poetopt.backends.onnxruntime.stepping import check_hyperparameters
 from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.training.data import DataSet
 from poetopt.training.evaluate import Evaluation, in_batches, judge, told_by, validation_of
-from poetopt.training.learner import check_hyperparameters
 from poetopt.training.source import Data, batch_size, parse_schedule, source_of
 from poetopt.util.errors import ExecutionError, OptionError
 from poetopt.util.figures import Figures, plain

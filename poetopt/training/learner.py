@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -12,13 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.autodiff.optimizers import CLIP
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.onnxruntime.prepared import Prepared
-from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
+from poetopt.backends.onnxruntime.stepping import DESCENT, STEP, ScheduledStep, check_hyperparameters
 from poetopt.backends.step.memory import SLICE, descend
-from poetopt.backends.step.places import check_trains, graph_of
-from poetopt.graph import TrainingGraph
+from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
 from poetopt.plan.simulate import simulate
@@ -34,37 +31,6 @@ if TYPE_CHECKING:
     from poetopt.training.evaluate import Evaluation, Evaluator
     from poetopt.training.metrics import Asked
     from poetopt.training.source import Source
-
-
-DESCENT = {"lr": 1e-3}
-"""Hyperparameters of the plain descent behind a step that ends with gradients, and their defaults."""
-
-
-def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
-    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
-    check_trains(graph)
-    known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
-    for name, value in given.items():
-        if not isinstance(value, int | float | np.number):
-            raise OptionError(f"--{name.replace('_', '-')} {value!r}: must be a number")
-        option = f"--{name.replace('_', '-')} {value:g}"
-        if name not in known or name == STEP:
-            has = ", ".join(n for n in known if n != STEP)
-            whose = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
-            remedy = "--optimizer and --with clip-norm" if name == CLIP else "another --optimizer"
-            raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
-        least, below = _RANGES.get(name, (0.0, math.inf))
-        if not (least <= value < below) or (name in ("lr", "eps", CLIP) and value == 0):
-            raise OptionError(f"{option}: {_SENSE.get(name, 'must be 0 or more')}")
-
-
-_RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
-_SENSE = {
-    "lr": "must be more than 0, as in 0.01",
-    "eps": "must be more than 0, as in 1e-8",
-    CLIP: "must be more than 0, as in 1.0",
-    **dict.fromkeys(_RANGES, "must be at least 0 and less than 1, as in 0.9"),
-}
 
 
 class Learner:

@@ -1,11 +1,11 @@
-"""A step is data that no runtime is needed for, and a program runs on whatever kernels it is given."""
+"""A program is the plan's instructions bound to addresses, and runs on whatever kernels it is given."""
 
 from __future__ import annotations
 
 import random
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.executor import execute
 from poetopt.backends.step.memory import MappedBlock
-from poetopt.backends.step.parts import GiveBack, PageTransfer, RunNode, instructed
-from poetopt.backends.step.places import Places, check_belongs
+from poetopt.backends.step.places import check_belongs
 from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
@@ -57,44 +56,77 @@ def wasteful(found: Problem, seed: int) -> Plan:
     return lay_out(random_plan(random.Random(seed), found, length=40))
 
 
+class Recorder:
+    """Kernels that note what they are bound to, and do nothing."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.nodes: list[tuple[Node, Mapping[str, int]]] = []
+
+    def bound(self, node: Node, addresses: Mapping[str, int], shapes: object = None) -> Callable[[], object]:
+        self.nodes.append((node, addresses))
+        return lambda: None
+
+    def draws(self, node: Node) -> bool:
+        return False
+
+    def freed(self) -> None:
+        return None
+
+    def give_back(self) -> Callable[[], object]:
+        return self.freed
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        return ()
+
+    def reason(self, error: BaseException) -> str:
+        return ""
+
+
+def bound(plan: Plan, graph: TrainingGraph, kernels: Recorder) -> Program:
+    with PageFile(slots(plan)) as pages:
+        return Program(plan, graph, MappedBlock(arena_bytes(plan)), ResidentRegion.of(graph), kernels, pages)
+
+
 @pytest.mark.parametrize("runtime", [onnxruntime, Tight()], ids=lambda runtime: runtime.name)
 @pytest.mark.parametrize("name", ["mlp", "residual"])
-def test_the_parts_are_the_plans_instructions(name: str, runtime: Runtime) -> None:
+def test_the_acts_are_the_plans_instructions(name: str, runtime: Runtime) -> None:
     """Each COMPUTE runs its nodes but for views, each transfer moves its tensor, each place lies in the arena."""
     graph = graph_of(problem(name))
     found = cost(graph, device("a72"), runtime)
-    plan = wasteful(found, 3)
-    places = Places(graph, found, runtime)
-    step = list(instructed(plan, places))
-    assert [one.number for one in step] == list(range(len(plan.instructions)))
-    size = arena_bytes(plan)
-    resident = {name for name in graph.tensors if graph.root(name) in places.resident}
-    for one, instruction in zip(step, plan.instructions, strict=True):
-        moved = [part for part in one.parts if isinstance(part, PageTransfer)]
-        run = [part for part in one.parts if isinstance(part, RunNode)]
-        assert [part.action for part in moved] == [instruction.action] * (
-            instruction.action in (Action.PAGE_IN, Action.PAGE_OUT)
-        )
+    plan, kernels = wasteful(found, 3), Recorder(runtime)
+    program = bound(plan, graph, kernels)
+    calls = [call for call in program.calls if call.act != kernels.freed]
+    assert [call.number for call in calls] == sorted(call.number for call in calls)
+    nodes, low, size = iter(kernels.nodes), program.arena.address, arena_bytes(plan)
+    held = {program.region.address(root) for root in program.places.resident}
+    for number, instruction in enumerate(plan.instructions):
+        mine = [call for call in calls if call.number == number]
         if instruction.action is not Action.COMPUTE:
-            assert not run
+            assert [call.moves for call in mine] == [True] * (instruction.action is not Action.FREE)
             continue
-        operator = places.operators[found.operators[instruction.target].name]
+        operator = program.places.operators[found.operators[instruction.target].name]
         views = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
-        kept = [part.node for part in run]
+        run = [next(nodes) for _ in mine]
+        kept = [node for node, _ in run]
         assert [node for node in operator.nodes if node in kept] == kept
         assert all(node.op_type in views for node in operator.nodes if node not in kept)
-        for part in run:
-            for tensor, place in part.places.items():
-                assert place.root in places.resident or tensor not in resident
-                assert place.root or 0 <= place.offset <= size - graph.tensors[tensor].nbytes
-                assert place.offset % runtime.alignment == 0
+        for _, addresses in run:
+            for tensor, address in addresses.items():
+                if low <= address < low + size:
+                    assert graph.root(tensor) not in program.places.resident
+                    assert address <= low + size - graph.tensors[tensor].nbytes
+                    assert (address - low) % runtime.alignment == 0
+                else:
+                    assert address in held
+    assert next(nodes, None) is None
 
 
 def test_memory_is_given_back_only_where_kernels_could_pass_the_reserve() -> None:
-    found = problem("lenet")
+    found, recorder = problem("lenet"), Recorder(onnxruntime)
     graph = graph_of(found)
     plan = wasteful(found, 1)
-    parts = [part for one in instructed(plan, Places(graph, found, onnxruntime)) for part in one.parts]
+    program = bound(plan, graph, recorder)
     kernels = {o.name: onnxruntime.workspace(o, graph.tensors).kernel_bytes for o in graph.operators if not o.view}
     room = found.reserve_bytes - onnxruntime.reserve_bytes(0)
     needs = [
@@ -108,7 +140,7 @@ def test_memory_is_given_back_only_where_kernels_could_pass_the_reserve() -> Non
         if taken and taken + need > room:
             times, taken = times + 1, 0
         taken += need
-    assert times == sum(isinstance(part, GiveBack) for part in parts) > 0
+    assert times == sum(call.act == recorder.freed for call in program.calls) > 0
 
 
 def ran(
@@ -154,7 +186,7 @@ def test_a_plan_of_another_runtime_is_refused() -> None:
 def test_a_step_needs_no_onnxruntime() -> None:
     code = """if True:
         import sys
-        import poetopt.backends.step.places, poetopt.backends.step.parts, poetopt.backends.step.program
+        import poetopt.backends.step.places, poetopt.backends.step.slices, poetopt.backends.step.program
         step = "poetopt.backends.step"
         others = [name for name in sys.modules if name.startswith("poetopt.backends.") and not name.startswith(step)]
         print([*others, *(name for name in sys.modules if "onnxruntime" in name)])

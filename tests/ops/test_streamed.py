@@ -15,8 +15,7 @@ from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import choice, windows
-from poetopt.ops.runtimes.c.choice import outline
+from poetopt.ops.runtimes.c import MOST, outline, windows
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
@@ -180,7 +179,7 @@ def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -
         names = (*operator.inputs, *operator.outputs)
         _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=constants_of(found))
         everything = list(ways(network, operator).candidates())
-        assert 0 < len(kept) <= choice.MOST
+        assert 0 < len(kept) <= MOST
         least = min(ram(way, found) for way in everything)
         by_set: dict[tuple[str, ...], list[StreamCandidate]] = {}
         for way in everything:
@@ -237,8 +236,11 @@ def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before:
 
 @pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
 def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
-    found = windows.run(windows.BLOCK_BYTES, total, chunk, 3, True, True)
-    once = windows.run(windows.BLOCK_BYTES, total, chunk, 1, True, True)
+    found, once = (
+        windows.rows(windows.BLOCK_BYTES, Rows(total), 1, 1, total, chunk, passes, True, True) for passes in (3, 1)
+    )
+    assert found is not None
+    assert once is not None
     assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
     assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
     assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total

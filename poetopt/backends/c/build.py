@@ -1,4 +1,8 @@
-"""A plan as a folder of C99, and that folder compiled."""
+"""A plan as a folder of C99, plain or as a package of somebody else's build, and that folder compiled.
+
+A package has the step without an example, a start-up or a linker script, and constants as arrays of C, so that it is
+built from wherever it lies.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 
 from poetopt.backends.c import linking, text
 from poetopt.backends.c.generations import blocks
@@ -16,7 +21,7 @@ from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.operators import comment
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import Compiler, Target, compiler
-from poetopt.backends.c.text import CODE, fixed
+from poetopt.backends.c.text import fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 from poetopt.util import __version__
 from poetopt.util.errors import OptionError, OutputError
@@ -130,11 +135,11 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
 TABLES = "po_tables.c"
 
 
-def emitted(program: DeviceProgram, target: Target, schedule: str = text.CODE) -> Mapping[str, bytes]:
-    """The files of a program, by name; `schedule` is `code` or `table`."""
+def emitted(program: DeviceProgram, target: Target) -> Mapping[str, bytes]:
+    """The files of a program, by name."""
     found = {
-        "po.h": text.header(program, schedule),
-        "po_step.c": text.step(program, schedule),
+        "po.h": text.header(program),
+        "po_step.c": text.step(program),
         "po_tables.c": text.tables(program),
         "po_weights.c": text.weights(program),
         "po_flash.c": text.flash(program),
@@ -170,6 +175,72 @@ def _headers(program: DeviceProgram) -> Mapping[str, str]:
         found[name] = files(package).joinpath(name).read_text(encoding="utf-8")
         waiting += [(package, included) for included in INCLUDED.findall(found[name])]
     return found
+
+
+PLAIN = "plain"
+PACKAGE_FLAGS = "-ffp-contract=off -fno-math-errno"
+FILES = {
+    "cmake": ("CMakeLists.txt",),
+    "zephyr": ("CMakeLists.txt", "zephyr/module.yml"),
+    "esp-idf": ("CMakeLists.txt",),
+    "platformio": ("library.json",),
+    "arduino": ("library.properties",),
+}
+"""Files that each build wants beside the sources."""
+HOW: Mapping[str, str] = {
+    "cmake": "`add_subdirectory` of this folder, and `target_link_libraries(app PRIVATE $name)`.",
+    "zephyr": "Name this folder in `ZEPHYR_EXTRA_MODULES`, or in the manifest.",
+    "esp-idf": "Put this folder into `components/$name`, and name `$name` in `REQUIRES`.",
+    "platformio": "Put this folder into `lib/$name`.",
+    "arduino": "Put this folder into `libraries/$name`, and include `$name.h`.",
+}
+FORMS = (PLAIN, *FILES)
+_OWN = re.compile(r"main(?:_sd)?\.c|driver_nor\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
+"""What a board without a system has of its own here, and has of somebody else in a package."""
+_LISTED = re.compile(r"\| `(main|driver|freestanding|\w+_(startup|libm)\.c)")
+_EMBEDDED = re.compile(r"#if defined\(__APPLE__\)\n.*?#endif\n", re.DOTALL)
+
+
+def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, bytes]:
+    """The emitted files, whose names begin with `prefix`, as a package of that form; themselves where it is plain.
+
+    Raises `OptionError` for another form.
+    """
+    if form not in FORMS:
+        raise OptionError(f"--as {form}: must be {', '.join(FORMS)}")
+    if form == PLAIN:
+        return made
+    kept = {name: content for name, content in made.items() if not _OWN.fullmatch(name)}
+    for what in ("weights", "flash"):
+        source = f"{prefix}_{what}.c"
+        content = kept[source].decode()
+        embedded = _EMBEDDED.search(content)
+        if embedded is not None:  # else it is on storage
+            kind = f"const {prefix.upper()}_ALIGNED unsigned char"
+            array = f"{kind} {prefix}_{what}[] = {{\n{_numbers(kept.pop(f'{prefix}_{what}.bin'))}}};\n"
+            kept[source] = (content[: embedded.start()] + array + content[embedded.end() :]).encode()
+    sources = sorted(name for name in kept if name.endswith(".c"))
+    values = {
+        "name": prefix,
+        "flags": PACKAGE_FLAGS,
+        "version": __version__,
+        "sources": "".join(f"  {name}\n" for name in sources),
+    }
+    readme = kept["README.md"].decode()
+    how = Template(HOW[form]).substitute(values)
+    build = f"## Build\n\n{how} Its sources want `{PACKAGE_FLAGS}`; never use `-ffast-math`.\n\n## Call"
+    readme = re.sub(r"## Build\n.*?## Call", lambda _: build, readme, flags=re.DOTALL)
+    kept["README.md"] = "\n".join(line for line in readme.split("\n") if not _LISTED.match(line)).encode()
+    inside = "src/" if form == "arduino" else ""
+    found = {f"{inside}{name}" if name.endswith((".c", ".h")) else name: content for name, content in kept.items()}
+    return found | {name: text.filled(f"packages/{form}/{name}", values).encode() for name in FILES[form]}
+
+
+def _numbers(data: bytes) -> str:
+    """The bytes as C has them; an array has one at least."""
+    data = data or b"\0"
+    rows = (data[at : at + 32] for at in range(0, len(data), 32))
+    return "".join(f"    {', '.join(map(str, row))},\n" for row in rows)
 
 
 def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
@@ -245,9 +316,9 @@ class Built:
     board: Board | None
 
 
-def write(program: DeviceProgram, target: Target, folder: Path, schedule: str = CODE) -> None:
+def write(program: DeviceProgram, target: Target, folder: Path) -> None:
     """The emitted files, as `emit` writes them, into a folder of this process's own."""
-    for name, content in emitted(program, target, schedule).items():
+    for name, content in emitted(program, target).items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)

@@ -19,13 +19,13 @@ from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution, DeviceTraining, Predicted
 from poetopt.backends.c.generations import check_room
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.run import Ran, RanSteps, run, run_steps
+from poetopt.backends.c.run import Ran, run, run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, predicted, sensitivity
 from poetopt.backends.c.targets import compiler, target
 from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.onnxruntime.training import check_options, momentum_of
+from poetopt.backends.onnxruntime.stepping import hyperparameters_of
 from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.graph import TrainingGraph
@@ -77,7 +77,7 @@ class _Both:
         once = device_program(whole, self.graph, prediction=self.predict(whole, self.graph))
         return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
 
-    def figures(self, built: Built, ran: Ran | RanSteps) -> dict[str, Any]:
+    def figures(self, built: Built, ran: Ran) -> dict[str, Any]:
         """Gives what `DeviceChecks` has of any run."""
         arena, sizes = arena_bytes(self.plan), built.sizes
         return {
@@ -95,7 +95,7 @@ class _Both:
             "bytes_streamed": self.simulation.bytes_streamed,
         }
 
-    def predicted(self, asked: Sequence[Batch], mine: Ran | RanSteps, theirs: Ran | RanSteps) -> Predicted | None:
+    def predicted(self, asked: Sequence[Batch], mine: Ran, theirs: Ran) -> Predicted | None:
         """The outputs of both for what they were asked, beside onnxruntime's with the values that were left."""
         plan = self.program.predicts
         if plan is None or not asked:
@@ -263,12 +263,13 @@ def train_on(
     """
     target(on, "--on")
     chosen = graph_of(plan, graph)
-    momentum = momentum_of(chosen, momentum)
-    check_options(steps, lr, momentum)
+    given = hyperparameters_of(chosen, lr, momentum)
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
     check_trainable(chosen)
     data_sets = batches_of(chosen.whole, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
-    said = [numbers(chosen, step, {"lr": lr, "momentum": momentum}) for step in range(steps)]
+    said = [numbers(chosen, step, given) for step in range(steps)]
     asked = [next(iter(cut(chosen, batches[-1])))]
     return train_batches_on(
         plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, predict=predict, asked=asked, told=told

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
-from poetopt.backends.c.emulator import emulate
+from poetopt.backends.c.emulator import Emulated, emulate
 from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.linking import Board
 from poetopt.backends.c.program import DeviceProgram, TableRow
@@ -34,50 +33,30 @@ class Ran:
     """Holds what a run gave.
 
     results
-        Loss, gradients and statistics, and the parameters after the step, by name.
+        Loss, gradients and statistics, and the parameters after the last step, by name.
     again
         The same of a second step in the memory that the first one left, where there was one.
+    losses
+        Of each of several steps.
     stack_bytes
-        The most that the step took of the stack.
+        The most that was taken of the stack; None of several steps on this machine.
     step_s
-        Median seconds of a step; None on an emulator.
+        Median seconds of a step; None on an emulator, and of several steps.
     instructions
         How many were executed, the example's own among them; None on this machine.
     counts
         What was executed on an emulator, as `Trace.sums` has it; None on this machine.
     outputs
-        What the network makes of each of the inputs that it was asked of, after the step.
+        What the network makes of each of the inputs that it was asked of, after the last step.
     """
 
     results: Mapping[str, Array]
-    again: Mapping[str, Array]
-    stack_bytes: int
-    step_s: float | None
-    instructions: int | None
-    counts: NDArray[np.uint64] | None
-    outputs: Sequence[Mapping[str, Array]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RanSteps:
-    """Holds what steps one after another gave.
-
-    losses
-        Of each step.
-    results
-        As in `Ran`, after the last step.
-    stack_bytes
-        The most that they took of the stack; None on this machine.
-    instructions
-        As in `Ran`, of all steps.
-    outputs
-        As in `Ran`, after the last step.
-    """
-
-    losses: Array
-    results: Mapping[str, Array]
-    stack_bytes: int | None
-    instructions: int | None
+    again: Mapping[str, Array] = field(default_factory=dict)
+    losses: Array = field(default_factory=lambda: np.empty(0))
+    stack_bytes: int | None = None
+    step_s: float | None = None
+    instructions: int | None = None
+    counts: NDArray[np.uint64] | None = None
     outputs: Sequence[Mapping[str, Array]] = ()
 
 
@@ -101,31 +80,19 @@ def run(
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    files = {"batches.bin": fed_with(program, batch), "pages.bin": first_pages(built), **_asked(program, asked)}
-    if built.board is not None:
-        ended = emulate(built, files, ram=ram, weigh=weigh)
-        results, outputs = _arrays(program, ended.files["results.bin"]), _outputs(program, ended.files)
-        return Ran(results, {}, ended.stack_bytes, None, int(ended.counts[:, 0].sum()), ended.counts, outputs)
-    folder = built.folder
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    ended_process = subprocess.run(
-        [built.executable, str(TIMED_S)], cwd=folder, capture_output=True, text=True, check=False
-    )
-    if ended_process.returncode:
-        why = f"signal {-ended_process.returncode}" if ended_process.returncode < 0 else "its storage failed"
-        raise ExecutionError(f"the compiled step of {program.shown} failed: {why}")
-    stack, *times = ended_process.stdout.split()
-    data = (folder / "results.bin").read_bytes()
+    files = {"batches.bin": fed_with(program, batch)}
+    found, said = _ended(built, files, asked, str(TIMED_S), ram=ram, weigh=weigh)
+    data = found["results.bin"]
+    if isinstance(said, Emulated):
+        return _emulated(program, found, said)
+    stack, *times = said.split()
     half = len(data) // 2
     return Ran(
         _arrays(program, data[:half]),
         _arrays(program, data[half:]),
-        int(stack),
-        median(float(time) for time in times) / 1e9 if times else None,
-        None,
-        None,
-        _outputs(program, _written(folder)),
+        stack_bytes=int(stack),
+        step_s=median(float(time) for time in times) / 1e9 if times else None,
+        outputs=_outputs(program, found),
     )
 
 
@@ -134,7 +101,7 @@ def run_steps(
     batches: Sequence[Mapping[str, Array]],
     hyperparameters: Sequence[Mapping[str, Array]],
     asked: Sequence[Mapping[str, Array]] = (),
-) -> RanSteps:
+) -> Ran:
     """A step on each of `batches`, by the emitted example, from the weights that were emitted.
 
     built
@@ -150,32 +117,49 @@ def run_steps(
     files = {
         "batches.bin": b"".join(fed_with(program, batch) for batch in batches),
         "hyperparameters.bin": b"".join(laid_out(program.hyperparameters, said) for said in hyperparameters),
-        "pages.bin": first_pages(built),
-        **_asked(program, asked),
     }
-    stack = instructions = None
-    if built.board is not None:
-        ended = emulate(built, files)
-        written, stack, instructions = ended.files, ended.stack_bytes, int(ended.counts[:, 0].sum())
-    else:
-        for name, content in files.items():
-            (built.folder / name).write_bytes(content)
-        process = subprocess.run([built.executable], cwd=built.folder, capture_output=True, text=True, check=False)
-        if process.returncode:
-            why = process.stderr.strip() or f"code {process.returncode}"
-            raise ExecutionError(f"the compiled steps of {program.shown} failed: {why}")
-        written = _written(built.folder)
-    losses = np.frombuffer(written["losses.bin"], numpy_dtype(program.results[0].tensor.dtype))
+    found, said = _ended(built, files, asked)
+    losses = np.frombuffer(found["losses.bin"], numpy_dtype(program.results[0].tensor.dtype))
     if len(losses) != len(batches):
         raise ExecutionError(f"{program.shown} took {len(losses):,} steps, and should take {len(batches):,}")
-    outputs = _outputs(program, written)
-    return RanSteps(losses, _arrays(program, written["results.bin"]), stack, instructions, outputs)
+    if isinstance(said, Emulated):
+        return replace(_emulated(program, found, said), losses=losses)
+    return Ran(_arrays(program, found["results.bin"]), losses=losses, outputs=_outputs(program, found))
 
 
-def _written(folder: Path) -> Mapping[str, bytes]:
-    """Gives what a program on this machine has written."""
-    there = (folder / name for name in ("losses.bin", "results.bin", "outputs.bin"))
-    return {file.name: file.read_bytes() for file in there if file.exists()}
+def _emulated(program: DeviceProgram, found: Mapping[str, bytes], ended: Emulated) -> Ran:
+    return Ran(
+        _arrays(program, found["results.bin"]),
+        stack_bytes=ended.stack_bytes,
+        instructions=int(ended.counts[:, 0].sum()),
+        counts=ended.counts,
+        outputs=_outputs(program, found),
+    )
+
+
+def _ended(
+    built: Built,
+    files: Mapping[str, bytes],
+    asked: Sequence[Mapping[str, Array]],
+    *arguments: str,
+    ram: Board | None = None,
+    weigh: Weigh = ones,
+) -> tuple[Mapping[str, bytes], Emulated | str]:
+    """Run a program to its end: the files that it left, and what the emulator showed, or what it printed."""
+    program = built.program
+    files = {**files, "pages.bin": first_pages(built), **_asked(program, asked)}
+    if built.board is not None:
+        emulated = emulate(built, files, ram=ram, weigh=weigh)
+        return emulated.files, emulated
+    for name, content in files.items():
+        (built.folder / name).write_bytes(content)
+    command = [str(built.executable), *arguments]
+    ended = subprocess.run(command, cwd=built.folder, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        why = f"signal {-ended.returncode}" if ended.returncode < 0 else "its storage failed"
+        raise ExecutionError(f"the compiled step of {program.shown} failed: {ended.stderr.strip() or why}")
+    written = (built.folder / name for name in ("losses.bin", "results.bin", "outputs.bin"))
+    return {file.name: file.read_bytes() for file in written if file.exists()}, ended.stdout
 
 
 def _asked(program: DeviceProgram, asked: Sequence[Mapping[str, Array]]) -> Mapping[str, bytes]:

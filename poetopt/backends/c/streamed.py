@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from poetopt.backends.c.operators import PREFIX, WORKSPACE, OperatorCode, Still, Writer, comment, identifier, shown
 from poetopt.backends.c.storage import list_of
@@ -13,7 +12,7 @@ from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_st
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.c import windows
-from poetopt.ops.runtimes.c.kernel import INCLUDE, Arguments
+from poetopt.ops.runtimes.c.kernel import INCLUDE
 from poetopt.ops.runtimes.c.steps import KernelStep, as_run, steps
 from poetopt.ops.runtimes.c.tiling import COUNT, FROM, INNER, OUTER, Chunk, ChunkSlice, Part, Round, Sweep, Tiling
 from poetopt.ops.runtimes.c.variants import Streamed
@@ -178,18 +177,6 @@ class _Moved:
         return f"PO_AT({WORKSPACE}, {self.offset}u)"
 
 
-class Pointers(Protocol):
-    """C expressions of what a function's calls name, as `Writer` has them."""
-
-    def of(self, name: str) -> str:
-        """Says where a tensor lies."""
-        ...
-
-    def arguments(self, step: KernelStep, state: int | None) -> Arguments:
-        """Gives what the code of a step's kernel is written with."""
-        ...
-
-
 class Function:
     """The statements of a function."""
 
@@ -197,7 +184,7 @@ class Function:
         self,
         operator: Operator,
         tensors: Mapping[str, Tensor],
-        writer: Pointers,
+        writer: Writer,
         detail: Streamed,
         run: Sequence[KernelStep],
         lists: Mapping[str, str] | None = None,

@@ -34,8 +34,6 @@ class Target:
         The constant of Unicorn that names the core.
     qemu
         A machine of qemu-system-arm that has it, with its options; none where there is no such machine.
-    fpu
-        Whether it computes in float32; else the compiler's library does.
     """
 
     name: str
@@ -43,7 +41,6 @@ class Target:
     zig: tuple[str, ...] = ()
     unicorn: str = ""
     qemu: tuple[str, ...] = ()
-    fpu: bool = True
 
     @property
     def bare(self) -> bool:
@@ -60,7 +57,6 @@ TARGETS = {
             gcc=("-mcpu=cortex-m0plus", "-mthumb", "-mfloat-abi=soft"),
             zig=("-target", "thumb-freestanding-eabi", "-mcpu=cortex_m0plus"),
             unicorn="UC_CPU_ARM_CORTEX_M0",
-            fpu=False,
         ),
         Target(
             "cortex-m4",

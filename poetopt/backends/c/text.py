@@ -1,4 +1,4 @@
-"""The text of the emitted files: the step, as calls or as a table that is decoded, its data, the example."""
+"""The text of the emitted files: the step as calls, its data, the example."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from poetopt.backends.onnxruntime.batch import TRUTH, InputLimits, limits
 from poetopt.backends.step.places import Moment, moments
 from poetopt.graph import TrainingGraph
 from poetopt.ops.runtimes.c.kernel import C_TYPES
-from poetopt.plan.compact import FINGERPRINT_BYTES, encode_compact
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lasting_at
 
@@ -66,146 +65,9 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
 
 
 ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
-HEADS = """\
-#ifdef PO_BUDGET
-int po_step_run(uint32_t *at, uint32_t budget)
-#else
-int po_step(void)
-#endif"""
-"""The function of a step as calls, which may pause."""
-WHOLE = """
-#ifdef PO_BUDGET
-int po_step(void)
-{
-    uint32_t at = 0;
-    return po_step_run(&at, UINT32_MAX);
-}
-#endif
-"""
-ROW = 16
-"""Numbers in a line."""
-WAYS = 256
-"""How many ways an operator has at most."""
-HEAD_BYTES, TAIL_BYTES = 1 + FINGERPRINT_BYTES, 4
-"""Version and fingerprint before, checksum behind the events and exceptions of a compact plan."""
-
-
-def decoded(routine: Routine) -> Mapping[str, object]:
-    """Gives what the decoder's template is filled in with."""
-    problem = routine.plan.problem
-    data = encode_compact(routine.plan)[HEAD_BYTES:-TAIL_BYTES]
-    offsets = list(_offsets(routine))
-    alignment = problem.alignment
-    small = max(offsets, default=0) // alignment < 1 << 16
-    written = [problem.written_after(k) for k in range(len(problem.operators))]
-    read = [operator.inputs for operator in problem.operators]
-    return {
-        "plan_bytes": len(data),
-        "plan": _table_rows(data),
-        "unit": alignment,
-        "offset_type": "uint16_t" if small else "uint32_t",
-        "offsets": _table_rows([offset // alignment for offset in offsets] or [0]),
-        "count": len(problem.operators),
-        "ways": WAYS,
-        "written": _table_rows([tensors[0] if tensors else 0 for tensors in written]),
-        "read": _table_rows([tensors[0] if tensors else 0 for tensors in read]),
-        "operators": "".join(_operator(routine)),
-        "streamed": "".join(_streamed(routine)),
-        "tensors": "".join(_tensor(routine)),
-    }
-
-
-def _offsets(routine: Routine) -> Iterator[int]:
-    """Offsets of what each instruction works on, in the order of the instructions."""
-    for moment in moments(routine.plan):
-        action, target = moment.instruction.action, moment.instruction.target
-        if action is Action.COMPUTE:
-            code = routine.operators[target, moment.instruction.variant]
-            yield from (moment.at[index] for index in code.tensors)
-            if code.workspace:
-                yield moment.workspace
-        elif action is not Action.FREE:
-            yield moment.at[target]
-
-
-def _operator(routine: Routine) -> Iterator[str]:
-    for (index, way), code in routine.operators.items():
-        if not way:
-            count, operands = _operands(code)
-            yield f"    case {index}:\n        {code.function}({', '.join(operands)});\n        return {count};\n"
-
-
-def _streamed(routine: Routine) -> Iterator[str]:
-    for (index, way), code in routine.operators.items():
-        if way:
-            count, operands = _operands(code)
-            operands += routine.stored(code)
-            yield (
-                f"    case {index * WAYS + way}:\n        PO_TRY({code.function}({', '.join(operands)}));\n"
-                f"        *next = at + {count};\n        return 0;\n"
-            )
-
-
-def _operands(code: OperatorCode) -> tuple[int, list[str]]:
-    count = len(code.tensors) + code.workspace
-    operands = [*code.given, *(f"PO_OPERAND({k})" for k in range(count))]
-    return count, operands + ([f"po_state + {code.state_at}"] if code.state else [])
-
-
-def _tensor(routine: Routine) -> Iterator[str]:
-    paged = {s.target for s in routine.plan.instructions if s.action in (Action.PAGE_OUT, Action.PAGE_IN)}
-    for index in sorted(paged):
-        name = routine.plan.problem.tensors[index].name
-        written, read = (routine.paged(index, "address", out=out) for out in (True, False))
-        yield f"    case {index}: /* {comment(name)} */\n        return out ? {written} : {read};\n"
-
-
-def _table_rows(numbers: bytes | list[int]) -> str:
-    rows = (numbers[k : k + ROW] for k in range(0, len(numbers), ROW))
-    return ",\n".join("    " + ", ".join(f"{number}u" for number in row) for row in rows)
-
-
-CODE, TABLE = "code", "table"
-SCHEDULES = (CODE, TABLE)
-"""The plan as calls, or as bytes that are decoded."""
 TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
-STEP = """\
-/* One step. Where it doesn't return PO_DONE there are no results. */
-"""
-PAUSES = """\
-/* A step in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
-   `*at` on, which is 0 where a step begins and is set here. PO_MORE: there is more to do, and nothing else of these
-   functions may be called meanwhile. */
-int po_step_run(uint32_t *at, uint32_t budget);
-
-"""
-PART = """\
-/* Runs part `part` of a batch, whose inputs are in their places: 0, 1, ... to PO_PARTS - 1, one after another. Part 0
-   begins with sums of gradients that are zero. */
-int po_part(uint32_t part);
-
-/* What makes a step of the parts, once they all have run: ${last}the mean of their losses. Where it doesn't return
-   PO_DONE there are no results. */
-"""
-"""What po.h says of the functions of a step, of a batch at once and in parts."""
-SELFTEST = """\
-/* Begins with po_load(), draws a batch, holds what a prediction and a step make of it against what onnxruntime made of
-   it, within rounding, and ends with po_load(): what wasn't saved is lost, as after a reset. PO_DAMAGED: parameters or
-   constants aren't the first ones (nor are those that were trained on storage and saved), or other numbers come out. */
-int po_selftest(void);
-
-"""
-PREDICT = """\
-/* The network as it is used, in the same RAM: by running statistics, without Dropout, labels or loss. Write
-   po_predict_inputs, call it between two steps, and read po_outputs. What lasts stays as it is; inputs and results of a
-   step are lost. */
-extern const po_tensor po_predict_inputs[];
-extern const po_tensor po_outputs[];
-int po_predict(void);
-
-"""
 
 
 def fixed(name: str) -> str:
@@ -226,7 +88,7 @@ def does(program: DeviceProgram) -> str:
     return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
 
 
-def header(program: DeviceProgram, schedule: str = CODE) -> str:
+def header(program: DeviceProgram) -> str:
     """po.h: what the user's program needs."""
     return filled(
         "po.h",
@@ -246,9 +108,9 @@ def header(program: DeviceProgram, schedule: str = CODE) -> str:
             "fed": "step" if program.graph.parts == 1 else "part of a batch",
             "asked": len(program.asked),
             "outputs": len(program.outputs),
-            "steps": (PAUSES if schedule == CODE and program.graph.parts == 1 else "") + _functions(program.graph),
-            "predicts": PREDICT if program.predicts is not None else "",
-            "selftest": SELFTEST if program.golden is not None else "",
+            "steps": _functions(program.graph),
+            "predicts": fixed("po_predict.h") if program.predicts is not None else "",
+            "selftest": fixed("po_selftest.h") if program.golden is not None else "",
             "does": does(program),
         },
     )
@@ -257,37 +119,23 @@ def header(program: DeviceProgram, schedule: str = CODE) -> str:
 def _functions(graph: TrainingGraph) -> str:
     """Gives what po.h says of the functions of a step, but for the last declaration."""
     if graph.parts == 1:
-        return STEP
-    updates = graph.closing is not None
-    return Template(PART).substitute(last="the updates of the parameters, and " if updates else "")
+        return fixed("po_step.h")
+    return filled("po_part.h", {"last": "" if graph.closing is None else "the updates of the parameters, and "})
 
 
-def schedules(program: DeviceProgram, schedule: str) -> str:
-    """The functions of po_step.c that run plans.
+def schedules(program: DeviceProgram) -> str:
+    """The functions of po_step.c that run plans."""
+    first, routines = begin(program), program.routines
+    if program.graph.parts == 1:
+        given = {"begin": f"    if (from == 0u) {{\n{first}    }}\n" if first else "", "end": counting(program)}
+        return filled("po_whole.c", {**given, "statements": statements(routines[0], PAUSING)})
+    parts = _calls(RUN, f"{first}    (void)part;\n", routines[0])
+    last = "".join(f"\n{_calls(LAST, '', routine)}" for routine in routines[1:])
+    return parts + last + _parts(program)
 
-    What follows the last part of a batch is calls in any case: each of its operators is computed once.
-    """
-    routines, parted = program.routines, program.graph.parts > 1
-    heads = (RUN, LAST) if parted else ("int po_step(void)",)
-    passing = {
-        "taking": ", uint32_t part" if parted else "",
-        "giving": ", part" if parted else "",
-        "ignored": "    (void)part;\n" if parted else "",
-    }
-    found = []
-    for k, (head, routine) in enumerate(zip(heads, routines, strict=False)):
-        given = {"head": head, "begin": "" if k else begin(program) + passing["ignored"], "end": ""}
-        if not parted:
-            given["end"] = counting(program)
-        if schedule == CODE and not parted:
-            begun = f"    if (from == 0u) {{\n{given['begin']}    }}\n" if given["begin"] else ""
-            given |= {"head": HEADS, "begin": f"    PO_BEGIN;\n{begun}", "end": given["end"] + "    PO_END;\n"}
-        if schedule == TABLE and not k:
-            found.append(filled("po_decoder.c", {**given, **passing, **decoded(routine)}))
-        else:
-            form = ONE_BY_ONE if parted else PAUSING
-            found.append(filled("po_calls.c", {**given, "statements": statements(routine, form)}))
-    return "\n".join(found) + (_parts(program) if parted else "")
+
+def _calls(head: str, first: str, routine: Routine) -> str:
+    return filled("po_calls.c", {"head": head, "begin": first, "statements": statements(routine, ONE_BY_ONE)})
 
 
 def _parts(program: DeviceProgram) -> str:
@@ -396,9 +244,7 @@ def predicting(program: DeviceProgram) -> str:
     if program.predicts is None:
         return ""
     checked = "    PO_PASS(po_asked());\n" if any(_limited(program, program.asked)) else ""
-    given = {"head": "int po_predict(void)", "begin": f"{checked}    po_carry();\n", "end": ""}
-    given["statements"] = statements(program.predicts, ONE_BY_ONE)
-    return "\n" + filled("po_calls.c", given)
+    return "\n" + _calls("int po_predict(void)", f"{checked}    po_carry();\n", program.predicts)
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
@@ -408,12 +254,8 @@ def _address(program: DeviceProgram, row: TableRow) -> str:
     return f"PO_ARENA({row.place.offset}u)"
 
 
-def step(program: DeviceProgram, schedule: str = CODE) -> str:
-    """po_step.c: operators, and the instructions of the plan that call them.
-
-    schedule
-        `code`, or `table`.
-    """
+def step(program: DeviceProgram) -> str:
+    """po_step.c: operators, and the instructions of the plan that call them."""
     checked = checks(program)
     headers = dict.fromkeys([*(["po_check.h"] if checked else []), *(["po_rows.h"] if program.tabled else [])])
     headers |= dict.fromkeys(name for code in program.codes for _, name in code.headers)
@@ -430,8 +272,7 @@ def step(program: DeviceProgram, schedule: str = CODE) -> str:
                 if any(code.state for code in program.codes)
                 else ""
             ),
-            "schedule": checked + schedules(program, schedule),
-            "pausing": WHOLE if schedule == CODE and program.graph.parts == 1 else "",
+            "schedule": checked + schedules(program),
             "predicts": predicting(program),
         },
     )

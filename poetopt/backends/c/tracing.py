@@ -42,7 +42,7 @@ WIDE = 0b11101
 """A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 SCHEDULE, ENTRY = 1, 2
 """Kinds of blocks, as po_count.c has them."""
-CALLERS = ("po_step", "po_part", "po_run", "po_last", "po_compute", "po_stream")
+CALLERS = ("po_step", "po_part", "po_run", "po_last")
 """The functions that call operators."""
 
 Weights = NDArray[np.uint64]
@@ -74,7 +74,7 @@ class _Counts(ctypes.Structure):
 
 
 class Trace:
-    """Counts in C where a compiler for this machine is there, else here.
+    """Counts in C.
 
     sums
         [operators + 1, columns + 1]: by `operator_names` of the program, and of what is no operator's; the last
@@ -111,9 +111,6 @@ class Trace:
 
     def attach(self, machine: Any, unicorn: Any) -> None:
         """Count what `machine` executes."""
-        if self._hook is None:
-            machine.hook_add(unicorn.UC_HOOK_BLOCK, self._count)
-            return
         binding: Any = importlib.import_module("unicorn.unicorn_py3.unicorn")
         status = binding.uclib.uc_hook_add(
             machine._uch,
@@ -127,20 +124,6 @@ class Trace:
         if status:
             raise ExecutionError(f"Unicorn can't count instructions: error {status}")
 
-    def _count(self, machine: Any, address: int, size: int, data: object) -> None:
-        """Gives what po_count does."""
-        c, first, end = self._counts, address // 2, (address + size) // 2
-        if end > c.halfwords:
-            return
-        self.sums[c.row, -1] += np.uint64(first != c.end)
-        if self.kind[first] == SCHEDULE:
-            c.row = c.rest
-        elif self.kind[first] == ENTRY and c.last == SCHEDULE:
-            c.row = int(self.order[c.call % c.calls])
-            c.call += 1
-        self.sums[c.row, :-1] += self.before[end] - self.before[first]
-        c.end, c.last = end, int(self.kind[first])
-
 
 def _order(program: DeviceProgram) -> Iterator[int]:
     """Operators as a step calls them, each by its place among the operators of all routines."""
@@ -152,14 +135,10 @@ def _order(program: DeviceProgram) -> Iterator[int]:
 
 
 def _compiled(folder: Path) -> Any:
-    """The function of po_count.c; None without a compiler for this machine."""
-    try:
-        host = compiler(TARGETS[LINUX])
-    except BackendUnavailableError:
-        return None
+    """The function of po_count.c. Raises `BackendUnavailableError` without a compiler for this machine."""
     source, library = folder / "po_count.c", folder / "po_count.so"
     source.write_text(fixed("po_count.c"), encoding="utf-8")
-    host.run(("-O2", "-shared", "-fPIC", source, "-o", library), folder)
+    compiler(TARGETS[LINUX]).run(("-O2", "-shared", "-fPIC", source, "-o", library), folder)
     return ctypes.CDLL(str(library)).po_count
 
 

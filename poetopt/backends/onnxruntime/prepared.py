@@ -7,7 +7,7 @@ else, pickled. It is for the processes of one run, on one machine: nobody else c
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,7 @@ import numpy as np
 
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import ALIGNMENT, numpy_dtype
-from poetopt.backends.step.parts import slice_nodes
-from poetopt.backends.step.places import Places
+from poetopt.backends.step.places import Places, slice_nodes
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 
@@ -116,29 +115,34 @@ class Prepared:
         """Write it for another process. Raises OSError where that can't be done."""
         mapped = Mapped.write(folder / VALUES, self.first)
         fed = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
-        whole = {name: table.values.shape for name, table in self.graph.joint.rows.items()}
-        graph, names = _small(self.graph), tuple(self.graph.joint.values)
+        graph = replace(self.graph)  # without what was worked out of it
+        plan = replace(self.plan, problem=replace(self.plan.problem, graph=graph))
         with (folder / STEP).open("wb") as file:
-            plan = replace(self.plan, problem=replace(self.plan.problem, graph=None))
-            held = (plan, self.ram_bytes, graph, names, whole, mapped.places, fed, self.models)
-            pickle.dump(held, file, pickle.HIGHEST_PROTOCOL)
+            _Pickler(file, pickle.HIGHEST_PROTOCOL).dump((plan, self.ram_bytes, graph, mapped.places, fed, self.models))
 
     @classmethod
     def load(cls, folder: Path) -> Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
-            plan, ram_bytes, graph, names, whole, places, given, models = pickle.load(file)
-        first, graph = Mapped(folder / VALUES, places), _shaped(graph, names, whole)
-        plan = replace(plan, problem=replace(plan.problem, graph=graph))
+            plan, ram_bytes, graph, places, given, models = pickle.load(file)
         fed = None if given is None else Mapped(folder / FED, given)
-        return cls(plan, graph, first, models, ram_bytes, fed, folder)
+        return cls(plan, graph, Mapped(folder / VALUES, places), models, ram_bytes, fed, folder)
+
+
+class _Pickler(pickle.Pickler):
+    """Writes of an array without memory its shape and type."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, np.ndarray) and obj.strides and not any(obj.strides):
+            return _shape, (obj.shape, obj.dtype)
+        return NotImplemented
 
 
 def _bare(graph: TrainingGraph) -> TrainingGraph:
     """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
     sessions = Sessions(graph)
     values = {
-        name: array if sessions.embeds(name) else _shape(array.shape, array.dtype)
+        name: np.array(array) if sessions.embeds(name) else _shape(array.shape, array.dtype)
         for name, array in graph.values.items()
     }
     rows = {
@@ -146,33 +150,6 @@ def _bare(graph: TrainingGraph) -> TrainingGraph:
         for name, table in graph.rows.items()
     }
     closing = None if graph.closing is None else _bare(graph.closing)
-    return replace(graph, values=values, rows=rows, closing=closing)
-
-
-def _small(graph: TrainingGraph) -> TrainingGraph:
-    """`graph` with the values alone that sessions read."""
-    sessions = Sessions(graph)
-    small = {name: np.array(array) for name, array in graph.values.items() if sessions.embeds(name)}
-    rows = {name: replace(table, values=np.empty(0)) for name, table in graph.rows.items()}
-    closing = None if graph.closing is None else _small(graph.closing)
-    return replace(graph, values=small, rows=rows, closing=closing)
-
-
-def _shaped(graph: TrainingGraph, names: Iterable[str], whole: Mapping[str, tuple[int, ...]]) -> TrainingGraph:
-    """`graph`, as `_small` left it, with arrays that have shape and type alone for all other values.
-
-    whole
-        The shapes of tables, all rows.
-    """
-    there = (name for name in names if name in graph.tensors)
-    values = {
-        n: graph.values.get(n, _shape(graph.tensors[n].array_shape, numpy_dtype(graph.tensors[n].dtype))) for n in there
-    }
-    rows = {
-        name: replace(table, values=_shape(whole[name], numpy_dtype(graph.tensors[name].dtype)))
-        for name, table in graph.rows.items()
-    }
-    closing = None if graph.closing is None else _shaped(graph.closing, names, whole)
     return replace(graph, values=values, rows=rows, closing=closing)
 
 

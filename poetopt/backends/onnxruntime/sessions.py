@@ -78,6 +78,26 @@ def session_options(threads: int) -> Any:
     return options
 
 
+def is_random(node: Node) -> bool:
+    """Says whether two runs of one session of `node` may differ."""
+    return node.op_type in RANDOM_OPS and not node.domain
+
+
+def first_line(error: BaseException) -> str:
+    """Gives what an error of onnxruntime says, on one line."""
+    return " ".join(str(error).split())[:400] or type(error).__name__
+
+
+@cache
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """The exceptions that onnxruntime raises; some derive from Exception alone."""
+    state = vars(onnxruntime().capi.onnxruntime_pybind11_state)
+    own = [
+        state[name] for name in sorted(state) if isinstance(state[name], type) and issubclass(state[name], Exception)
+    ]
+    return (RuntimeError, ValueError, *own)
+
+
 _Names = tuple[tuple[str, str], ...]
 """(name in the session, name of the tensor)."""
 
@@ -179,21 +199,10 @@ class Sessions:
             binding.bind_output(key, "cpu", 0, *_type(tensors[name]), addresses[name])
         return _run(prepared.session, binding)
 
-    def draws(self, node: Node) -> bool:
-        """See `is_random`."""
-        return is_random(node)
-
-    def give_back(self) -> Act | None:
-        """See `measure.give_back`: kernels take their scratch memory from the C library."""
-        return measure.give_back()
-
-    def errors(self) -> tuple[type[Exception], ...]:
-        """See `runtime_errors`."""
-        return runtime_errors()
-
-    def reason(self, error: BaseException) -> str:
-        """See `first_line`."""
-        return first_line(error)
+    draws = staticmethod(is_random)
+    give_back = staticmethod(measure.give_back)
+    errors = staticmethod(runtime_errors)
+    reason = staticmethod(first_line)
 
     def embeds(self, name: str) -> bool:
         """Says whether the tensor `name` is part of each session that reads it."""
@@ -301,11 +310,6 @@ def ran(session: Any, written: Sequence[str], feeds: Mapping[str, Array], tensor
     return [np.asarray(value) for value in binding.copy_outputs_to_cpu()]
 
 
-def is_random(node: Node) -> bool:
-    """Says whether two runs of one session of `node` may differ."""
-    return node.op_type in RANDOM_OPS and not node.domain
-
-
 def _seed(node: Node) -> float:
     """Gives what a random node draws by: its own seed, or one of its name."""
     return float(node.attributes.get("seed", zlib.crc32(node.name.encode()) % 2**20))  # type: ignore[arg-type]
@@ -323,18 +327,3 @@ def explained(what: str, action: Callable[[], Any]) -> Any:
         return action()
     except runtime_errors() as error:
         raise ExecutionError(f"{what}: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """Gives what an error of onnxruntime says, on one line."""
-    return " ".join(str(error).split())[:400] or type(error).__name__
-
-
-@cache
-def runtime_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that onnxruntime raises; some derive from Exception alone."""
-    state = vars(onnxruntime().capi.onnxruntime_pybind11_state)
-    own = [
-        state[name] for name in sorted(state) if isinstance(state[name], type) and issubclass(state[name], Exception)
-    ]
-    return (RuntimeError, ValueError, *own)

@@ -6,6 +6,7 @@ region, in the arena, on storage.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import MappedBlock, aligned_copy, copy_mapped, pack_apart
 from poetopt.backends.step.parted import Parted, all_slots, program_of, scheduled_names
-from poetopt.backends.step.places import check_belongs, graph_of
+from poetopt.backends.step.places import check_belongs, check_trains, graph_of
 from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import WINDOW, Carried, ResidentRegion
 from poetopt.backends.step.storage import PageFile
@@ -38,6 +39,45 @@ if TYPE_CHECKING:
 
 STEP = "step"
 """The hyperparameter that counts steps, from 1."""
+
+
+DESCENT = {"lr": 1e-3}
+"""Hyperparameters of the plain descent behind a step that ends with gradients, and their defaults."""
+
+
+def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
+    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
+    from poetopt.autodiff.optimizers import CLIP
+
+    check_trains(graph)
+    known = graph.hyperparameters if graph.optimizer != "none" else DESCENT
+    for name, value in given.items():
+        if not isinstance(value, int | float | np.number):
+            raise OptionError(f"--{name.replace('_', '-')} {value!r}: must be a number")
+        option = f"--{name.replace('_', '-')} {value:g}"
+        if name not in known or name == STEP:
+            has = ", ".join(n for n in known if n != STEP)
+            whose = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
+            remedy = "--optimizer and --with clip-norm" if name == CLIP else "another --optimizer"
+            raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
+        least, below = _RANGES.get(name, (0.0, math.inf))
+        example = {**_EXAMPLES, CLIP: "1.0"}.get(name, "")
+        if not (least <= value < below) or (example and value == 0):
+            sense = f"more than 0, as in {example}" if example else "0 or more"
+            sense = "at least 0 and less than 1, as in 0.9" if name in _RANGES else sense
+            raise OptionError(f"{option}: must be {sense}")
+
+
+_RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
+_EXAMPLES = {"lr": "0.01", "eps": "1e-8"}
+
+
+def hyperparameters_of(graph: TrainingGraph, lr: float, momentum: float | None) -> Mapping[str, float]:
+    """Those of steps at one rate, by name; the optimizer's own momentum by default. Raises OptionError."""
+    own = momentum is not None and (momentum != 0 or "momentum" in graph.hyperparameters)
+    given = {"lr": lr, **({"momentum": momentum} if momentum is not None and own else {})}
+    check_hyperparameters(graph, given)
+    return given
 
 
 class ScheduledStep(Closing):

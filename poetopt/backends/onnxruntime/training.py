@@ -24,9 +24,9 @@ from poetopt.backends.onnxruntime.execution import Checks, save_arrays
 from poetopt.backends.onnxruntime.measure import Stopwatch, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
 from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, verify
-from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep
+from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep, hyperparameters_of
 from poetopt.backends.step.memory import descend
-from poetopt.backends.step.places import check_trains, graph_of
+from poetopt.backends.step.places import graph_of
 from poetopt.devices.meters import Meter, Metered, metering
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -190,13 +190,15 @@ def train(
     storage fails.
     """
     made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
-    momentum = momentum_of(made.graph, momentum, made.first)
-    check_options(steps, lr, momentum, check)
+    if steps < 1:
+        raise OptionError(f"--steps {steps}: must be at least 1")
+    if check is not None and check < 1:
+        raise OptionError(f"--check {check}: must be at least 1")
+    hyperparameters = hyperparameters_of(made.graph, lr, momentum)
     simulation = simulate(made.plan, ram_bytes=ram_bytes)
     batches = _batches(made, data=data, seed=seed)
     budget = taken_bytes(made.plan, simulation.peak_bytes)
     arena = arena_bytes(made.plan)
-    hyperparameters = {"lr": lr, "momentum": momentum}
     base = resident_bytes()
     times: list[float] = []
     losses: list[float] = []
@@ -243,7 +245,7 @@ def train(
     return TrainingRun(
         steps=steps,
         lr=lr,
-        momentum=momentum,
+        momentum=used.get("momentum", 0.0),
         optimizer=made.graph.optimizer,
         hyperparameters={name: value for name, value in used.items() if name != STEP},
         losses=tuple(losses),
@@ -305,35 +307,3 @@ def save_training(losses: Sequence[float], values: Mapping[str, Array], path: st
     The losses are called `losses_beside(values)`. Raises `OutputError` where that can't be done.
     """
     save_arrays({losses_beside(values): np.array(losses), **values}, path)
-
-
-def momentum_of(graph: TrainingGraph, momentum: float | None, first: Mapping[str, Array] | None = None) -> float:
-    """The momentum to train with. Raises OptionError where the step's own optimizer has none.
-
-    first
-        The values that training begins with, where they are not the graph's.
-    """
-    check_trains(graph)
-    if "momentum" in graph.hyperparameters and momentum is None:
-        default: float = (graph.joint.values if first is None else first)[graph.hyperparameters["momentum"]].item()
-        return default
-    if "momentum" in graph.hyperparameters:
-        return momentum or 0.0
-    if momentum:
-        raise OptionError(
-            f"--momentum {momentum:g}: the plan's optimizer is {graph.optimizer}, which has none; solve with "
-            "--optimizer momentum"
-        )
-    return 0.0
-
-
-def check_options(steps: int, lr: float, momentum: float, check: int | None = None) -> None:
-    """Raise OptionError for numbers that make no sense."""
-    if steps < 1:
-        raise OptionError(f"--steps {steps}: must be at least 1")
-    if not 0 < lr < math.inf:
-        raise OptionError(f"--lr {lr:g}: must be more than 0, as in 0.01")
-    if not 0 <= momentum < 1:
-        raise OptionError(f"--momentum {momentum:g}: must be at least 0 and less than 1, as in 0.9")
-    if check is not None and check < 1:
-        raise OptionError(f"--check {check}: must be at least 1")

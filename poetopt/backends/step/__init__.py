@@ -1,5 +1,5 @@
 """A plan bound to addresses: which node runs on which bytes, and what moves where, without a runtime.
 
-`poetopt.backends.step.parts` says it as data, for any machine. `poetopt.backends.step.program` runs it on this one,
-with kernels that a runtime brings (`poetopt.backends.step.program`).
+`poetopt.backends.step.places` says where everything lies, `poetopt.backends.step.program` runs it on this machine with
+kernels that a runtime brings.
 """

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from poetopt.graph import Operator, Tensor, TrainingGraph
+from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.nodes import constants_of, resident_storages, streamable
 from poetopt.ops.runtimes.contract import InnerLayout, Runtime, RuntimeVariant, TakesOver
 from poetopt.ops.runtimes.sliced import Sliced
 from poetopt.plan.effects import effects
-from poetopt.plan.instructions import Instruction, Plan
+from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import Buffer, buffers
 from poetopt.util.errors import OptionError, PlanError
 
@@ -235,3 +235,14 @@ class Places:
         if not isinstance(found, Sliced):
             raise streams(operator.name, self.runtime.name)
         return found
+
+
+def slice_nodes(plan: Plan, places: Places) -> Iterator[Node]:
+    """The nodes that run on slices in a plan, some more than once."""
+    for instruction in plan.instructions:
+        if instruction.action is not Action.COMPUTE:
+            continue
+        costed = plan.problem.operators[instruction.target]
+        if instruction.variant or costed.takes:
+            sliced = places.sliced(places.operators[costed.name], instruction)
+            yield from (node for node in (*sliced.each, *sliced.further.values()) if not node.domain)

@@ -2,7 +2,8 @@
 
 Inputs, outputs and temporaries of every node are bound to their addresses in the arena beforehand, once
 for each COMPUTE of the plan. Nothing of a tensor's size is allocated while the step runs, but what kernels take for
-themselves, and that goes back to the system as the step goes on (`GiveBack`).
+themselves, and that goes back to the system as the step goes on: before a kernel that could bring what kernels took
+since memory was given back over the plan's reserve, by the runtime's own figures.
 """
 
 from __future__ import annotations
@@ -11,25 +12,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from poetopt.backends.step.memory import POISON, MappedBlock, bytes_of, copy_mapped, numpy_dtype
-from poetopt.backends.step.parts import (
-    GiveBack,
-    Instructed,
-    MoveRows,
-    MoveSlice,
-    PageTransfer,
-    RunNode,
-    RunSlice,
-    instructed,
-)
-from poetopt.backends.step.places import Place, Places, input_offsets
+from poetopt.backends.step.places import Moment, Place, Places, input_offsets, moments
 from poetopt.backends.step.region import WINDOW, Carried, ResidentRegion, reseeded
-from poetopt.backends.step.storage import Bytes, PageFile, pieces_of, put_rows
+from poetopt.backends.step.slices import BoundSlices
+from poetopt.backends.step.storage import Bytes, PageFile
 from poetopt.graph import VIEW_OPS, Node, Tensor, TrainingGraph
+from poetopt.ops.nodes import is_inner_view
 from poetopt.ops.runtimes.contract import Runtime
 from poetopt.plan.instructions import Action, Plan
 from poetopt.util.errors import ExecutionError, ModelError
@@ -39,6 +32,8 @@ from poetopt.util.text import closest
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+    Batch = Mapping[str, Array]
+    """Arrays by the names of the graph's inputs."""
 
 Act = Callable[[], object]
 """Something that a step does, with everything prepared."""
@@ -118,13 +113,6 @@ def _computed(nodes: Mapping[str, Node], name: str) -> str:
     return name
 
 
-if TYPE_CHECKING:
-    from poetopt.graph import Array
-
-    Batch = Mapping[str, Array]
-    """Arrays by the names of the graph's inputs."""
-
-
 @dataclass(frozen=True, slots=True)
 class BoundCall:
     """One act of the step: running a node, copying or moving a tensor, giving memory back.
@@ -175,9 +163,12 @@ class Program:
         self.watched = Watched(graph, watched)
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, tuple[tuple[int, int], ...]] = {}
-        for found in instructed(plan, self.places):
-            told(f"preparing kernels: instruction {found.number:,} of {len(plan.instructions):,}")
-            self._prepare(found)
+        self._room = plan.problem.reserve_bytes - kernels.runtime.reserve_bytes(0)
+        self._taken = self._number = 0
+        for moment in moments(plan):
+            self._number = moment.number
+            told(f"preparing kernels: instruction {moment.number:,} of {len(plan.instructions):,}")
+            self._prepare(moment)
         self._fed = {held.name for held in plan.problem.tensors if held.of_batch and held.name in graph.inputs}
         self._inputs = {name: self._input(name) for name in graph.inputs}
         self.carried = Carried(plan, graph, arena, pages)
@@ -282,93 +273,76 @@ class Program:
         index = self.places.index.get(name)
         return None if index is None or name in self._fed else self.arena.view(input_offsets(self.plan)[index], tensor)
 
-    def _prepare(self, found: Instructed) -> None:
-        """Bind the parts of one instruction."""
-        for part in found.parts:
-            match part:
-                case RunNode(node, operator, places):
-                    addresses = {name: self._address(place) for name, place in places.items()}
-                    what = f"node {node.name or node.op_type!r} ({node.op_type}) of operator {operator.name!r}"
-                    if self.kernels.draws(node):
-                        self._redraws.append((len(self.calls), node, addresses))
-                    self.calls.append(BoundCall(what, found.number, self.kernels.bound(node, addresses)))
-                    for name, copy in self.watched.of(node):
-                        act = partial(np.copyto, copy, self._shown(places[name], name, copy))
-                        self.calls.append(BoundCall(f"a copy of {name!r}", found.number, act))
-                case PageTransfer(action, tensor, offset):
-                    move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
-                    what = f"{action.replace('_', ' ')} of {tensor.name!r}"
-                    act = partial(move, tensor.name, self.arena.span(offset, tensor.nbytes))
-                    self.calls.append(BoundCall(what, found.number, act, moves=True))
-                case RunSlice():
-                    self._run_slice(part, found.number)
-                case MoveSlice():
-                    self._move_slice(part, found.number)
-                case MoveRows():
-                    self._move_rows(part, found.number)
-                case GiveBack():
-                    give_back = self.kernels.give_back()
-                    if give_back is not None:
-                        self.calls.append(BoundCall("giving memory back", found.number, give_back))
-        if found.given_up:
-            self._given_up[found.number] = found.given_up
+    def _prepare(self, moment: Moment) -> None:
+        """Bind what one instruction comes to."""
+        action, target, problem = moment.instruction.action, moment.instruction.target, self.plan.problem
+        if action is not Action.COMPUTE:
+            tensor = problem.tensors[target]
+            if action is Action.FREE:
+                if target in moment.at:  # else an output has taken it over
+                    self._given_up[moment.number] = ((moment.at[target], tensor.nbytes),)
+                return
+            move = self.pages.write if action is Action.PAGE_OUT else self.pages.read
+            lying = self.arena.span(moment.at[target], tensor.nbytes)
+            what = f"{action.replace('_', ' ')} of {tensor.name!r}"
+            self.add(what, partial(move, tensor.name, lying), moves=True)
+            return
+        operator = self.places.operators[problem.operators[target].name]
+        if moment.instruction.variant or problem.operators[target].takes:
+            BoundSlices(self, operator, moment).bind()
+        else:
+            inner = self.places.inner(operator)
+            for node, need in zip(operator.nodes, inner.kernel_bytes, strict=True):
+                if is_inner_view(node, inner.storage):
+                    self.room_for(need)
+                    continue
+                names = dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name)
+                places = {name: self.places.of(name, operator, moment) for name in names}
+                self.bind(node, f"operator {operator.name!r}", places, need)
+                for name, copy in self.watched.of(node):
+                    lying = self.span(places[name], copy.nbytes)
+                    act = partial(np.copyto, copy.reshape(-1).view(np.uint8), lying)
+                    self.add(f"a copy of {name!r}", act)
+        if any(buffer.workspace for buffer in moment.made):
+            self._given_up[moment.number] = tuple((b.offset, b.nbytes) for b in moment.made if b.workspace)
 
-    def _run_slice(self, part: RunSlice, number: int) -> None:
-        node = part.node
-        addresses = {name: self._address(place) for name, place in part.places.items()}
-        what = f"node {node.name or node.op_type!r} ({node.op_type}) of a slice of operator {part.operator.name!r}"
-        self.calls.append(BoundCall(what, number, self.kernels.bound(node, addresses, part.shapes)))
-        for name, copy in self.watched.of(node):
-            shown = self._span(part.places[name], part.shapes[name].nbytes)
-            of = copy.reshape(-1).view(np.uint8)
-            if part.begin is not None and name in part.sliced.cuts:
-                tensor = self.graph.tensors[name]
-                cut = part.sliced.cuts[name]
-                count = part.shapes[name].shape[cut.axis] // cut.per
-                of = pieces_of(of, part.sliced.window(tensor, part.begin, count))
-            act = partial(np.copyto, of, shown.reshape(of.shape))
-            self.calls.append(BoundCall(f"a copy of {name!r}", number, act))
+    def add(self, what: str, act: Act, *, moves: bool = False) -> None:
+        """Have the instruction that is being prepared do something; see `BoundCall`."""
+        self.calls.append(BoundCall(what, self._number, act, moves))
 
-    def _move_slice(self, part: MoveSlice, number: int) -> None:
-        buffer = self._span(part.buffer, part.window.nbytes * part.window.pieces)
-        what = f"{'writing' if part.back else 'reading'} a slice of {part.name!r}"
-        if part.tensor is not None:
-            move = self.pages.write_slice if part.back else self.pages.read_slice
-            self.calls.append(BoundCall(what, number, partial(move, part.tensor.name, part.window, buffer), moves=True))
-        elif part.whole is not None:
-            lying = pieces_of(self._span(part.whole, self.graph.tensors[part.name].nbytes), part.window)
-            side_by_side = buffer.reshape(lying.shape)
-            act = partial(np.copyto, *((lying, side_by_side) if part.back else (side_by_side, lying)))
-            self.calls.append(BoundCall(what, number, act))
+    def room_for(self, kernel_bytes: int) -> None:
+        """Give memory back first where a kernel that allocates so much could pass the reserve."""
+        if self._taken and self._taken + kernel_bytes > self._room:
+            self._taken, give_back = 0, self.kernels.give_back()
+            if give_back is not None:
+                self.add("giving memory back", give_back)
+        self._taken += kernel_bytes
 
-    def _move_rows(self, part: MoveRows, number: int) -> None:
-        ids: Any = self._span(part.ids, part.ids_as.nbytes).view(part.ids_as.dtype)
-        rows = self._span(part.rows, part.rows_as.nbytes).reshape(part.ids_as.size, -1)
-        if part.table is not None:
-            act = partial(self.pages.read_rows, part.table.name, ids, part.table.nbytes, rows)
-            self.calls.append(BoundCall(f"reading rows of {part.table.name!r}", number, act, moves=True))
-        elif part.data is not None and part.made is not None and part.made_as is not None:
-            shape = part.made_as.shape[0], -1
-            data = self._span(part.data, part.made_as.nbytes).reshape(shape)
-            made = self._span(part.made, part.made_as.nbytes).reshape(shape)
-            act = partial(put_rows, made, data, ids, rows, part.begin, part.count)
-            self.calls.append(BoundCall("writing rows over a slice", number, act))
+    def bind(
+        self,
+        node: Node,
+        of: str,
+        places: Mapping[str, Place],
+        kernel_bytes: int,
+        shapes: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Run a node with what it names at these places; `shapes` as for `Kernels.bound`."""
+        self.room_for(kernel_bytes)
+        addresses = {name: self._address(place) for name, place in places.items()}
+        if shapes is None and self.kernels.draws(node):
+            self._redraws.append((len(self.calls), node, addresses))
+        act = self.kernels.bound(node, addresses, shapes)
+        self.add(f"node {node.name or node.op_type!r} ({node.op_type}) of {of}", act)
 
     def _address(self, place: Place) -> int:
         return (self.region.address(place.root) if place.root else self.arena.address) + place.offset
 
-    def _span(self, place: Place, nbytes: int) -> Bytes:
+    def span(self, place: Place, nbytes: int) -> Bytes:
         """The bytes at a place, without a copy."""
         if not place.root:
             return self.arena.span(place.offset, nbytes)
         held = self.region.given[place.root] if place.root in self.region.given else self.region.written[place.root]
         return held.reshape(-1).view(np.uint8)[place.offset : place.offset + nbytes]
-
-    def _shown(self, place: Place, name: str, like: Array) -> Array:
-        """A tensor at its place, in the shape of `like`, without a copy."""
-        if place.root:
-            return self.region.value(self.graph, place.root).reshape(like.shape)
-        return self.arena.view(place.offset, self.graph.tensors[name]).reshape(like.shape)
 
     def _failure(self, place: int, error: BaseException) -> ExecutionError:
         call = self.calls[place]

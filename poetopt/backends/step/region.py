@@ -117,7 +117,7 @@ class Carried:
     """
 
     def __init__(self, plan: Plan, graph: TrainingGraph, arena: MappedBlock, pages: PageFile) -> None:
-        self._graph, self._arena, self._pages = graph, arena, pages
+        self._graph, self._pages = graph, pages
         tensors = plan.problem.tensors
         self.first: Mapping[str, Array] = {
             held.name: graph.values[held.name] for held in tensors if not held.computed and held.name in graph.values

@@ -79,15 +79,18 @@ def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tilin
     pairs = _pairs(found, *both)
 
     def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        at_x, x_apart = ways.operand(given, chunk.inputs[0], loops, chunk)
+        letters = ways.outputs[0] or ""
+        at_x, x_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
         at_w, w_apart = ways.operand(W, chunk.inputs[1], loops, chunk)
-        at_y, y_apart = ways.operand(made, chunk.outputs[0], loops, chunk)
+        at_y, y_apart = ways.operand(letters, chunk.outputs[0], loops, chunk)
         mine, theirs, groups = (ways.count(letter, loops, chunk) for letter in (kept, summed, "g"))
         begin = chunk.begin[INNER]
         began = f"{begin} > 0" if loops[INNER] == summed else "0"
         bias = _bias(ways, loops, call, chunk, f"g{kept}")
-        y, x = (f"{name} + n * {apart['b']} + g * {apart['g']}" for name, apart in (("y", y_apart), ("x", x_apart)))
-        lying = x, f"w + g * {w_apart['g']}", bias if bias == "NULL" else f"c + g * {all_made}"
+        group = [f" + g * {step}" for step in (y_apart["g"], x_apart["g"], w_apart["g"], all_made)]
+        y_g, x_g, w_g, c_g = group if found.groups > 1 else [""] * 4
+        y, x = f"y + n * {y_apart['b']}{y_g}", f"x + n * {x_apart['b']}{x_g}"
+        lying = x, f"w{w_g}", bias if bias == "NULL" else f"c{c_g}"
         to = (y, y if ways.alone else chunk.scratch) if ways.fine else (y,)
         (rows, columns), apart = found.out, w_apart["o"]
         taps = (
@@ -101,7 +104,8 @@ def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tilin
         if found.pointwise and ways.fine:
             line = called("po_pointwise_piece", *to, *lying, mine, all_given, begin, theirs, size, *steps)
         elif found.pointwise:
-            line = called("po_pointwise_image", *to, *lying, mine, theirs, size, size, size, *steps, began)
+            lies = ways.count(letters[-1], loops, chunk), y_apart[kept], x_apart[summed]
+            line = called("po_pointwise_image", *to, *lying, mine, theirs, *lies, *steps, began)
         elif forward and ways.fine:
             planes = rows, columns, size, columns, 1, *found.size, *found.kernel
             line = called("po_conv_piece", *to, *lying, mine, all_given, begin, theirs, *planes, *taps)
@@ -117,36 +121,11 @@ def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tilin
 
     alone = all_given <= min(parts) and not (found.pointwise and call.has(2))
     fine = _fine(ways, found, alone).tilings([pair for pair in pairs if pair[INNER] == summed], code)
-    pixels = _by_pixels(call, found, (given, W, *rest), made, forward=forward)
+    pixels: tuple[Tiling, ...] = ()
+    if found.pointwise:  # a product of matrices, in chunks of pixels
+        alike = (given.replace("q", "p"), W, *rest), (made.replace("q", "p"),)
+        pixels = LetterWays(_sizes(found), *alike).tilings((("p", ""),), code)
     return (*ways.tilings(pairs, code), *fine, *pixels)
-
-
-def _by_pixels(
-    call: Call, found: Geometry, inputs: tuple[str | None, ...], output: str, *, forward: bool
-) -> tuple[Tiling, ...]:
-    """A product of matrices in chunks of pixels."""
-    if not found.pointwise:
-        return ()
-    same = [None if letters is None else letters.replace("q", "p") for letters in inputs]
-    out = output.replace("q", "p")
-    ways = LetterWays(_sizes(found), tuple(same), (out,))
-
-    def code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        at_x, x_apart = ways.operand(same[0] or "", chunk.inputs[0], loops, chunk)
-        at_w, _ = ways.operand(W, chunk.inputs[1], loops, chunk)
-        at_y, y_apart = ways.operand(out, chunk.outputs[0], loops, chunk)
-        bias = _bias(ways, loops, call, chunk, "go" if forward else "gc")
-        channels = "oc" if forward else "co"
-        outs, ins = (found.outs, found.ins) if forward else (found.ins, found.outs)
-        steps = (found.ins, 1) if forward else (1, found.ins)
-        line = called(
-            "po_pointwise_image", f"y + n * {y_apart['b']}", f"x + n * {x_apart['b']}", "w",
-            "NULL" if bias == "NULL" else "c", outs, ins,
-            ways.count("p", loops, chunk), y_apart[channels[0]], x_apart[channels[1]], *steps, 0,
-        )  # fmt: skip
-        return _for_images(found, "1", (("x", at_x), ("w", at_w)), at_y, bias, line)
-
-    return ways.tilings((("p", ""),), code)
 
 
 def _fine(ways: LetterWays, found: Geometry, alone: bool) -> LetterWays:

@@ -275,11 +275,7 @@ def _with_update(optimizer: str) -> Kernel:
         return chunk_code(ways_of(call), WHOLE, call, whole(arguments))
 
     def ways_of(call: Call) -> LetterWays:
-        a, b = call.input(0), call.input(1)
-        turned_a, turned_b = call.integer("transA", 0), call.integer("transB", 0)
-        rows, columns = (a.shape[1] if turned_a else a.shape[0]), (b.shape[0] if turned_b else b.shape[1])
-        depth = a.shape[0] if turned_a else a.shape[1]
-        plain = _ways(call, rows, columns, depth)
+        plain = _gemm_ways(call)
         updated = ("mn",) * (1 + states)
         scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
         return replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)

@@ -146,16 +146,16 @@ def batch() -> Batch:
     return random_batch(graph(), 3)
 
 
-def written(plan: Plan, folder: Path, target_name: str = "linux", schedule: str = "code") -> DeviceProgram:
+def written(plan: Plan, folder: Path, target_name: str = "linux") -> DeviceProgram:
     """The program of a plan, written into `folder`."""
     program = device_program(plan, graph())
-    write(program, TARGETS[target_name], folder, schedule)
+    write(program, TARGETS[target_name], folder)
     return program
 
 
-def built(plan: Plan, folder: Path, target_name: str = "linux", schedule: str = "code") -> Built:
+def built(plan: Plan, folder: Path, target_name: str = "linux") -> Built:
     """A plan, compiled without a warning."""
-    program = written(plan, folder, target_name, schedule)
+    program = written(plan, folder, target_name)
     return build(program, TARGETS[target_name], folder, warnings=("-Werror", *WARNINGS))
 
 

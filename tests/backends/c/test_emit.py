@@ -80,9 +80,9 @@ def test_an_operator_without_a_kernel_is_named_and_nothing_is_written(
 def test_only_a_folder_that_was_emitted_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     first = po.emit(paged(), folder)
-    again = po.emit(paged(), folder, schedule="table")
+    again = po.emit(paged(), folder, weights="storage")
     assert set(first.files) == set(again.files)
-    assert "po_number" in (folder / "po_step.c").read_text()
+    assert (folder / "po_weights.c").read_text().count("po_read")
     assert list(tmp_path.iterdir()) == [folder]
     other = tmp_path / "other"
     other.mkdir()
@@ -120,8 +120,7 @@ def test_names_of_a_model_can_do_nothing_in_c() -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("schedule", ["code", "table"])
-def test_whatever_a_model_calls_things_its_files_are_plain_text_and_compile(tmp_path: Path, schedule: str) -> None:
+def test_whatever_a_model_calls_things_its_files_are_plain_text_and_compile(tmp_path: Path) -> None:
     """Of nodes, tensors, parameters, inputs and the model; with paged parameters, so that calls name them too."""
     graph = network().graph
     proto = model_proto(graph, graph.outputs)
@@ -138,7 +137,7 @@ def test_whatever_a_model_calls_things_its_files_are_plain_text_and_compile(tmp_
     plan = lay_out(store_all(problem))
     assert plan.problem.graph is not None
     program = device_program(plan, plan.problem.graph)
-    write(program, HOST, tmp_path, schedule)
+    write(program, HOST, tmp_path)
     build(program, HOST, tmp_path, warnings=("-Werror", "-trigraphs", "-Wtrigraphs", *WARNINGS))
     texts = [*tmp_path.glob("*.[ch]"), tmp_path / "README.md"]
     assert len(texts) > 5

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.c.build import FLAGS
-from poetopt.backends.c.packages import FORMS
+from poetopt.backends.c.build import FLAGS, FORMS
 from poetopt.backends.c.targets import compiler
 from poetopt.util.errors import OptionError
 from tests.backends.c.support import HOST, WARNINGS, needs_host, unscheduled

@@ -75,8 +75,8 @@ def batch_of(problem: Problem) -> Batch:
     return random_batch(problem.graph.whole, 3)
 
 
-def ran(program: DeviceProgram, folder: Path, schedule: str = "code") -> Ran:
-    write(program, HOST, folder, schedule)
+def ran(program: DeviceProgram, folder: Path) -> Ran:
+    write(program, HOST, folder)
     built = build(program, HOST, folder, warnings=("-Werror", *WARNINGS))
     return run(built, batch_of(program.plan.problem))
 
@@ -144,14 +144,6 @@ def test_without_updates_each_step_begins_with_sums_of_zero(tmp_path: Path) -> N
     text = (tmp_path / "po_step.c").read_text()
     (tmp_path / "po_step.c").write_text(text.replace("if (part == 0u)", "if (part == 9u)"))
     assert not same(again(), once)
-
-
-@needs_host
-def test_the_compact_plan_runs_parts_too(tmp_path: Path) -> None:
-    program = program_of(away())
-    found = [ran(program, tmp_path / schedule, schedule) for schedule in ("code", "table")]
-    assert same(found[0].results, found[1].results)
-    assert same(found[0].again, found[1].again)
 
 
 @pytest.mark.parametrize("optimizer", ["none", "momentum", "adam"])

@@ -150,12 +150,11 @@ def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("schedule", ["code", "table"])
-def test_labels_out_of_range_change_nothing(schedule: str, tmp_path: Path) -> None:
+def test_labels_out_of_range_change_nothing(tmp_path: Path) -> None:
     plan = lay_out(store_all(network().differentiate(optimizer="adam").cost("m4", runtime="c")))
     graph = plan.problem.graph
     assert graph is not None
-    write(device_program(plan, graph), HOST, tmp_path, schedule)
+    write(device_program(plan, graph), HOST, tmp_path)
     (tmp_path / "labels.c").write_text(
         """
 #include <stdio.h>
@@ -213,12 +212,11 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("schedule", ["code", "table"])
-def test_a_step_that_a_hook_ends_never_happened(schedule: str, tmp_path: Path) -> None:
+def test_a_step_that_a_hook_ends_never_happened(tmp_path: Path) -> None:
     """At whichever instruction: po_load gives the generation before it."""
     plan = plan_of("paged")
     program = device_program(plan, graph_of(plan))
-    write(program, HOST, tmp_path, schedule)
+    write(program, HOST, tmp_path)
     (tmp_path / "survivor.c").write_text((Path(__file__).parent / "survivor.c").read_text())
     (tmp_path / "hook.h").write_text("int hook(uint32_t number);\nextern int hooked;\n")
     (tmp_path / "hook.c").write_text(

@@ -40,7 +40,6 @@ from tests.backends.c.support import (
     paged,
     paged_parameters,
     same,
-    tiny,
     unscheduled,
     updating,
     written,
@@ -146,20 +145,6 @@ def is_far(mine: Batch) -> bool:
 
 
 @needs_host
-def test_the_compact_plan_and_its_decoder_give_the_same_bits(tmp_path: Path) -> None:
-    """One that pages, and one that recomputes."""
-    recomputed = po.solve(tiny(), ram="78%", paging=False, threads=1, time_limit="20s").plan
-    assert recomputed is not None
-    computes = sum(step.action is Action.COMPUTE for step in recomputed.instructions)
-    assert computes > len(tiny().operators)
-    expected = run(built(unscheduled(), tmp_path / "whole"), batch()).results
-    for name, plan in (("paged", paged()), ("recomputed", recomputed)):
-        found = run(built(plan, tmp_path / name, schedule="table"), batch())
-        assert same(found.results, expected)
-        assert same(found.again, expected)
-
-
-@needs_host
 def test_a_dropped_page_in_shows_in_the_gradients(tmp_path: Path) -> None:
     written(paged(), tmp_path)
     step = tmp_path / "po_step.c"
@@ -223,6 +208,7 @@ def test_a_cortex_m4_gives_the_same_bits_with_exactly_the_ram(tmp_path: Path) ->
     assert not is_far(mine.results)
     assert mine.instructions is not None
     assert mine.instructions > 10_000
+    assert mine.stack_bytes is not None
     assert 0 < mine.stack_bytes < 4096
     theirs = run(built(unscheduled(), tmp_path / "whole", "cortex-m4"), batch())
     assert same(mine.results, theirs.results)

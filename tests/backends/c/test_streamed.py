@@ -100,12 +100,12 @@ def test_blocks_are_the_devices(nbytes: int) -> None:
 
 
 @needs_host
-def test_a_decoded_schedule_streams_without_warnings_and_with_the_unscheduled_bits(tmp_path: Path) -> None:
+def test_a_schedule_streams_without_warnings_and_with_the_unscheduled_bits(tmp_path: Path) -> None:
     batch = random_batch(graph(), 1)
     found = []
     for plan, folder in ((keeping_nothing(), tmp_path / "mine"), (lay_out(store_all(problem())), tmp_path / "whole")):
         program = device_program(plan, graph())
-        write(program, HOST, folder, "table")
+        write(program, HOST, folder)
         found.append(run(build(program, HOST, folder, warnings=("-Werror", *WARNINGS)), batch))
     mine, whole = found
     assert same(mine.results, whole.results)

@@ -96,18 +96,6 @@ def test_lazy_states_of_tables_are_streamed_by_rows(optimizer: str) -> None:
 
 
 @needs_host
-def test_the_compact_plan_moves_rows_too(tmp_path: Path) -> None:
-    graph = plan().problem.graph
-    assert graph is not None
-    program = device_program(plan(), graph)
-    results = []
-    for schedule in ("code", "table"):
-        write(program, HOST, tmp_path / schedule, schedule)
-        results.append(run(build(program, HOST, tmp_path / schedule, warnings=("-Werror",)), batch()).results)
-    assert all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
-
-
-@needs_host
 @pytest.mark.parametrize(
     "on",
     [

@@ -12,7 +12,7 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import numbers, train_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
-from poetopt.backends.c.run import RanSteps, run_steps
+from poetopt.backends.c.run import Ran, run_steps
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.training import train
@@ -96,7 +96,7 @@ def test_a_step_that_is_left_out_and_another_learning_rate_are_noticed(tmp_path:
     write(program, HOST, tmp_path)
     built = build(program, HOST, tmp_path, measuring=False)
 
-    def far(found: RanSteps) -> float:
+    def far(found: Ran) -> float:
         here = execute.Way(found.losses, moved_by(graph, graph.values, found.results))
         return execute.apart(here, exact)
 

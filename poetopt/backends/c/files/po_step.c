@@ -82,4 +82,4 @@ ${includes}
 #endif
 
 ${state}${rows}${operators}
-${schedule}${pausing}${predicts}
+${schedule}${predicts}

@@ -2,22 +2,30 @@
 
 It answers from shapes alone and compiles nothing. `poetopt.ops.runtimes.c.kernel` is the contract of its kernels,
 `poetopt.ops.runtimes.c.steps` what it runs of an operator.
+
+Of the many ways to stream an operator a short list is kept, by RAM and by what their transfers take: the same where all
+but names is alike. A transfer counts as bytes: its own, and those that the storage could have moved while it began. The
+list is the same for every device, as a plan belongs to a network's structure, and a runtime's version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.runtimes.c import windows
-from poetopt.ops.runtimes.c.choice import names_of, outline, worth
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.ops.runtimes.c.steps import as_run, call_of, kernel_for, layout, reason, version
-from poetopt.ops.runtimes.c.variants import StreamCandidate, StreamWays
+from poetopt.ops.runtimes.c.variants import READ_BYTES, StreamCandidate, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from poetopt.graph import Array
 
 VERSION = "2"
@@ -26,6 +34,146 @@ VERSION = "2"
 
 STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles of what begins on storage, where it isn't in RAM for good."""
+
+LARGEST = 4096
+"""Bytes of a constant that kernels may look at: axes, shapes, pads."""
+
+
+def names_of(operator: Operator) -> tuple[str, ...]:
+    """All tensors of an operator, each once, in the order in which it names them."""
+    found = dict.fromkeys((*operator.inputs, *operator.outputs, *(n for pair in operator.updates for n in pair)))
+    for node in (*operator.nodes, *(whole.node for whole in operator.whole)):
+        found.update(dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name))
+    return tuple(found)
+
+
+def outline(
+    operator: Operator, tensors: Mapping[str, Tensor], values: Mapping[str, Array] | None, *marked: Collection[str]
+) -> Hashable:
+    """Equal for operators that are alike but for names, with the same of these in each of `marked`."""
+    names = names_of(operator)
+    place = {name: k for k, name in enumerate(names)}
+
+    def places(of: Collection[str]) -> Hashable:
+        return tuple(place[name] if name else -1 for name in of)
+
+    def node_outline(node: Node) -> Hashable:
+        attributes = tuple((name, _frozen(value)) for name, value in sorted(node.attributes.items()))
+        return node.domain, node.op_type, places(node.inputs), places(node.outputs), attributes
+
+    def tensor_outline(name: str) -> Hashable:
+        tensor = tensors.get(name)
+        value = (values or {}).get(name)
+        known = None if value is None or value.nbytes > LARGEST else _frozen(value)
+        shape = None if tensor is None else (tensor.shape, tensor.dtype, tensor.role)
+        return shape, *(name in names for names in marked), value is None, known
+
+    return (
+        operator.view,
+        operator.over in place,
+        places(operator.inputs),
+        places(operator.outputs),
+        tuple(places(pair) for pair in operator.updates),
+        tuple(map(node_outline, operator.nodes)),
+        tuple((whole.first, whole.count, node_outline(whole.node)) for whole in operator.whole),
+        tuple(map(tensor_outline, names)),
+    )
+
+
+def _frozen(value: object) -> Hashable:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.str, value.tobytes()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+MOST = 14
+"""Ways of an operator."""
+LEVELS = 48
+"""Of RAM, from the least that any way takes to all operands whole, for which ways are compared."""
+USUAL = 3.0
+"""What the usual case counts: as much as all others together, times this."""
+NEGLIGIBLE = 1 / 8
+"""Of an operator's bytes: differences in traffic below that hardly count."""
+DIGITS = 6
+"""Behind the point, of what a way spares."""
+
+
+def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[StreamCandidate]:
+    """At most MOST of them, by workspace: the leanest, then whichever spares the most traffic.
+
+    sizes
+        Bytes of what they stream, by name.
+    stored
+        What begins on storage: parameters, optimizer states.
+
+    What a way spares is the mean over levels of RAM, in logarithms, and over cases. In the usual one whatever begins on
+    storage has to be read, whole or in chunks, and all else is in RAM if it isn't streamed; in each other case this
+    is the other way round for one operand: it is kept in RAM, or has to be moved.
+    """
+    sets: dict[tuple[str, ...], list[StreamCandidate]] = {}
+    for one in found:
+        sets.setdefault(one.streamed, []).append(one)
+    ways = list(chain(*map(_front, sets.values())))
+    if not ways:
+        return []
+    ram, price = _figures(ways, sizes, frozenset(stored))
+    least = int(ram.min())
+    levels = np.geomspace(least, max(sum(sizes.values()), least + 1), LEVELS)
+    fits = ram[:, None] <= levels * (1 + 1e-9)
+    cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(ways), -1)
+    first = min(range(len(ways)), key=lambda k: (int(ram[k]), ways[k].traffic, ways[k]))
+    return sorted((ways[k] for k in _sparing(cost, first)), key=lambda way: (way.workspace_bytes, way))
+
+
+def _front(ways: Iterable[StreamCandidate]) -> list[StreamCandidate]:
+    """Those that none betters in both workspace and traffic, the leanest first."""
+    kept: list[StreamCandidate] = []
+    for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.traffic, way)):
+        if not kept or way.traffic < kept[-1].traffic:
+            kept.append(way)
+    return kept
+
+
+def _figures(
+    ways: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """All the RAM of each way, and the weighted logarithm of what it moves in each case."""
+    names, each = list(sizes), np.array(list(sizes.values()))
+    whole = ~np.array([[name in way.streamed for name in names] for way in ways])
+    ram = np.array([way.workspace_bytes for way in ways]) + whole @ each
+    usual = np.array([name in stored for name in names])
+    cases = np.array([usual, *(usual ^ other for other in np.eye(len(names), dtype=bool))])
+    moved = np.array([way.traffic for way in ways])[:, None] + whole @ (cases * (each + READ_BYTES)).T
+    weights = np.array([USUAL, *(1 / len(names) for _ in names)])
+    return ram, np.log(NEGLIGIBLE * each.sum() + moved) * weights
+
+
+def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
+    """`first`, and up to MOST - 1 more rows, so that the least of each column comes to little in all: one by one.
+
+    Then each is changed for another where that is better. Sums are rounded, so that they are alike on all machines.
+    """
+
+    def best(now: NDArray[np.float64]) -> tuple[int, float]:
+        spared = np.maximum(now - cost, 0).sum(axis=1).round(DIGITS)
+        k = int(spared.argmax())
+        return k, float(spared[k])
+
+    kept = [first]
+    while len(kept) < MOST:
+        k, spared = best(cost[kept].min(axis=0))
+        if spared <= 0:
+            break
+        kept.append(k)
+    for k in kept[1:]:
+        rest = [other for other in kept if other != k]
+        now = cost[rest].min(axis=0)
+        to, spared = best(now)
+        if spared > round(float(np.maximum(now - cost[k], 0).sum()), DIGITS):
+            kept = [*rest, to]
+    return kept
 
 
 _chosen: dict[Hashable, tuple[StreamCandidate, ...]] = {}

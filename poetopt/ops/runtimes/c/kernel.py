@@ -111,8 +111,6 @@ class Kernel:
         C files that its code includes.
     include
         The package whose data these files are.
-    version
-        To be raised whenever results or scratch change.
     """
 
     op_type: str
@@ -126,7 +124,6 @@ class Kernel:
     tilings: Callable[[Call], tuple[Tiling, ...]] = lambda call: ()
     headers: tuple[str, ...] = ()
     include: str = INCLUDE
-    version: str = "1"
 
     def missing(self, call: Call) -> str | None:
         """Says which input would have to be a constant, in words; None where all are that must be."""
@@ -258,10 +255,7 @@ def operands(call: Call, arguments: Arguments) -> list[str]:
 
 def known_types(call: Call) -> str | None:
     """Why not, where an operand has an element type that there is no C type of."""
-    for tensor in (*call.inputs, *call.outputs):
-        if tensor is not None and tensor.dtype not in C_TYPES:
-            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(C_TYPES)}"
-    return None
+    return refuse_types(call, *C_TYPES)
 
 
 def filled(y: Tensor, target: str, value: str) -> str:

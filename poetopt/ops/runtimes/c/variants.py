@@ -19,7 +19,7 @@ from poetopt.graph import Operator, Role, Tensor, inner_storage
 from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT
 from poetopt.ops.runtimes.c.steps import KernelStep, as_run, placed, steps
-from poetopt.ops.runtimes.c.tiling import INNER, OUTER, ChunkSlice, Loop, Tiling
+from poetopt.ops.runtimes.c.tiling import INNER, OUTER, ChunkSlice, Loop, Rows, Tiling
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.util.errors import UnsupportedOpError
 
@@ -355,14 +355,13 @@ class _OfForm:
         if taken.picks:
             return windows.picked(self.block, self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
         if name in self.listed:
-            rows = self.tensors[name].shape[0]
-            steps = extent // rows
+            count = self.tensors[name].shape[0]
+            steps = extent // count
             whole = chunk % steps == 0
-            return windows.steps(self.block, taken.unit_bytes * steps, rows, chunk // steps, *does) if whole else None
-        if taken.rows is not None:
-            return windows.rows(self.block, taken.rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
-        if taken.pieces == 1:
-            return windows.run(self.block, self.tensors[name].nbytes, chunk * taken.unit_bytes, passes, *does)
+            return windows.steps(self.block, taken.unit_bytes * steps, count, chunk // steps, *does) if whole else None
+        if taken.rows is not None or taken.pieces == 1:
+            rows = taken.rows or Rows(extent)
+            return windows.rows(self.block, rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
         multiple = windows.piece_multiple(self.block, extent, taken.unit_bytes)
         if not multiple or (chunk % multiple and chunk < extent):
             return None

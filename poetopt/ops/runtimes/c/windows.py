@@ -38,12 +38,6 @@ class Traffic:
 
 
 @lru_cache(maxsize=65536)
-def run(block: int, total: int, chunk: int, passes: int, reads: bool, writes: bool) -> Traffic:
-    """A tensor of `total` bytes in chunks of `chunk` bytes, from its begin to its end, `passes` times."""
-    return _window(block, total, [(at, min(total, at + chunk)) for at in range(0, total, chunk)], passes, reads, writes)
-
-
-@lru_cache(maxsize=65536)
 def rows(
     block: int, taken: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
 ) -> Traffic | None:

@@ -33,18 +33,65 @@ SMALL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class _Taking:
-    """Holds what is asked: the operator, and by name the input and the output that lies on it."""
+class _Asked:
+    """Holds what is asked for.
+
+    kernels
+        The most that a kernel may allocate: what one of the plain operator's does.
+    takes
+        By name the input and the output that lies on it, where one does.
+    """
 
     runtime: NodeKernels
     operator: Operator
     tensors: Mapping[str, Tensor]
     alignment: int
-    takes: tuple[str, str]
+    kernels: int
+    takes: tuple[str, ...] = ()
 
-    def layout(self, operator: Operator, tensors: Mapping[str, Tensor]) -> InnerLayout:
-        """The workspace of what the operator becomes, on what its tensors become."""
-        return node_by_node(self.runtime, operator, tensors, self.alignment)
+    def layout(self, nodes: Sequence[Node], tensors: Mapping[str, Tensor], buffered: Collection[str]) -> InnerLayout:
+        """The workspace of these nodes, with buffers; an output is an update of the input that it takes over."""
+        operator, pairs = self.operator, self.operator.updates
+        if self.takes:
+            pairs = (*pairs, (self.takes[0], self.takes[1]))
+        inside = replace(
+            operator,
+            nodes=tuple(nodes),
+            inputs=tuple(n for n in operator.inputs if n not in buffered),
+            outputs=tuple(n for n in operator.outputs if n not in buffered),
+            updates=tuple(pair for pair in pairs if not {*pair}.intersection(buffered)),
+            over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+        )
+        return node_by_node(self.runtime, inside, tensors, self.alignment)
+
+    def sliced(self, loop: SliceLoop, size: int, transferred: Collection[str] = ()) -> Sliced | None:
+        """In slices of so many steps, of which these come from storage and go there.
+
+        None where a kernel would allocate more, a view has to copy, or what has a buffer is also used whole.
+        """
+        operator, tensors = self.operator, self.tensors
+        outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
+        buffered = frozenset((*transferred, *(n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1)))
+        once = once_used(loop)
+        if once.intersection((*buffered, *self.takes[1:])):
+            return None
+        adding, further = _adding(loop)
+        each = tuple(moved(adding, buffered, operator))
+        before = tuple(_rowwise(loop.before, buffered))
+        nodes = (*before, *hold(written=sorted(loop.sums)), *each, *hold(read=held(loop)), *loop.behind)
+        cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
+        layout = self.layout(nodes, cut, buffered)
+        if max(layout.kernel_bytes) > self.kernels or any(
+            node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each
+        ):
+            return None
+        if self.takes and self.takes[0] not in buffered and not _read_first(self, nodes, layout):
+            return None
+        figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
+        layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
+        return Sliced(
+            loop.extent, size, loop.cuts, before, each, loop.behind, layout, buffered, frozenset(transferred), further
+        )
 
 
 def taking(
@@ -64,12 +111,9 @@ def taking(
 
     Of the ways that there are, the first whose workspace is small, else the one that takes the least.
     """
-    asked = _Taking(runtime, operator, tensors, alignment, takes)
-    kernels = max(asked.layout(operator, tensors).kernel_bytes)
+    kernels = max(node_by_node(runtime, operator, tensors, alignment).kernel_bytes)
     best: Sliced | None = None
-    for found in _ways(asked, values):
-        if max(found.layout.kernel_bytes) > kernels:
-            continue
+    for found in _over(_Asked(runtime, operator, tensors, alignment, kernels, takes), values):
         if best is None or found.layout.temporaries_bytes < best.layout.temporaries_bytes:
             best = found
         if best.layout.temporaries_bytes * SMALL <= tensors[takes[1]].nbytes:
@@ -77,11 +121,11 @@ def taking(
     return None if best is None else RuntimeVariant("over", best.layout, detail=best)
 
 
-def _ways(asked: _Taking, values: Mapping[str, Array]) -> Iterator[Sliced]:
+def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
     """Whole, then in more and more slices."""
     operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
-    layout = asked.layout(_inside(asked, operator.nodes, ()), tensors)
-    if _read_first(asked, operator.nodes, layout):
+    layout = asked.layout(operator.nodes, tensors, ())
+    if max(layout.kernel_bytes) <= asked.kernels and _read_first(asked, operator.nodes, layout):
         yield Sliced(0, 1, {}, operator.nodes, (), (), replace(layout, kernel_offsets=()))
     for loop in loops(operator, tensors, (given,), values, in_ram=True):
         if loop.sums or loop.cuts.get(made) != loop.cuts[given]:
@@ -89,47 +133,12 @@ def _ways(asked: _Taking, values: Mapping[str, Array]) -> Iterator[Sliced]:
         for size in loop.sizes():
             if size * tensors[made].nbytes < SLICE_BYTES * loop.extent:
                 break
-            found = _sliced(asked, loop, size)
+            found = asked.sliced(loop, size)
             if found is not None:
                 yield found
 
 
-def _inside(asked: _Taking, nodes: Sequence[Node], buffered: Sequence[str]) -> Operator:
-    """The operator as its workspace is laid out: the output is an update of the input that it takes over."""
-    operator = asked.operator
-    pairs = (*operator.updates, asked.takes)
-    return replace(
-        operator,
-        nodes=tuple(nodes),
-        inputs=tuple(n for n in operator.inputs if n not in buffered),
-        outputs=tuple(n for n in operator.outputs if n not in buffered),
-        updates=tuple(pair for pair in pairs if not {*pair}.intersection(buffered)),
-        over=operator.name,  # so that no temporary lies in an output, whose slices come and go
-    )
-
-
-def _sliced(asked: _Taking, loop: SliceLoop, size: int) -> Sliced | None:
-    """In slices of so many steps; None where a view has to copy, or what is in pieces is also read or written whole."""
-    operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
-    outside = [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n in loop.cuts]
-    buffered = [n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1]
-    once = once_used(loop)
-    if once.intersection(buffered) or made in once:
-        return None
-    each = tuple(moved(loop.each, buffered, operator))
-    nodes = (*loop.before, *each, *hold(read=held(loop)), *loop.behind)
-    cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
-    layout = asked.layout(_inside(asked, nodes, buffered), cut)
-    if any(node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each):
-        return None
-    if given not in buffered and not _read_first(asked, nodes, layout):
-        return None
-    figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
-    layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
-    return Sliced(loop.extent, size, loop.cuts, loop.before, each, loop.behind, layout, frozenset(buffered))
-
-
-def _read_first(asked: _Taking, nodes: Sequence[Node], layout: InnerLayout) -> bool:
+def _read_first(asked: _Asked, nodes: Sequence[Node], layout: InnerLayout) -> bool:
     """Says whether the input has been read, or is written over by a kernel that may, when the output is written."""
 
     def storage(name: str) -> str:
@@ -189,7 +198,7 @@ def ways(
     if not large or operator.view:
         return []
     whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
-    asked = _StreamAsked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
     scales = [n for node in operator.nodes if node.op_type == "DequantizeLinear" for n in node.inputs[1:2]]
     found = [
         way
@@ -223,20 +232,8 @@ def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
     return [kept[at] for at in sorted(kept)]
 
 
-@dataclass(frozen=True)
-class _StreamAsked:
-    """Holds what ways are asked for, and the most that a kernel may allocate."""
-
-    runtime: NodeKernels
-    operator: Operator
-    tensors: Mapping[str, Tensor]
-    alignment: int
-    kernels: int
-
-
-def _of_loop(asked: _StreamAsked, loop: SliceLoop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
-    tensors = asked.tensors
-    once = once_used(loop)
+def _of_loop(asked: _Asked, loop: SliceLoop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
+    tensors, new, once = asked.tensors, dict(asked.operator.updates), once_used(loop)
     may = [n for n in large if n in loop.cuts and n not in once]
     chosen = [
         [n for n in may if tensors[n].role is Role.OPTIMIZER_STATE],
@@ -247,48 +244,12 @@ def _of_loop(asked: _StreamAsked, loop: SliceLoop, large: Sequence[str], chunk_b
     for number, streamed in enumerate(chosen):
         if not streamed or streamed in chosen[:number]:
             continue
+        transferred = {*streamed, *(new[n] for n in streamed if n in new)}
         for size in loop.sizes():
             largest = max(size * tensors[n].nbytes // loop.extent for n in streamed)
-            if largest >= chunk_bytes:
-                way = _way(asked, loop, streamed, size)
-                if way is not None:
-                    yield way
-
-
-def _way(asked: _StreamAsked, loop: SliceLoop, streamed: Sequence[str], size: int) -> _Way | None:
-    """Streaming these in chunks of so many steps; None where a kernel would allocate more, or a view has to copy."""
-    operator, tensors = asked.operator, asked.tensors
-    new = dict(operator.updates)
-    transferred = {*streamed, *(new[n] for n in streamed if n in new)}
-    outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
-    buffered = transferred | {n for n in outside if loop.cuts[n].pieces(tensors[n]) > 1}
-    if buffered.intersection(once_used(loop)):
-        return None
-    each, further = _adding(loop)
-    each = tuple(moved(each, buffered, operator))
-    before = tuple(_rowwise(loop.before, buffered))
-    nodes = (*before, *hold(written=sorted(loop.sums)), *each, *hold(read=held(loop)), *loop.behind)
-    cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
-    inside = replace(
-        operator,
-        nodes=nodes,
-        inputs=tuple(n for n in operator.inputs if n not in buffered),
-        outputs=tuple(n for n in operator.outputs if n not in buffered),
-        updates=tuple(pair for pair in operator.updates if not buffered.intersection(pair)),
-        over=operator.name,  # so that no temporary lies in an output, whose slices come and go
-    )
-    layout = node_by_node(asked.runtime, inside, cut, asked.alignment)
-    if max(layout.kernel_bytes) > asked.kernels or any(
-        node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each
-    ):
-        return None
-    figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
-    layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
-    sliced = Sliced(
-        loop.extent, size, loop.cuts, before, each, loop.behind, layout,
-        frozenset(buffered), frozenset(transferred), further,
-    )  # fmt: skip
-    return _figured(operator, tensors, sliced, streamed)
+            found = asked.sliced(loop, size, transferred) if largest >= chunk_bytes else None
+            if found is not None:
+                yield _figured(asked.operator, tensors, found, streamed)
 
 
 def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
@@ -318,7 +279,7 @@ def _rowwise(
             yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
 
 
-def _of_rows(asked: _StreamAsked, large: Sequence[str], values: Mapping[str, Array]) -> Iterator[_Way]:
+def _of_rows(asked: _Asked, large: Sequence[str], values: Mapping[str, Array]) -> Iterator[_Way]:
     """Reading rows of tables from storage, where nothing else of them is read."""
     operator, tensors = asked.operator, asked.tensors
     readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
