@@ -284,7 +284,6 @@ EMITTING = (
         "target", str, "linux", "linux|cortex-m0plus|cortex-m4|cortex-m7",
         "What it is for: start-up and linker script come with a Cortex-M.", None,
     ),
-    Option("schedule", str, "code", "code|table", "The plan as calls, or as bytes that are decoded.", None),
     Option("weights", str, "flash", "flash|storage", "Where the first values of the parameters are.", None),
     Option("prefix", str, "po", "NAME", "What names begin with: another one for each network in an image.", None),
     Option(

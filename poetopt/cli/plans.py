@@ -181,47 +181,8 @@ def check_on(on: str) -> None:
     target(on, "--on")
 
 
-<<<<<<< HEAD
 @sharing(*EMITTING, ALLOW_SYMLINKS)
 def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-=======
-@sharing(ALLOW_SYMLINKS)
-def emit(
-    plan: PlanArgument,
-    out: Annotated[str, typer.Option("-o", "--out", metavar="DIR", help="Write the folder there.")],
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="linux|cortex-m0plus|cortex-m4|cortex-m7",
-            help="What it is for: start-up and linker script come with a Cortex-M.",
-        ),
-    ] = "linux",
-    weights: Annotated[
-        str,
-        typer.Option(
-            metavar="flash|storage",
-            help="Where the first values of the parameters are.",
-        ),
-    ] = "flash",
-    prefix: Annotated[
-        str, typer.Option(metavar="NAME", help="What names begin with: another one for each network in an image.")
-    ] = "po",
-    form: Annotated[
-        str,
-        typer.Option(
-            "--as",
-            metavar="plain|cmake|zephyr|arduino|platformio|esp-idf",
-            help="Sources with an example, or a package of that build.",
-        ),
-    ] = "plain",
-    selftest: Annotated[
-        bool, typer.Option("--selftest", help="With po_selftest(): a batch, and what onnxruntime makes of it.")
-    ] = False,
-    model: PlanModelOption = None,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
->>>>>>> ways53
     """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
     import poetopt as po
     from poetopt.api.on_device import emit as write
@@ -230,14 +191,8 @@ def emit(
     check_outputs([plan, options["model"]], {"--json": json})
     out, how = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
     with doing("reading the plan and its model"):
-<<<<<<< HEAD
         loaded = po.load_plan(plan, **options)
     emitted = write(loaded, out, **how)
-=======
-        loaded = po.load_plan(plan, model=model, **options)
-    how = {"weights": weights, "prefix": prefix, "form": form}
-    emitted = write(loaded, out, target=target, selftest=selftest, **how)
->>>>>>> ways53
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0
