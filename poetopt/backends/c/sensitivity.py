@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from poetopt.autodiff.passes.rows import cut, put_back, whole
 from poetopt.backends.c.execution import TOLERANCE
-from poetopt.backends.onnxruntime.reference import NodeByNode, node_by_node, reference_of
+from poetopt.backends.onnxruntime.reference import NodeByNode, reference_of
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import Operator, Role, TrainingGraph
 
@@ -100,7 +99,7 @@ class Steps:
             self._given |= {name + MOVED: self.held[name] for name in graph.trained}
         names = tuple(dict.fromkeys((*graph.targets, *graph.gradients.values(), *self.carried.values())))
         run = graph if seed is None else _reading_moved(graph)
-        self._step = reference_of(run, partial(node_by_node, sessions), self._given, names)
+        self._step = reference_of(NodeByNode, run, sessions, self._given, names)
 
     def take(self, batch: Arrays) -> Arrays:
         """One step: the loss, gradients, and what is carried, by the names that they have in the graph."""

@@ -22,7 +22,7 @@ from poetopt.backends.onnxruntime.batch import Batch, batch_of
 from poetopt.backends.onnxruntime.execution import Execution, compare
 from poetopt.backends.onnxruntime.measure import Stopwatch, alternate, held_bytes, high_water_bytes, peak_beside_bytes
 from poetopt.backends.onnxruntime.prepared import Prepared
-from poetopt.backends.onnxruntime.reference import as_one_session, node_by_node, reference_of
+from poetopt.backends.onnxruntime.reference import Fused, NodeByNode, reference_of
 from poetopt.backends.onnxruntime.sessions import Sessions, onnxruntime
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.backends.step.memory import MappedBlock
@@ -98,7 +98,7 @@ def execute(
         program = program_of(plan, chosen, arena, region, sessions.of, pages, told=paced(told))
         fed, batch = batch, program.carried.take(batch)
         told("ordinary training, to compare with")
-        reference = reference_of(chosen, partial(node_by_node, sessions), program.begun, names)
+        reference = reference_of(NodeByNode, chosen, sessions, program.begun, names)
 
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
@@ -205,7 +205,7 @@ def _race(
         return prepare
 
     told("the step as one session")
-    fused = reference_of(program.graph, partial(as_one_session, sessions), program.begun, names)
+    fused = reference_of(Fused, program.graph, sessions, program.begun, names)
     same = compare(mine, fused.run(batch), names).identical
 
     def whole() -> Callable[[], object]:

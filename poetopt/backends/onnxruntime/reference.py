@@ -150,7 +150,7 @@ class Fused:
         self.threads = sessions.threads
         from poetopt.frontends.proto import model_proto, value_info
 
-        fed = {name: array for name, array in given.items() if not sessions.embeds(name)}
+        fed = {name: array for name, array in given.items() if name in graph.tensors and not sessions.embeds(name)}
         model = model_proto(replace(graph, values={n: v for n, v in graph.values.items() if n not in fed}), outputs)
         read = {name for node in model.graph.node for name in node.input}
         self.given = {name: array for name, array in fed.items() if name in read}
@@ -182,44 +182,39 @@ class Fused:
 
 
 Reference = NodeByNode | Fused
-MakeReference = Callable[[TrainingGraph, Mapping[str, "Array"], Sequence[str]], Reference]
-
-
-def node_by_node(
-    sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]
-) -> NodeByNode:
-    """`graph` one node after another, with `sessions` for those that are alike."""
-    return NodeByNode(graph, sessions.of(graph), given, kept)
-
-
-def as_one_session(sessions: Sessions, graph: TrainingGraph, given: Mapping[str, Array], kept: Sequence[str]) -> Fused:
-    """`graph` as one session."""
-    return Fused(graph, sessions.of(graph), {n: a for n, a in given.items() if n in graph.tensors}, kept)
 
 
 def reference_of(
-    graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+    kind: type[Reference], graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], kept: Sequence[str]
 ) -> Reference | InParts:
     """Ordinary training of a step, in one of the two ways; of a batch in parts, part after part.
 
-    make
-        Makes what runs a graph.
+    sessions
+        For nodes that are alike.
     """
-    return make(graph, given, kept) if graph.parts == 1 else InParts(graph, make, given, kept)
+    if graph.parts == 1:
+        return kind(graph, sessions.of(graph), given, kept)
+    return InParts(kind, graph, sessions, given, kept)
 
 
 class InParts:
     """The parts of a batch one after another, each with the sums that those before it left, and what follows them."""
 
     def __init__(
-        self, graph: TrainingGraph, make: MakeReference, given: Mapping[str, Array], kept: Sequence[str]
+        self,
+        kind: type[Reference],
+        graph: TrainingGraph,
+        sessions: Sessions,
+        given: Mapping[str, Array],
+        kept: Sequence[str],
     ) -> None:
         self.graph, self.kept = graph, tuple(kept)
         self._first = given
         self.values = dict(given)
-        self._part = make(graph, self.values, graph.results)
-        last = graph.closing
-        self._closing = None if last is None else make(last, self.values, tuple(last.carried.values()))
+        self._part = kind(graph, sessions.of(graph), self.values, graph.results)
+        self._closing: Reference | None = None
+        if (last := graph.closing) is not None:
+            self._closing = kind(last, sessions.of(last), self.values, tuple(last.carried.values()))
         self._between: Callable[[int], object] = lambda part: None
 
     def each(self, between: Callable[[int], object]) -> None:
@@ -322,9 +317,7 @@ class Ordinary:
         given |= {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
         self.lr = hyperparameters.get("lr", 0.0)
         sessions = Sessions(made.graph, 1, made.models)
-        self.nodes = reference_of(
-            made.graph, partial(node_by_node, sessions), {**given, **self.changing}, graph.results
-        )
+        self.nodes = reference_of(NodeByNode, made.graph, sessions, {**given, **self.changing}, graph.results)
         self.number = 0
         if isinstance(self.nodes, InParts):
             self.nodes.each(self._drawing)
