@@ -24,7 +24,7 @@ What stays in RAM, and is there in pieces (`in_ram`), has two rules more, for ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import frexp, prod
 from typing import TYPE_CHECKING
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-Letters = tuple[str, ...]
 NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
 """Columns up to which a product sums up in longer blocks; those blocks."""
 ELEMENTS = 64
@@ -65,7 +64,7 @@ class Axes:
     """The letters of a node's operands.
 
     inputs, outputs
-        A letter for each axis of each, "" for none.
+        A letter for each axis of each, "-" for none.
     summed
         The letter of what is summed up.
     multiples, least
@@ -74,8 +73,8 @@ class Axes:
         Whether sums go by where their runs begin in memory.
     """
 
-    inputs: tuple[Letters, ...]
-    outputs: tuple[Letters, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     summed: str = ""
     multiples: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
@@ -133,7 +132,7 @@ def through(
     operands = [(n, letters) for n, letters in zip(node.inputs, axes.inputs, strict=False) if n]
     operands += [(n, letters) for n, letters in zip(filter(None, node.outputs), axes.outputs, strict=False)]
     letters = {ls[cut.axis] for n, ls in operands if n == name and len(ls) > cut.axis}
-    if len(letters) != 1 or letters == {""}:
+    if len(letters) != 1 or letters == {"-"}:
         return None
     (letter,) = letters
     cuts: dict[str, Cut] = {}
@@ -168,78 +167,71 @@ def _whole(call: Call, index: int) -> list[int]:
     return [] if value is None else [int(v) for v in value.reshape(-1).tolist()]
 
 
+def _letter(axis: int) -> str:
+    """Of an axis that is known by its number alone: a large one."""
+    return chr(ord("A") + axis)
+
+
+def _letters(rank: int, without: Container[int] = ()) -> str:
+    """Those of all axes but these."""
+    return "".join("-" if k in without else _letter(k) for k in range(rank))
+
+
 def _elementwise(call: Call) -> Axes | None:
     shape = call.output().shape
 
-    def letters(tensor: Tensor | None) -> Letters:
+    def letters(tensor: Tensor | None) -> str:
         own = tensor.shape if tensor is not None else ()
         begin = len(shape) - len(own)
-        return tuple(str(begin + k) if size == shape[begin + k] > 1 else "" for k, size in enumerate(own))
+        return "".join(_letter(begin + k) if size == shape[begin + k] > 1 else "-" for k, size in enumerate(own))
 
     return Axes(tuple(map(letters, call.inputs)), (letters(call.output()),))
 
 
-def _product(m: str, n: str, rows: int, columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """Multiples and least positions of rows, columns and what is summed up ("k")."""
-    multiples = {m: 1, n: 16, "k": BLOCK if columns > NARROW else LONG_BLOCK}
-    return multiples, {m: 2, n: NARROW + 1}
+def _product(columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Multiples and least positions of rows ("m"), columns ("n") and what is summed up ("k")."""
+    return {"n": 16, "k": BLOCK if columns > NARROW else LONG_BLOCK}, {"m": 2, "n": NARROW + 1}
 
 
 def _gemm(call: Call) -> Axes | None:
     rows, columns = call.output().shape
     if rows < 2 or call.output().dtype != "float32":
         return None
-    a = ("k", "m") if call.integer("transA", 0) else ("m", "k")
-    b = ("n", "k") if call.integer("transB", 0) else ("k", "n")
-    c: Letters = ()
-    if len(call.inputs) > 2 and call.inputs[2] is not None:
-        own = call.inputs[2].shape
-        last = zip(("m", "n")[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
-        c = tuple(letter if size == whole > 1 else "" for letter, size, whole in last)
-    multiples, least = _product("m", "n", rows, columns)
-    return Axes((a, b, c)[: len(call.inputs)], (("m", "n"),), "k", multiples, least)
+    a = "km" if call.integer("transA", 0) else "mk"
+    b = "nk" if call.integer("transB", 0) else "kn"
+    own = call.shape(2)
+    last = zip("mn"[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
+    c = "".join(letter if size == whole > 1 else "-" for letter, size, whole in last)
+    return Axes((a, b, c)[: len(call.inputs)], ("mn",), "k", *_product(columns))
 
 
 def _matmul(call: Call) -> Axes | None:
-    a, b = call.inputs[0], call.inputs[1]
-    if a is None or b is None or len(a.shape) < 2 or len(b.shape) != 2 or call.output().dtype != "float32":
+    a, b = call.shape(0), call.shape(1)
+    if len(a) < 2 or len(b) != 2 or call.output().dtype != "float32" or prod(a[:-1]) < 2:
         return None
-    rows, columns = prod(a.shape[:-1]), b.shape[1]
-    if rows < 2:
-        return None
-    lead = tuple("m" if k == 0 and len(a.shape) == 2 else "" for k in range(len(a.shape) - 1))
-    multiples, least = _product("m", "n", rows, columns)
-    return Axes(((*lead, "k"), ("k", "n")), ((*lead, "n"),), "k", multiples, least)
+    lead = "m" if len(a) == 2 else "-" * (len(a) - 1)
+    return Axes((f"{lead}k", "kn"), (f"{lead}n",), "k", *_product(b[1]))
 
 
 def _transpose(call: Call) -> Axes | None:
     rank = len(call.output().shape)
-    given = call.node.attributes.get("perm")
-    perm = [int(k) for k in given] if isinstance(given, Sequence) else list(range(rank))[::-1]
-    return Axes((tuple(map(str, range(rank))),), (tuple(map(str, perm)),))
+    perm = call.integers("perm", range(rank)[::-1])
+    return Axes((_letters(rank),), ("".join(map(_letter, perm)),))
 
 
 def _conv(call: Call) -> Axes | None:
-    weight, rank = call.inputs[1], len(call.output().shape)
-    if weight is None or call.integer("group", 1) != 1:
+    if call.integer("group", 1) != 1:
         return None
-    channels, positions = weight.shape[0], prod(call.output().shape[2:])
-    rest = ("",) * (rank - 2)
+    rest, channels, positions = "-" * (len(call.output().shape) - 2), call.shape(1)[0], prod(call.output().shape[2:])
     least = positions + 1 if channels > positions else 2
-    letters = (("n", "", *rest), ("o", "", *rest), ("o",))
-    return Axes(letters[: len(call.inputs)], (("n", "o", *rest),), "", {"o": 16}, {"o": least})
+    return Axes((f"n-{rest}", f"o-{rest}", "o")[: len(call.inputs)], (f"no{rest}",), "", {"o": 16}, {"o": least})
 
 
-def _along(axis_of: str, default: int) -> Rule:
-    """A rule for a node that computes along one axis, and alike at each place of the others."""
-
-    def rule(call: Call) -> Axes | None:
-        rank = len(call.output().shape)
-        axis = call.integer(axis_of, default) % max(rank, 1)
-        letters = tuple("" if k == axis else str(k) for k in range(rank))
-        return Axes((letters,), (letters,)) if axis == rank - 1 else None
-
-    return rule
+def _softmax(call: Call) -> Axes | None:
+    """Along the last axis, and alike at each place of the others."""
+    rank = len(call.output().shape)
+    letters = _letters(rank, (rank - 1,))
+    return Axes((letters,), (letters,)) if rank and call.integer("axis", -1) % rank == rank - 1 else None
 
 
 def _batch_norm(positions: bool) -> Rule:
@@ -249,8 +241,8 @@ def _batch_norm(positions: bool) -> Rule:
         rank = len(call.output().shape)
         if call.integer("training_mode", 0) or len(call.outputs) > 1 or rank < 2:
             return None
-        letters = ("n", "c", *(str(k) if positions else "" for k in range(2, rank)))
-        return Axes((letters, *[("c",)] * 4), (letters,))
+        letters = "nc" + (_letters(rank)[2:] if positions else "-" * (rank - 2))
+        return Axes((letters, *["c"] * 4), (letters,))
 
     return rule
 
@@ -258,49 +250,41 @@ def _batch_norm(positions: bool) -> Rule:
 def _layer_norm(call: Call) -> Axes | None:
     """Rows; their means and slopes have an axis of one for those along which they go."""
     rank = len(call.output().shape)
-    axis = call.integer("axis", -1) % rank
-    letters = tuple(str(k) if k < axis else "" for k in range(rank))
-    return Axes((letters, *(() for _ in call.inputs[1:])), (letters,) * len(call.outputs))
+    letters = _letters(rank, range(call.integer("axis", -1) % rank, rank))
+    return Axes((letters, *("" for _ in call.inputs[1:])), (letters,) * len(call.outputs))
 
 
 def _reduction(call: Call) -> Axes | None:
     """Gives what stays."""
-    x = call.inputs[0]
-    if x is None or call.value(1) is None:
+    if call.value(1) is None:
         return None
-    rank = len(x.shape)
-    reduced = {int(axis) % rank for axis in _whole(call, 1)}
-    kept = [k for k in range(rank) if k not in reduced]
-    own = tuple("" if k in reduced else str(k) for k in range(rank))
-    made = own if call.integer("keepdims", 1) else tuple(map(str, kept))
-    return Axes((own, ()), (made,), least={str(k): 2 for k in kept}, aligned=True)
+    rank = len(call.shape(0))
+    own = _letters(rank, {axis % rank for axis in _whole(call, 1)})
+    made = own if call.integer("keepdims", 1) else own.replace("-", "")
+    return Axes((own, ""), (made,), least=dict.fromkeys(own.replace("-", ""), 2), aligned=True)
 
 
 def _pool(call: Call) -> Axes | None:
     """Planes; places of maxima count in all of x."""
-    letters = ("n", "c", *("" for _ in call.output().shape[2:]))
+    letters = "nc" + "-" * (len(call.output().shape) - 2)
     return Axes((letters,), (letters,)) if len(call.outputs) == 1 else None
 
 
 def _slice(call: Call) -> Axes | None:
     rank = len(call.output().shape)
-    if call.value(3) is None:
-        return None
-    moved = {int(k) % rank for k in _whole(call, 3)}
-    letters = tuple("" if k in moved else str(k) for k in range(rank))
-    return Axes((letters,), (letters,))
+    letters = _letters(rank, {k % rank for k in _whole(call, 3)})
+    return None if call.value(3) is None else Axes((letters,), (letters,))
 
 
 def _channel_sums(call: Call) -> Axes | None:
     """Sums over all axes but the second."""
-    data, rank = call.inputs[0], len(call.inputs[0].shape) if call.inputs[0] is not None else 0
-    if data is None or call.value(1) is None or call.integer("keepdims", 1):
+    data, rank = call.input(0), len(call.shape(0))
+    if call.value(1) is None or call.integer("keepdims", 1) or rank < 3:
         return None
-    summed = {int(k) % rank for k in _whole(call, 1)}
     plane = data.nbytes // prod(data.shape[:2])
-    if rank < 3 or summed != {*range(rank)} - {1} or plane % VECTOR_BYTES:
+    if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % VECTOR_BYTES:
         return None
-    return Axes((tuple("c" if k == 1 else "" for k in range(rank)),), (("c",),), least={"c": 2})
+    return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
 
 
 _IN_RAM: Mapping[str, Rule] = {
@@ -318,8 +302,7 @@ _RULES: Mapping[str, Rule] = {
     "MatMul": _matmul,
     "Transpose": _transpose,
     "Conv": _conv,
-    "Softmax": _along("axis", -1),
-    "LogSoftmax": _along("axis", -1),
+    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
     "Slice": _slice,
 }
 

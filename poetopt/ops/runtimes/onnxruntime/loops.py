@@ -142,14 +142,13 @@ def _ordered(
 ) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]] | None:
     """Gives what runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
     before, each, behind = [], [], []
-    looped: set[str] = set()
     late: set[str] = set()
     for k, node in enumerate(nodes):
         if k in ways:
-            if late.intersection(node.inputs) or any(n in late for n in node.inputs):
+            if late.intersection(node.inputs):
                 return None
             each.append(node)
-            (late if ways[k].summed else looped).update(node.outputs)
+            late.update(node.outputs if ways[k].summed else ())
         elif late.intersection(node.inputs):
             behind.append(node)
             late.update(node.outputs)
