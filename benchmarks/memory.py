@@ -104,7 +104,7 @@ def child(place: Path) -> None:
             "high_water": high_water_bytes(made.acts, load),
             "live": peak_beside_bytes(made.acts, load, expected=made.plan.problem.reserve_bytes),
         }
-    with mock.patch.object(measure, "give_back", return_value=None), program(place) as (made, load):
+    with mock.patch.object(Sessions, "give_back", return_value=None), program(place) as (made, load):
         found["kept"] = high_water_bytes(made.acts, load)
     print(json.dumps(found))
 
