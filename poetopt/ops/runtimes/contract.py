@@ -88,18 +88,8 @@ class RuntimeVariant:
         return sum(nbytes * count for nbytes, count in self.writes)
 
 
-class Runtime(Protocol):
-    """Holds what a runtime takes of RAM, and what its kernels may do."""
-
-    @property
-    def name(self) -> str:
-        """Gives what a device file calls it."""
-        ...
-
-    @property
-    def version(self) -> str:
-        """The version of the kernels that its answers are of."""
-        ...
+class NodeKernels(Protocol):
+    """Holds what runs an operator node by node."""
 
     @property
     def alignment(self) -> int:
@@ -120,6 +110,20 @@ class Runtime(Protocol):
         inputs, outputs
             What the node reads, and the outputs that it has, in order.
         """
+        ...
+
+
+class Runtime(NodeKernels, Protocol):
+    """Holds what a runtime takes of RAM, and what its kernels may do."""
+
+    @property
+    def name(self) -> str:
+        """Gives what a device file calls it."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """The version of the kernels that its answers are of."""
         ...
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:

@@ -15,29 +15,11 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from poetopt.graph import Node, Operator, Tensor, inner_storage
+from poetopt.graph import Operator, Tensor, inner_storage
 from poetopt.graph.arena import pack
 from poetopt.ops.nodes import find, is_inner_view
-from poetopt.ops.runtimes.contract import InnerLayout, Operands
-
-
-class NodeKernels(Protocol):
-    """Holds what is asked of a runtime here; see `poetopt.ops.runtimes.contract.Runtime`."""
-
-    @property
-    def alignment(self) -> int:
-        """Bytes that every buffer starts at a multiple of."""
-        ...
-
-    def in_place(self, node: Node) -> tuple[int, ...]:
-        """Says which inputs a node may write its output over."""
-        ...
-
-    def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """Gives what a node's kernel allocates."""
-        ...
+from poetopt.ops.runtimes.contract import InnerLayout, NodeKernels
 
 
 def node_by_node(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
-from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
+from poetopt.ops.runtimes.contract import InnerLayout, NodeKernels, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.axes import reads_rows, row_range
 from poetopt.ops.runtimes.onnxruntime.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
 from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, fetch_run, put_rows, run_window
-from poetopt.ops.runtimes.workspace import NodeKernels, node_by_node
+from poetopt.ops.runtimes.workspace import node_by_node
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
