@@ -36,6 +36,8 @@ _DAMAGED = (
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, UnicodeError, KeyError,
 )  # fmt: skip
 """What zipfile and numpy raise where an archive is damaged, encrypted, or packed as neither can unpack."""
+_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+"""What reads a header, by the version of numpy's format."""
 
 
 class Header(NamedTuple):
@@ -110,28 +112,14 @@ class Archive(Mapping[str, "Array"]):
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[IO[bytes]]:
-        member = self._members[name]
-        try:
-            with self._archive.open(member) as file:
-                yield file
-        except OSError as error:
-            if isinstance(error, PoetError):
-                raise
-            raise ModelError(f"can't read {self._shown}: {error.strerror or error}") from error
-        except _DAMAGED as error:
-            if isinstance(error, ModelError):
-                raise
-            what = str(error) or "there is too little memory for it"
-            raise ModelError(f"{self._shown} is no .npz file of plain arrays: {what}; write it again") from error
+        with _explained(self._shown), self._archive.open(self._members[name]) as file:
+            yield file
 
     def _header(self, name: str, file: IO[bytes]) -> Header:
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
+        if version not in _READERS:
             raise ValueError(f"{name!r} is of version {version} of numpy's format")
+        shape, fortran, dtype = _READERS[version](file)
         found = Header(tuple(int(n) for n in shape), dtype, "F" if fortran else "C")
         if dtype.hasobject:
             raise ValueError(f"{name!r} holds Python objects, which could run anything")
@@ -170,21 +158,28 @@ def _parts(name: str, header: Header, file: IO[bytes]) -> Iterator[bytes]:
 def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
     """Open an `.npz` file. Raises ModelError where it can't be read as one."""
     shown = os.fspath(path)
+    with _explained(shown), open_regular(path) as file:
+        if not _is_archive(file):
+            raise ModelError(f"{shown} is no .npz file; write one with numpy.savez(path, **arrays)")
+        with zipfile.ZipFile(file) as archive:
+            yield Archive(shown, archive)
+
+
+@contextmanager
+def _explained(shown: str) -> Iterator[None]:
+    """Have what goes wrong be a ModelError of the file."""
     try:
-        with open_regular(path) as file:
-            if not _is_archive(file):
-                raise ModelError(f"{shown} is no .npz file; write one with numpy.savez(path, **arrays)")
-            with zipfile.ZipFile(file) as archive:
-                yield Archive(shown, archive)
+        yield
     except OSError as error:
         if isinstance(error, PoetError):
             raise
-        what = "it is a folder; give the .npz file" if os.path.isdir(path) else error.strerror
+        what = "it is a folder; give the .npz file" if os.path.isdir(shown) else error.strerror
         raise ModelError(f"can't read {shown}: {what or error}; numpy.savez writes one") from error
     except _DAMAGED as error:
         if isinstance(error, ModelError):
             raise
-        raise ModelError(f"{shown} is no .npz file of plain arrays: {error}; write it again") from error
+        what = str(error) or "there is too little memory for it"
+        raise ModelError(f"{shown} is no .npz file of plain arrays: {what}; write it again") from error
 
 
 def _is_archive(file: IO[bytes]) -> bool:
