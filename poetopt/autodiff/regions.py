@@ -407,14 +407,10 @@ def compose(graph: Graph) -> Graph:
     if not inside:
         return graph
     composed = tuple(_composed(graph.operators, inside))
-    counts = Counter(operator.kind for operator in composed if _is_region(operator))
+    counts = Counter(o.kind for o in composed if o.meaning is not None and o.meaning.domain == DOMAIN)
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     note = f"composite regions that train as one operator: {what}"
     return replace(graph, operators=composed, notes=(*graph.notes, note))
-
-
-def _is_region(operator: Operator) -> bool:
-    return operator.meaning is not None and operator.meaning.domain == DOMAIN
 
 
 def _composed(operators: Sequence[Operator], inside: dict[str, _CompositeRegion]) -> Iterator[Operator]:

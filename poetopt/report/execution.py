@@ -6,7 +6,8 @@ What a training showed, for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,9 +193,9 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
 def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
-    tail = ended.losses[-max(1, ended.steps // 10) :]
+    mean = fmean(ended.losses[-max(1, ended.steps // 10) :])
     rows = [
-        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
+        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {mean:.6g}"),
         ("check", _training_sameness(ended)),
         ("memory", _training_memory(ended)),
         ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
@@ -239,10 +240,6 @@ def diverged_words(ended: TrainingRun) -> str:
 def said(plan: Plan) -> tuple[str, ...]:
     """Notes of the frontend and the loss on the network."""
     return plan.problem.graph.notes if plan.problem.graph else ()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _training_time(ended: TrainingRun) -> str:
