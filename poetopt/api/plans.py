@@ -258,14 +258,11 @@ def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None)
     """The model that a plan is executed with. Raises PlanError."""
     if not problem.recipe:
         raise PlanError(
-            f"{plan}: the plan of a problem file ({problem.model_ref or problem.name}), with no network to execute; "
-            "solve an ONNX model"
+            f"{plan}: the plan of a problem file ({problem.called}), with no network to execute; solve an ONNX model"
         )
     place = model_place(plan, problem, given)
     if place is None:
-        raise PlanError(
-            f"{plan}: its model {problem.model_ref or problem.name!r} is not there; say where with --model FILE"
-        )
+        raise PlanError(f"{plan}: its model {problem.called!r} is not there; say where with --model FILE")
     return place
 
 

@@ -149,7 +149,7 @@ def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) ->
     """The place of the model, and the reason where it isn't there."""
     if not problem.model_hash:
         return None, "the file records no hash of its model"
-    missing = f"{shown(problem.model_ref or problem.name)} is not there: say where it is with --model"
+    missing = f"{shown(problem.called)} is not there: say where it is with --model"
     return model_place(plan, problem, given), missing
 
 

@@ -89,7 +89,8 @@ class Stopped:
         remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
         found = []
         if self.behind:
-            text = f"{_counted(self.behind)} before a quantizer and {_are(self.behind)} not trained, as no gradient "
+            are = "is" if len(self.behind) == 1 else "are"
+            text = f"{_counted(self.behind)} before a quantizer and {are} not trained, as no gradient "
             found.append(Note(f"{text}passes it ({_shown(self.behind)}){remedy}", About.TRAINED))
         if self.beside:
             text = f"{_counted(self.beside)} before a quantizer and also beside it, and the gradient is of what goes "
@@ -99,10 +100,6 @@ class Stopped:
 
 def _counted(parameters: Mapping[str, Operator]) -> str:
     return "1 parameter stands" if len(parameters) == 1 else f"{len(parameters)} parameters stand"
-
-
-def _are(parameters: Mapping[str, Operator]) -> str:
-    return "is" if len(parameters) == 1 else "are"
 
 
 def _shown(parameters: Mapping[str, Operator]) -> str:

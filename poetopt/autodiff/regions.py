@@ -40,7 +40,7 @@ DOMAIN = "poetopt.region"
 
 
 @dataclass(frozen=True)
-class CompositeRegion:
+class _CompositeRegion:
     """Operators that amount to one node.
 
     operators
@@ -68,7 +68,7 @@ class CompositeRegion:
         )  # fmt: skip
 
 
-class Surroundings:
+class _Surroundings:
     """A graph, asked about the nodes around a tensor."""
 
     def __init__(self, graph: Graph) -> None:
@@ -113,7 +113,7 @@ class Surroundings:
         return tuple(sorted({m.name: m for m in members}.values(), key=lambda m: self.places[m.name]))
 
 
-def normalization(around: Surroundings, end: Operator) -> CompositeRegion | None:
+def _normalization(around: _Surroundings, end: Operator) -> _CompositeRegion | None:
     """The region that ends in `end`: in its shift, its scale, or the bare quotient."""
     if end.kind not in {"Add", "Mul", "Div"} or around.writer(end.outputs[0]) is None:
         return None
@@ -131,7 +131,7 @@ def normalization(around: Surroundings, end: Operator) -> CompositeRegion | None
     return None
 
 
-def _weighed(around: Surroundings, members: list[Operator], name: str, kind: str) -> tuple[str, str] | None:
+def _weighed(around: _Surroundings, members: list[Operator], name: str, kind: str) -> tuple[str, str] | None:
     """Gives what is weighed, and with which vector, where `name` is the sum or product of the two."""
     operator = around.writer(name, kind)
     if operator is None:
@@ -146,13 +146,13 @@ def _weighed(around: Surroundings, members: list[Operator], name: str, kind: str
     return None
 
 
-def _rank(around: Surroundings, name: str) -> int:
+def _rank(around: _Surroundings, name: str) -> int:
     return len(around.tensor(name).shape)
 
 
 def _quotient(
-    around: Surroundings, members: list[Operator], name: str, result: str, scale: str, bias: str
-) -> CompositeRegion | None:
+    around: _Surroundings, members: list[Operator], name: str, result: str, scale: str, bias: str
+) -> _CompositeRegion | None:
     """The region whose normalized rows are `name`."""
     divided = _divided(around, name)
     if divided is None:
@@ -177,10 +177,10 @@ def _quotient(
     outputs = (result, mean, root) if mean else (result, root)
     op_type = "LayerNormalization" if mean else "RMSNormalization"
     inputs = (x, scale, bias) if bias else (x, scale) if scale else (x,)
-    return CompositeRegion(ordered, Node(op_type, inputs, outputs, attributes, DOMAIN))
+    return _CompositeRegion(ordered, Node(op_type, inputs, outputs, attributes, DOMAIN))
 
 
-def _divided(around: Surroundings, name: str) -> tuple[str, str, list[Operator]] | None:
+def _divided(around: _Surroundings, name: str) -> tuple[str, str, list[Operator]] | None:
     """Numerator, denominator and operators of a quotient, or of a product with a reciprocal."""
     operator = around.writer(name, "Div", "Mul")
     if operator is None:
@@ -199,7 +199,7 @@ def _divided(around: Surroundings, name: str) -> tuple[str, str, list[Operator]]
     return None
 
 
-def _mean_square(around: Surroundings, root: str, top: str) -> tuple[float, int, list[Operator]] | None:
+def _mean_square(around: _Surroundings, root: str, top: str) -> tuple[float, int, list[Operator]] | None:
     """Epsilon, first axis and operators, where `root` is sqrt(mean(top^2) + epsilon)."""
     taken = around.writer(root, "Sqrt")
     plus = around.writer(taken.inputs[0], "Add") if taken is not None else None
@@ -220,7 +220,7 @@ def _mean_square(around: Surroundings, root: str, top: str) -> tuple[float, int,
     return None
 
 
-def _row_mean(around: Surroundings, name: str) -> int | None:
+def _row_mean(around: _Surroundings, name: str) -> int | None:
     """The first axis of a mean over the last axes that keeps them; None where `name` is none."""
     operator = around.writer(name, "ReduceMean")
     if operator is None:
@@ -236,7 +236,7 @@ def _row_mean(around: Surroundings, name: str) -> int | None:
     return found[0] if found and found == list(range(found[0], rank)) else None
 
 
-def _centred(around: Surroundings, name: str, axis: int) -> tuple[str, str, list[Operator]] | None:
+def _centred(around: _Surroundings, name: str, axis: int) -> tuple[str, str, list[Operator]] | None:
     """x, its mean and the operators, where `name` is x less its mean from `axis` on."""
     operator = around.writer(name, "Sub")
     if operator is None:
@@ -320,7 +320,7 @@ def _known(values: Values) -> Iterator[tuple[str, dict[str, object], Values]]:
         yield "Swish", {"alpha": alpha}, x * _sigmoid(alpha * x)
 
 
-def function_of(around: Surroundings, end: Operator) -> CompositeRegion | None:
+def _function_of(around: _Surroundings, end: Operator) -> _CompositeRegion | None:
     """The smallest region that ends in `end`, reads one tensor, and computes a known function of it."""
     if end.kind not in {"Mul", "Div", "Add", "Reciprocal"} or around.writer(end.outputs[0]) is None:
         return None
@@ -340,14 +340,14 @@ def function_of(around: Surroundings, end: Operator) -> CompositeRegion | None:
     return None
 
 
-def _leaves(around: Surroundings, members: list[Operator]) -> list[str]:
+def _leaves(around: _Surroundings, members: list[Operator]) -> list[str]:
     """Gives what the members read from outside but for scalar constants."""
     written = {member.outputs[0] for member in members}
     read = dict.fromkeys(name for member in members for name in member.inputs if name not in written)
     return [name for name in read if around.scalar(name) is None]
 
 
-def _identify(around: Surroundings, members: list[Operator], x: str, result: str) -> CompositeRegion | None:
+def _identify(around: _Surroundings, members: list[Operator], x: str, result: str) -> _CompositeRegion | None:
     """The region of these members, if it has a meaning."""
     ordered = around.enclosed(members, result)
     shape = around.tensor(x).shape
@@ -364,11 +364,11 @@ def _identify(around: Surroundings, members: list[Operator], x: str, result: str
         found = values[result]
         for op_type, attributes, known in _known(found):
             if bool(np.all(np.abs(found - known) <= 2e-6 * (1.0 + np.abs(known)))):
-                return CompositeRegion(ordered, Node(op_type, (x,), (result,), attributes, DOMAIN))
+                return _CompositeRegion(ordered, Node(op_type, (x,), (result,), attributes, DOMAIN))
     return None
 
 
-def guarded_softmax(around: Surroundings, end: Operator) -> CompositeRegion | None:
+def _guarded_softmax(around: _Surroundings, end: Operator) -> _CompositeRegion | None:
     """The region that ends in `end`. A row of zeros has the gradient 0, as Softmax's formula gives it."""
     if around.writer(end.outputs[0], "Where") is None:
         return None
@@ -382,10 +382,10 @@ def guarded_softmax(around: Surroundings, end: Operator) -> CompositeRegion | No
     if ordered is None:
         return None
     attributes = dict(softmax.nodes[0].attributes)
-    return CompositeRegion(ordered, Node("Softmax", softmax.nodes[0].inputs, end.outputs, attributes, DOMAIN))
+    return _CompositeRegion(ordered, Node("Softmax", softmax.nodes[0].inputs, end.outputs, attributes, DOMAIN))
 
 
-_MATCHERS = (normalization, function_of, guarded_softmax)
+_MATCHERS = (_normalization, _function_of, _guarded_softmax)
 
 
 def compose(graph: Graph) -> Graph:
@@ -393,9 +393,9 @@ def compose(graph: Graph) -> Graph:
 
     Regions are looked for from the end, so that the largest that ends in an operator is found first.
     """
-    around = Surroundings(graph)
+    around = _Surroundings(graph)
     live = downstream(graph.tensors, graph.operators, graph.trained)
-    inside: dict[str, CompositeRegion] = {}
+    inside: dict[str, _CompositeRegion] = {}
     for operator in reversed(graph.operators):
         if operator.name in inside or not live.intersection(operator.outputs):
             continue
@@ -407,17 +407,13 @@ def compose(graph: Graph) -> Graph:
     if not inside:
         return graph
     composed = tuple(_composed(graph.operators, inside))
-    counts = Counter(operator.kind for operator in composed if _is_region(operator))
+    counts = Counter(o.kind for o in composed if o.meaning is not None and o.meaning.domain == DOMAIN)
     what = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     note = f"composite regions that train as one operator: {what}"
     return replace(graph, operators=composed, notes=(*graph.notes, note))
 
 
-def _is_region(operator: Operator) -> bool:
-    return operator.meaning is not None and operator.meaning.domain == DOMAIN
-
-
-def _composed(operators: Sequence[Operator], inside: dict[str, CompositeRegion]) -> Iterator[Operator]:
+def _composed(operators: Sequence[Operator], inside: dict[str, _CompositeRegion]) -> Iterator[Operator]:
     """Each region in the place of its last operator, the others as they are."""
     for operator in operators:
         region = inside.get(operator.name)

@@ -20,17 +20,16 @@ from poetopt.comparison.rows import (
     FAILED,
     ComparisonRow,
     about,
+    bounded,
     row_of_plan,
     row_of_solution,
-    status_of,
 )
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.search.limits import hardest_step, impossible
-from poetopt.search.run import outdone
-from poetopt.search.solution import Solution, share_open
+from poetopt.search.solution import Solution
 from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.figures import figures
@@ -225,17 +224,11 @@ class _Comparing:
             plan = best[2]
             taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
             bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
-            status, gap = status_of(best[0], bound, self.settings.gap)
             row = replace(
                 taken,
-                status=status,
                 scope=solution.scope,
-                overhead_bound_j=min(bound, best[0]),
-                overhead_gap=gap,
-                scope_bound_j=min(of_scope, best[0]),
-                scope_gap=share_open(best[0], of_scope),
                 reason=f"the plan is that of {best[1]}",
-                beyond_scope=outdone(best[0], of_scope),
+                **bounded(best[0], bound, of_scope, self.settings.gap),
             )
         if plan is not None:
             self._keep("poet", ram_bytes, plan, row.overhead_j)

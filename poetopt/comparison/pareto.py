@@ -19,15 +19,14 @@ from dataclasses import dataclass, field, replace
 
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.baselines.poet import options
-from poetopt.comparison.rows import about, simulated, status_of
+from poetopt.comparison.rows import about, bounded, simulated
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of, store_all_bytes
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.whole import solve_whole
-from poetopt.search.run import outdone
-from poetopt.search.solution import Solution, share_open
+from poetopt.search.solution import Solution
 from poetopt.util import __version__
 from poetopt.util.errors import InfeasibleError
 from poetopt.util.figures import Figures, figures
@@ -302,37 +301,22 @@ class _Refiner:
         simulation, plan = solution.simulation, solution.plan
         assert simulation is not None
         assert plan is not None
-        bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
-        status, gap = status_of(simulation.overhead_j, bound, self.settings.gap)
+        bounds = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
+        found = bounded(simulation.overhead_j, *bounds, self.settings.gap)
         return FrontPoint(
             ram_budget_bytes=ram_bytes,
             deadline_s=solution.options.deadline_s,
             plan=plan,
-            status=status,
             scope=solution.scope,
-            overhead_bound_j=bound,
-            overhead_gap=gap,
-            scope_bound_j=of_scope,
-            scope_gap=share_open(simulation.overhead_j, of_scope),
             solve_s=solution.total_s,
-            beyond_scope=solution.outdone,
+            **{**found, "beyond_scope": solution.outdone},
             **simulated(simulation),
         )
 
     def _with(self, point: FrontPoint) -> FrontPoint:
-        """The point with its bound no higher than its plan, and status and gap to match."""
-        bound = min(point.overhead_bound_j, point.overhead_j)
-        status, gap = status_of(point.overhead_j, bound, self.settings.gap)
-        of_scope = min(max(point.scope_bound_j, bound), point.overhead_j)
-        return replace(
-            point,
-            overhead_bound_j=bound,
-            status=status,
-            overhead_gap=gap,
-            scope_bound_j=of_scope,
-            scope_gap=share_open(point.overhead_j, of_scope),
-            beyond_scope=point.beyond_scope or outdone(point.overhead_j, point.scope_bound_j),
-        )
+        """The point with its bounds no higher than its plan, and status and gaps to match."""
+        found = bounded(point.overhead_j, point.overhead_bound_j, point.scope_bound_j, self.settings.gap)
+        return replace(point, **{**found, "beyond_scope": point.beyond_scope or found["beyond_scope"]})
 
 
 def _wider(scope: str, other: str) -> bool:

@@ -13,6 +13,7 @@ from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED, Simulation, simulate
+from poetopt.search.run import outdone
 from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures
@@ -175,10 +176,18 @@ def proof_words(found: ComparisonRow | FrontPoint, *, gap: bool = True) -> str:
     return f"{words}, {'optimal' if of_scope <= OPTIMAL_GAP else f'{show_share(of_scope)} open'} in {found.scope}"
 
 
-def status_of(overhead_j: float, bound_j: float, gap: float) -> tuple[str, float]:
-    """Status and overhead gap of a plan against a bound."""
-    open_ = share_open(overhead_j, bound_j)
-    return str(graded(open_, gap)), open_
+def bounded(overhead_j: float, bound_j: float, scope_bound_j: float, gap: float) -> dict[str, Any]:
+    """Status, bounds that are no higher than the plan, and gaps, by their keys."""
+    bound, open_ = min(bound_j, overhead_j), share_open(overhead_j, bound_j)
+    of_scope = min(max(scope_bound_j, bound), overhead_j)
+    return {
+        "status": str(graded(open_, gap)),
+        "overhead_bound_j": bound,
+        "overhead_gap": open_,
+        "scope_bound_j": of_scope,
+        "scope_gap": share_open(overhead_j, of_scope),
+        "beyond_scope": outdone(overhead_j, scope_bound_j),
+    }
 
 
 def about(problem: Problem, store_all_peak_bytes: int) -> dict[str, object]:

@@ -109,7 +109,7 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
     try:
         return DeviceTable.model_validate(table).device()
     except ValidationError as error:
-        faults = [f"{_place(fault['loc'])}{_reason(fault['msg'])}" for fault in error.errors()]
+        faults = [f"{_place(fault['loc'])}{fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
         raise DeviceError(
             f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source; "
             'base = "a72" takes what is missing from there'
@@ -191,7 +191,3 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
 
 def _place(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) + ": " if location else ""
-
-
-def _reason(message: str) -> str:
-    return message.removeprefix("Value error, ")

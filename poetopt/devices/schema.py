@@ -47,7 +47,7 @@ class _Form(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class FigureTable(_Form):
+class _FigureTable(_Form):
     """`[figures.<name>]`: a number, its unit, how it is known and where it is from."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
@@ -60,7 +60,7 @@ class FigureTable(_Form):
         return Fraction(repr(self.value)) * _factor(name, self.unit, base)
 
 
-class SwitchTable(_Form):
+class _SwitchTable(_Form):
     """`[dma]`: whether transfers run beside the CPU."""
 
     value: StrictBool
@@ -101,8 +101,8 @@ class _Figures(_Form):
         )
 
 
-_PARTS: dict[str, Any] = dict.fromkeys(FIGURES, (FigureTable | None, None))
-_PARTS |= dict.fromkeys(("ram_bytes", "flop_per_s"), (FigureTable, ...))
+_PARTS: dict[str, Any] = dict.fromkeys(FIGURES, (_FigureTable | None, None))
+_PARTS |= dict.fromkeys(("ram_bytes", "flop_per_s"), (_FigureTable, ...))
 FiguresTable: Any = create_model("FiguresTable", __base__=_Figures, **_PARTS)
 
 
@@ -114,7 +114,7 @@ class DeviceTable(_Form):
     aliases: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
     runtime: Text = DEFAULT
-    dma: SwitchTable
+    dma: _SwitchTable
     figures: FiguresTable
 
     @field_validator("runtime")
@@ -170,7 +170,7 @@ Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), stric
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
-class OperatorTable(_Form):
+class _OperatorTable(_Form):
     """`[operators."<signature>"]`."""
 
     time_s: Seconds
@@ -180,7 +180,7 @@ class OperatorTable(_Form):
     energy_j: Joules | None = None
 
 
-class StorageTable(_Form):
+class _StorageTable(_Form):
     """`[storage]`."""
 
     page_in_latency_s: Latency
@@ -197,8 +197,8 @@ class ProfileTable(_Form):
     version: Literal[1]
     power_w: Watts | None = None
     about: dict[str, str] = {}
-    storage: StorageTable | None = None
-    operators: dict[str, OperatorTable] = {}
+    storage: _StorageTable | None = None
+    operators: dict[str, _OperatorTable] = {}
 
     def profile(self) -> Profile:
         """The profile."""

@@ -178,7 +178,7 @@ def _transposed_convolution(settings: Mapping[str, tuple[int, ...]], shapes: Sha
         yield f"its group is {group}, which doesn't fit {x[1]} channels and filters of shape {list(w)}"
     yield from _bias(shapes, w[1] * group)
     yield from _kernel(settings, w[2:])
-    strides, dilations = (_one_each(settings, name, len(w) - 2) for name in ("strides", "dilations"))
+    strides, dilations = (settings.get(name, ()) or (1,) * (len(w) - 2) for name in ("strides", "dilations"))
     added = settings.get("output_padding", ())
     if any(n >= max(step, dilation) for n, step, dilation in zip(added, strides, dilations, strict=False)):
         yield f"its output_padding is {list(added)}, but must be smaller than its strides {list(strides)} or dilations"
@@ -198,11 +198,6 @@ def _kernel(settings: Mapping[str, tuple[int, ...]], kernel: Shape) -> Iterator[
         values = settings.get(name)
         if values and len(values) != factor * len(kernel):
             yield f"its {name} are {list(values)}, but there are {len(kernel)} axes of space"
-
-
-def _one_each(settings: Mapping[str, tuple[int, ...]], name: str, count: int) -> tuple[int, ...]:
-    """A setting of each axis of space, 1 where there is none."""
-    return settings.get(name, ()) or (1,) * count
 
 
 def _pool(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:

@@ -28,7 +28,7 @@ Dims = list[int | str]
 """Of an input: a size, the name of one, or `?` for one without a name."""
 
 
-class InputSizes:
+class _InputSizes:
     """Sizes of inputs, as far as they are known.
 
     batch
@@ -269,7 +269,7 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     """
     shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
-    sizes = InputSizes(document.where, shapes, options, _own_batch(document))
+    sizes = _InputSizes(document.where, shapes, options, _own_batch(document))
     given = size_options(options)
     types: dict[str, tuple[int, Shape]] = {}
     for name in shapes:

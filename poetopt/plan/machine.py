@@ -1,13 +1,23 @@
 """The machine that a plan runs on: what an instruction does to RAM and storage, and where it must not run.
 
 The simulator, the replays and the reports walk it, instruction by instruction; what each one reads, makes, stores and
-frees is in `poetopt.plan.effects`, and the time that it takes in `poetopt.plan.clock`.
+frees is in `poetopt.plan.effects`.
 
 Bytes. A buffer counts from the instruction that makes it to the FREE that releases it, both included; a workspace
 counts during its COMPUTE. What a COMPUTE takes over is its output's from then on, and no longer in RAM: a FREE of it
 that follows releases nothing. A tensor takes its whole blocks of the storage from its first PAGE_OUT, from the first
 COMPUTE that streams it out, or from the start where that is its home, to the end of the step; one written again takes
 the same place.
+
+Time. There is one CPU, and one transfer channel beside it on a device with DMA.
+Without DMA every instruction follows the one before. With DMA the CPU walks the list, and the channel works first in,
+first out: a transfer is queued when the CPU reaches it, which takes no CPU time. Everything else waits for the
+page-ins of what it reads, and for all transfers of what it overwrites or frees. A compute that streams takes both, CPU
+and channel, for as long as it runs.
+
+Waking. Transfers that follow each other without a pause are one run: the storage is powered on before it and off after
+it, which takes `Problem.wake_j` joules each time. Any compute that takes time ends a run, unless a transfer goes on
+beside it, or it streams: then it is one of the run.
 """
 
 from __future__ import annotations
@@ -208,3 +218,69 @@ def _full(problem: Problem, blocks: int) -> str:
         f"what is written out takes {blocks * unit:,} bytes{rounded}, more than the storage of {problem.device!r} "
         f"holds, {problem.storage_bytes:,}"
     )
+
+
+class Clock:
+    """One moment of a plan that the machine passes.
+
+    cpu, channel
+        When the CPU has done all that it was given, and when the last transfer ends.
+    arrived, settled
+        With DMA: when the last queued page-in, and the last queued transfer, of each tensor ends.
+    wakes
+        How often the storage was powered on.
+    """
+
+    __slots__ = ("arrived", "channel", "cpu", "dma", "settled", "wakes")
+
+    def __init__(self, problem: Problem) -> None:
+        self.dma = problem.dma
+        self.cpu = self.channel = 0.0
+        self.arrived = [0.0] * len(problem.tensors)
+        self.settled = [0.0] * len(problem.tensors)
+        self.wakes = 0
+
+    def copy(self) -> Clock:
+        """The same moment, to go on from differently."""
+        other = Clock.__new__(Clock)
+        other.dma, other.cpu, other.channel, other.wakes = self.dma, self.cpu, self.channel, self.wakes
+        other.arrived, other.settled = self.arrived.copy(), self.settled.copy()
+        return other
+
+    @property
+    def makespan_s(self) -> float:
+        """The moment at which all so far is over."""
+        return max(self.cpu, self.channel)
+
+    def advance(self, effect: Effect) -> float:
+        """Run an instruction: the second at which it starts; it takes `effect.seconds` from there."""
+        start = self.cpu
+        if effect.fetches or effect.stores:
+            if start > self.channel or not self.wakes:
+                self.wakes += 1
+            else:
+                start = self.channel
+            self.channel = end = start + effect.seconds
+            if not self.dma:
+                self.cpu = end
+                return start
+            for i in effect.fetches:
+                self.arrived[i] = self.settled[i] = end
+            for i in effect.stores:
+                self.settled[i] = end
+            return start
+        if self.channel > start:  # something may be under way
+            for i in effect.reads:
+                if self.arrived[i] > start:
+                    start = self.arrived[i]
+            for i in effect.settles:
+                if self.settled[i] > start:
+                    start = self.settled[i]
+        if effect.streams:
+            if start > self.channel or not self.wakes:
+                self.wakes += 1
+            else:
+                start = self.channel
+            self.channel = start + effect.seconds
+        self.cpu = start + effect.seconds
+        return start

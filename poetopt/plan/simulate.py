@@ -3,7 +3,7 @@
 It knows problems and instructions, and nothing of solvers or formulations, so that what it passes is
 right whoever made it.
 
-It walks `poetopt.plan.machine` for the bytes, which decide validity, and then `poetopt.plan.clock` for the seconds.
+It walks `poetopt.plan.machine` for the bytes, which decide validity, and then its clock for the seconds.
 Bytes are a matter of the order of instructions alone: a FREE waits for the transfers of its tensor, so the clock can't
 raise the peak.
 """
@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from poetopt.graph.problem import Feature, Problem, check_supported
-from poetopt.plan.clock import Clock
 from poetopt.plan.closing import ClosingPlan, closing_of
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.machine import Machine
+from poetopt.plan.machine import Clock, Machine
 from poetopt.util.errors import PlanError
 
 SUPPORTS = frozenset(Feature)

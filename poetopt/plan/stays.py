@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from poetopt.graph.problem import Problem
-from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, effects
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.plan.machine import Machine
+from poetopt.plan.machine import Clock, Machine
 
 
 class Queueing:

@@ -28,7 +28,7 @@ TOLERANCE = 1e-12
 """Makespans that differ by less than this fraction are the same: sums of floats depend on their order."""
 
 
-class Branching:
+class _Branching:
     """Depth first from the start of the plan, the most promising event first.
 
     order, makespan_s
@@ -217,10 +217,10 @@ def plan_transfers(
     search = _TimingSearch(moves, ram_bytes, trials)
     search.try_simple_orders()
     enough_s = max(search.least_s, goal_s or 0.0)
-    hopeless = goal_s is not None and Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
+    hopeless = goal_s is not None and _Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
     if search.makespan_s > enough_s * (1 + TOLERANCE) and not hopeless:
         search.improve()
-        exact = Branching(moves, ram_bytes, search.order, search.makespan_s, nodes)
+        exact = _Branching(moves, ram_bytes, search.order, search.makespan_s, nodes)
         search.order, search.makespan_s = exact.order, exact.makespan_s
     if search.makespan_s >= before.makespan_s * (1 - TOLERANCE):
         return plan
@@ -245,10 +245,10 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float) -> bool:
     moves = Moves(plan.problem, normalize(plan).instructions)
     if not plan.problem.dma or not moves.transfers:
         return sum(plan.problem.operators[j].time_s for j in moves.computes) > goal_s
-    if Branching.least_s(moves, ram_bytes) > goal_s:
+    if _Branching.least_s(moves, ram_bytes) > goal_s:
         return True
     limit = min(NODES, EFFORT // (10 * len(moves.transfers)))
-    search = Branching(moves, ram_bytes, moves.order, goal_s * (1 + 2 * TOLERANCE), limit)
+    search = _Branching(moves, ram_bytes, moves.order, goal_s * (1 + 2 * TOLERANCE), limit)
     return search.proven and search.makespan_s > goal_s
 
 

@@ -6,8 +6,9 @@ What a training showed, for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +25,10 @@ from poetopt.training.loop import Position, Trained
 from poetopt.util import notes
 from poetopt.util.figures import Figures
 from poetopt.util.units import show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from poetopt.backends.c.execution import DeviceTraining
+    from poetopt.training.in_c import DeviceFit
 
 
 def document(graph: TrainingGraph | None, ended: Figures, **more: object) -> dict[str, object]:
@@ -57,10 +62,7 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 
     rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
     rows.append(("time", f"{show_seconds(ended.seconds)}, {show_seconds(ended.step_s)} a step"))
     rows += [] if ended.energy is None else [("energy", str(ended.energy))]
-    if ended.left_out:
-        rows.append(
-            ("note", f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out")
-        )
+    rows += left_out_rows(ended)
     if ended.resumed_at:
         rows.append(("note", f"resumed after step {ended.resumed_at:,}"))
     rows += [("note", text) for text in ended.changed]
@@ -69,9 +71,8 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 
     rows.append(("written", out))
     if checked:
         rows.append(("checked", f"the file, alone in onnxruntime, is what validation said on {checked:,} rows"))
-    name = graph.source or graph.name
-    how = ", ".join([ended.optimizer, *(f"{key} {value:g}" for key, value in ended.hyperparameters.items())])
-    return table(f"{name}: {ended.epochs} epochs, {ended.steps:,} steps of {ended.batch}, {how}", rows)
+    steps = f"{ended.epochs} epochs, {ended.steps:,} steps of {ended.batch}"
+    return table(f"{graph.source or graph.name}: {steps}, {optimizer_words(ended)}", rows)
 
 
 def _process(ended: Trained) -> str:
@@ -132,8 +133,7 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[st
     if moved := moved_words(execution.bytes_paged, execution.bytes_streamed):
         text = f"{moved} to and from a file in {show_seconds(execution.transfer_s)} of a step"
         rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
-    name = plan.problem.model_ref or plan.problem.name
-    return f"{name}: {len(plan.instructions)} instructions executed on onnxruntime", rows
+    return f"{plan.problem.called}: {len(plan.instructions)} instructions executed on onnxruntime", rows
 
 
 def moved_words(paged: int, streamed: int) -> str:
@@ -164,7 +164,7 @@ def alone_text(plan: Plan, alone: Alone) -> str:
         ("time", f"{show_seconds(alone.figures['alone_step_s'])} a step here"),
         *notes.rows(said(plan)),
     ]
-    return table(f"{plan.problem.model_ref or plan.problem.name}: the schedule alone, on onnxruntime", rows)
+    return table(f"{plan.problem.called}: the schedule alone, on onnxruntime", rows)
 
 
 def alone_rows(alone: Alone) -> list[tuple[str, str]]:
@@ -193,9 +193,9 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
 def training_text(plan: Plan, ended: TrainingRun) -> str:
     """The summary of `poetopt run --steps`."""
     first, last = ended.losses[0], ended.losses[-1]
-    tail = ended.losses[-max(1, ended.steps // 10) :]
+    mean = fmean(ended.losses[-max(1, ended.steps // 10) :])
     rows = [
-        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {_mean(tail):.6g}"),
+        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {mean:.6g}"),
         ("check", _training_sameness(ended)),
         ("memory", _training_memory(ended)),
         ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
@@ -207,14 +207,19 @@ def training_text(plan: Plan, ended: TrainingRun) -> str:
         rows.insert(1, ("note", diverged_words(ended)))
     if ended.losses_name != "losses":
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
-    name = plan.problem.model_ref or plan.problem.name
-    how = f"lr {ended.lr:g}" if ended.optimizer == "none" else _how(ended)
-    return table(f"{name}: {ended.steps} steps of training, {how}", rows)
+    how = f"lr {ended.lr:g}" if ended.optimizer == "none" else optimizer_words(ended)
+    return table(f"{plan.problem.called}: {ended.steps} steps of training, {how}", rows)
 
 
-def _how(ended: TrainingRun) -> str:
+def optimizer_words(ended: Trained | TrainingRun | DeviceTraining) -> str:
     """The step's own optimizer, with its hyperparameters."""
     return ", ".join([ended.optimizer, *(f"{name} {value:g}" for name, value in ended.hyperparameters.items())])
+
+
+def left_out_rows(ended: Trained | DeviceFit) -> list[tuple[str, str]]:
+    """A row on what fills no batch; none where there is nothing."""
+    text = f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out"
+    return [("note", text)] if ended.left_out else []
 
 
 def diverged_words(ended: TrainingRun) -> str:
@@ -235,10 +240,6 @@ def diverged_words(ended: TrainingRun) -> str:
 def said(plan: Plan) -> tuple[str, ...]:
     """Notes of the frontend and the loss on the network."""
     return plan.problem.graph.notes if plan.problem.graph else ()
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _training_time(ended: TrainingRun) -> str:

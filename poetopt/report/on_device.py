@@ -14,7 +14,7 @@ from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
-from poetopt.report.execution import moved_words, said
+from poetopt.report.execution import left_out_rows, moved_words, optimizer_words, said
 from poetopt.report.layout import columns, table
 from poetopt.report.summary import NO_PREDICTION
 from poetopt.training.in_c import DeviceFit
@@ -138,8 +138,7 @@ def device_text(plan: Plan, execution: DeviceExecution) -> str:
     rows += _moved(execution)
     rows += _predicted(execution)
     rows += notes.rows(said(plan))
-    name = plan.problem.model_ref or plan.problem.name
-    return table(f"{name}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
+    return table(f"{plan.problem.called}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
 
 
 def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
@@ -149,10 +148,7 @@ def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
         (f"epoch {epoch}", f"loss {mine:.6g} (mean), on onnxruntime {theirs:.6g}")
         for epoch, (mine, theirs) in enumerate(pairs, 1)
     ]
-    if ended.left_out:
-        rows.append(
-            ("note", f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out")
-        )
+    rows += left_out_rows(ended)
     found = ended.validation
     if found is not None:
         shown = f"loss {found.loss:.6g}" if found.accuracy is None else f"accuracy {100 * found.accuracy:.1f} %"
@@ -189,9 +185,9 @@ def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple
     rows += _predicted(ended)
     rows += more
     rows += notes.rows(said(plan))
-    name = plan.problem.model_ref or plan.problem.name
-    how = ", ".join([ended.optimizer, *(f"{word} {value:g}" for word, value in ended.hyperparameters.items())])
-    return table(f"{name}: {ended.steps} steps of training in C on {ended.on}, {how}", rows)
+    return table(
+        f"{plan.problem.called}: {ended.steps} steps of training in C on {ended.on}, {optimizer_words(ended)}", rows
+    )
 
 
 def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
@@ -234,8 +230,7 @@ def emitted_text(plan: Plan, emitted: Emitted) -> str:
         ("outputs", _outputs(emitted)),
         ("files", ", ".join(emitted.files)),
     ]
-    name = plan.problem.model_ref or plan.problem.name
-    return table(f"{name} in C: {emitted.folder}/README.md says how it is built and called", rows)
+    return table(f"{plan.problem.called} in C: {emitted.folder}/README.md says how it is built and called", rows)
 
 
 def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
     paged = problem.parameters == "paged"
     return "; ".join(
         [
-            f"{problem.model_ref or problem.name} on {problem.device}: {_with_paged(problem) if paged else ''}"
+            f"{problem.called} on {problem.device}: {_with_paged(problem) if paged else ''}"
             f"{_each(solution, steps)}{reason}",
             *solution.why,
             *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps),

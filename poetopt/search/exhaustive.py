@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from poetopt.formulations.goal import ENERGY
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import with_frees
-from poetopt.plan.clock import Clock
 from poetopt.plan.effects import Effect, Effects, effects
 from poetopt.plan.ends import LAST
 from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.machine import Clock
 from poetopt.plan.simulate import RELATIVE_TOLERANCE
 from poetopt.search.run import Proof, Run
 from poetopt.search.solution import OPTIMAL_GAP, DeadlineModel

@@ -43,20 +43,20 @@ _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 
 
 @dataclass(frozen=True)
-class FileSpan:
+class _FileSpan:
     """So many bytes of a file from `start` on."""
 
     start: int
     nbytes: int
 
 
-def tensor_spans(file: IO[bytes]) -> dict[str, FileSpan]:
+def _tensor_spans(file: IO[bytes]) -> dict[str, _FileSpan]:
     """Says where the elements of initializers and of constants (by their output) are in the file of a model.
 
     Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
     """
-    found: dict[str, FileSpan] = {}
-    for number, graph in _messages(file, FileSpan(0, file.seek(0, os.SEEK_END))):
+    found: dict[str, _FileSpan] = {}
+    for number, graph in _messages(file, _FileSpan(0, file.seek(0, os.SEEK_END))):
         if number != 7:
             continue
         for part, span in _messages(file, graph):
@@ -71,7 +71,7 @@ def tensor_spans(file: IO[bytes]) -> dict[str, FileSpan]:
     return found
 
 
-def _tensor(file: IO[bytes], tensor: FileSpan) -> tuple[str, FileSpan | None]:
+def _tensor(file: IO[bytes], tensor: _FileSpan) -> tuple[str, _FileSpan | None]:
     name, data = "", None
     for number, span in _messages(file, tensor):
         if number == 8:
@@ -81,10 +81,10 @@ def _tensor(file: IO[bytes], tensor: FileSpan) -> tuple[str, FileSpan | None]:
     return name, data
 
 
-def _constant(file: IO[bytes], node: FileSpan) -> tuple[str, FileSpan | None]:
+def _constant(file: IO[bytes], node: _FileSpan) -> tuple[str, _FileSpan | None]:
     outputs: list[str] = []
     op, data = "", None
-    attributes: list[FileSpan] = []
+    attributes: list[_FileSpan] = []
     for number, span in _messages(file, node):
         if number == 2:
             outputs.append(_text(file, span))
@@ -99,12 +99,12 @@ def _constant(file: IO[bytes], node: FileSpan) -> tuple[str, FileSpan | None]:
     return outputs[0] if len(outputs) == 1 else "", data
 
 
-def _text(file: IO[bytes], span: FileSpan) -> str:
+def _text(file: IO[bytes], span: _FileSpan) -> str:
     file.seek(span.start)
     return file.read(span.nbytes).decode("utf-8", "replace")
 
 
-def _messages(file: IO[bytes], within: FileSpan) -> Iterator[tuple[int, FileSpan]]:
+def _messages(file: IO[bytes], within: _FileSpan) -> Iterator[tuple[int, _FileSpan]]:
     """The length-delimited fields of a message: number, and where the content is."""
     place, end = within.start, within.start + within.nbytes
     while place < end:
@@ -118,7 +118,7 @@ def _messages(file: IO[bytes], within: FileSpan) -> Iterator[tuple[int, FileSpan
             nbytes, place = _varint(file, place, end)
             if place + nbytes > end:
                 raise ModelError("the file is cut short; export it again")
-            yield key >> 3, FileSpan(place, nbytes)
+            yield key >> 3, _FileSpan(place, nbytes)
             place += nbytes
         else:
             raise ModelError("the file is no ONNX model; export it again")
@@ -326,10 +326,10 @@ def check_out(
         )
 
 
-def _spans(path: Path) -> Mapping[str, FileSpan]:
+def _spans(path: Path) -> Mapping[str, _FileSpan]:
     try:
         with open(path, "rb") as file:
-            return tensor_spans(file)
+            return _tensor_spans(file)
     except OSError as error:
         raise ModelError(
             f"can't read {path}: {error.strerror or error}; the trained network is this file with other numbers"
@@ -375,7 +375,7 @@ def _anew(
             shutil.copyfileobj(file, made)
             for tensor, value in left.items():
                 if data[tensor].location == location:
-                    _write(made, FileSpan(data[tensor].offset, value.nbytes), value, tensor)
+                    _write(made, _FileSpan(data[tensor].offset, value.nbytes), value, tensor)
         for found in data.values():
             if found.location == location:
                 found.rename(name)
@@ -385,14 +385,14 @@ def _anew(
         place.write_bytes(model.SerializeToString())
 
 
-def _over(place: Path, spans: Mapping[str, FileSpan], names: Sequence[str], values: Mapping[str, Array]) -> None:
+def _over(place: Path, spans: Mapping[str, _FileSpan], names: Sequence[str], values: Mapping[str, Array]) -> None:
     """Write values over those of a file."""
     with open(place, "r+b") as made:
         for name in names:
             _write(made, spans[name], values[name], name)
 
 
-def _write(file: IO[bytes], span: FileSpan, value: Array, name: str) -> None:
+def _write(file: IO[bytes], span: _FileSpan, value: Array, name: str) -> None:
     if value.nbytes != span.nbytes:
         raise ModelError(f"{name!r} has {value.nbytes} B, and {span.nbytes} in the file; it is another network's")
     file.seek(span.start)

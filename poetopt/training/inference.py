@@ -25,7 +25,7 @@ KEEPS = "--keep-training-form writes the file as it trains"
 
 
 @dataclass(frozen=True)
-class Substitute:
+class _Substitute:
     """The stand-in of a tensor: `data` times `factor`, or `factor` of type `dtype` everywhere if there are none."""
 
     data: str
@@ -46,8 +46,8 @@ class Changes:
     """
 
     normalized: frozenset[str]
-    passed: Mapping[str, Substitute]
-    scaled: Mapping[str, tuple[str, Substitute]]
+    passed: Mapping[str, _Substitute]
+    scaled: Mapping[str, tuple[str, _Substitute]]
 
     def __bool__(self) -> bool:
         return bool(self.normalized or self.passed)
@@ -61,7 +61,7 @@ def changes(graph: TrainingGraph, values: Mapping[str, Array]) -> Changes:
     """
     nodes = forward_nodes(graph)
     normalized: set[str] = set()
-    passed: dict[str, Substitute] = {}
+    passed: dict[str, _Substitute] = {}
     for before, after in zip(nodes, inference(graph), strict=True):
         if after == before:
             continue
@@ -73,15 +73,15 @@ def changes(graph: TrainingGraph, values: Mapping[str, Array]) -> Changes:
         constant = values[data] if graph.tensors[data].role is Role.CONSTANT else None
         uniform = constant is not None and constant.size and constant.min() == constant.max()
         factor = float(constant.reshape(-1)[0]) if constant is not None and uniform else 1.0
-        passed[name] = Substitute("" if uniform else data, factor, graph.tensors[name].dtype)
-    scaled: dict[str, tuple[str, Substitute]] = {}
+        passed[name] = _Substitute("" if uniform else data, factor, graph.tensors[name].dtype)
+    scaled: dict[str, tuple[str, _Substitute]] = {}
     for node in nodes:
         if node.op_type != "Mul" or node.inputs[0] not in passed:
             continue
         second = graph.tensors[node.inputs[1]]
         if second.role is Role.CONSTANT and second.size == 1:
             before_it, by = passed[node.inputs[0]], float(values[second.name].reshape(-1)[0])
-            scaled[node.inputs[0]] = node.outputs[0], Substitute(before_it.data, by, before_it.dtype)
+            scaled[node.inputs[0]] = node.outputs[0], _Substitute(before_it.data, by, before_it.dtype)
     return Changes(frozenset(normalized), passed, scaled)
 
 
@@ -108,7 +108,7 @@ def to_inference(model: ModelProto, found: Changes) -> None:
         if any(further in read_before for further in node.output if further != name):
             raise _missing(name)
         if node.op_type == "Dropout":
-            substitute = Substitute(node.input[0], 1.0, substitute.dtype)
+            substitute = _Substitute(node.input[0], 1.0, substitute.dtype)
         elif substitute.data and substitute.data not in there:
             raise _missing(substitute.data)
         new = _substituted(node, name, substitute, makers)
@@ -150,7 +150,7 @@ def normalize_by_statistics(graph: GraphProto, node: NodeProto) -> None:
 
 
 def _substituted(
-    node: NodeProto, name: str, substitute: Substitute, makers: Mapping[str, NodeProto]
+    node: NodeProto, name: str, substitute: _Substitute, makers: Mapping[str, NodeProto]
 ) -> list[NodeProto]:
     """The nodes that write `name` in inference in the place of `node`."""
     from onnx import helper, numpy_helper

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,6 @@ class Position:
     validations: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     first: float | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """As JSON has it."""
-        return asdict(self)
 
     def best(self, *, validated: bool) -> int:
         """The epoch with the least loss, of validation where there is one; 0 where no epoch is over."""
@@ -213,10 +209,6 @@ class Course:
     validation: str | None
     augment: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
     def check(self, before: Mapping[str, Any], checkpoint: str, data: str) -> None:
         """Raise OptionError where rows would be taken twice or never, or by another rule than those before.
 
@@ -336,7 +328,7 @@ class Fit:
             asked.epochs, judged, asked.augment,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
-        self.position = Position()
+        self.position, self.saved = Position(), -1  # where it stands, and the step of the last checkpoint
         self.path = ""
         self.passed_over: tuple[str, ...] = ()
         self.begun_s = time.monotonic()
@@ -354,12 +346,12 @@ class Fit:
             if self.asked.log is not None:
                 self.log = open_log(self.asked.log, self.metrics, resumed_at)
                 stack.callback(self.log.close)
-            saved = self.position.step if self.path else -1
+            self.saved = self.position.step if self.path else -1
             interrupts.hold()  # a step ends before a signal counts
             self.begun_s = time.monotonic()
             self._stack = stack
             try:
-                saved = self._epochs(saved)
+                self._epochs()
             except DivergedError as error:
                 kept = self._keep_best()
                 if not kept or self.position.worse(kept):
@@ -367,9 +359,9 @@ class Fit:
                 words = f"{error}; the parameters of epoch {kept}, the best, are kept"
                 raise DivergedError(words, self._result(resumed_at, kept, words)) from error
             if self.validation is not None and not self.position.judged:  # nothing was left to do
-                self._validate(self.position.epoch, saved)
-                saved = -1
-            if saved != self.position.step:
+                self._validate(self.position.epoch)
+                self.saved = -1
+            if self.saved != self.position.step:
                 self._save()
             kept = self._keep_best() or self.position.epoch
         if self.position.worse(self.position.epoch):
@@ -378,14 +370,13 @@ class Fit:
             raise DivergedError(words, self._result(resumed_at, kept, words) if useful else None)
         return self._result(resumed_at, kept)
 
-    def _epochs(self, saved: int) -> int:
+    def _epochs(self) -> None:
         """All that are left, or until none has been better for long enough."""
         position, patience = self.position, self.asked.patience
         for epoch in range(position.epoch, self.asked.epochs):
             if patience is not None and epoch - position.best(validated=self.validation is not None) >= patience:
                 break
-            saved = self._epoch(epoch, saved)
-        return saved
+            self._epoch(epoch)
 
     def _grown(self, kept: int) -> str:
         first, last = self.position.first or 0.0, self.position.losses[-1]
@@ -455,27 +446,26 @@ class Fit:
             for text in self.changed:
                 self.noted(text)
 
-    def _epoch(self, epoch: int, saved: int) -> int:
-        """One epoch, from where it stands; at which step the last checkpoint was made."""
+    def _epoch(self, epoch: int) -> None:
+        """One epoch, from where it stands."""
         with metering(self.asked.meter):
-            saved = self._steps(epoch, saved)
+            self._steps(epoch)
         position = self.position
         if self.validation is not None:
-            self._validate(epoch + 1, saved)
+            self._validate(epoch + 1)
         position.over(position.batch)
         self._hold_best()
-        saved = self._save()
+        self._save()
         if self.after is not None:
             self.after(position, self.asked.epochs)
-        return saved
 
-    def _steps(self, epoch: int, saved: int) -> int:
+    def _steps(self, epoch: int) -> None:
         """Its batches."""
         position, every = self.position, self.asked.every
         batches = iter(self.source.epoch(epoch, position.batch))
         while True:
             began_s = time.perf_counter()
-            batch = self._next(batches, saved)
+            batch = self._next(batches)
             if batch is None:
                 break
             rate = self.asked.schedule.rate(
@@ -493,14 +483,13 @@ class Fit:
                 self.log.step(epoch + 1, position.step, rate, loss, self._seconds())
             self._tell(epoch, loss)
             whole = position.batch == self.source.batches
-            self._heed(saved)
+            self._heed()
             if every is not None and position.step % every == 0 and not whole:
-                saved = self._save()
-        return saved
+                self._save()
 
-    def _validate(self, epoch: int, saved: int) -> None:
+    def _validate(self, epoch: int) -> None:
         assert self.validation is not None
-        found = self.learner.evaluate(self.validation, partial(self._heed, saved), self.asked.metrics)
+        found = self.learner.evaluate(self.validation, self._heed, self.asked.metrics)
         if not math.isfinite(found.loss):
             raise DivergedError(self._diverged(found.loss, None))
         said = {"loss": found.loss, "accuracy": found.accuracy, "metrics": plain(dict(found.metrics))}
@@ -508,31 +497,31 @@ class Fit:
         if self.log is not None:
             self.log.validation(said)
 
-    def _next(self, batches: Iterator[Any], saved: int) -> Any:
+    def _next(self, batches: Iterator[Any]) -> Any:
         """The next batch. Where it can't be had, what was learned so far is saved first."""
         try:
             return next(batches, None)
         except PoetError:
-            if saved != self.position.step and self.position.step:
+            if self.saved != self.position.step and self.position.step:
                 self._save()
             raise
 
-    def _save(self) -> int:
+    def _save(self) -> None:
         """A checkpoint, where they are asked for."""
         position = self.position
         position.seconds = self._seconds()
         if self.asked.folder is not None:
             self.path = str(self.learner.save(self.asked.folder, self._extra()))
-        return position.step
+        self.saved = position.step
 
     def _extra(self) -> dict[str, object]:
-        return {"course": self.course.to_dict(), "position": self.position.to_dict()}
+        return {"course": asdict(self.course), "position": asdict(self.position)}
 
-    def _heed(self, saved: int) -> None:
-        """Save and raise KeyboardInterrupt where a signal came. The last checkpoint was made at the step `saved`."""
+    def _heed(self) -> None:
+        """Save and raise KeyboardInterrupt where a signal came."""
         if interrupts.came() is None:
             return
-        if saved != self.position.step:
+        if self.saved != self.position.step:
             self._save()
         if self.path:
             interrupts.add(f"step {self.position.step:,} is in {self.path}; go on with --resume")
@@ -557,9 +546,9 @@ class Fit:
 
     def _tell(self, epoch: int, loss: float) -> None:
         position, batches = self.position, self.source.batches
-        of = f" of {batches:,}" if batches else ""
-        left = ""
+        of = left = ""
         if batches:
+            of = f" of {batches:,}"
             share = (epoch * batches + position.batch) / (self.asked.epochs * batches)
             spent_s = time.monotonic() - self.begun_s
             done = self.stepped / (self.asked.epochs * batches)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.clock import Clock
 from poetopt.plan.effects import effects
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers
-from poetopt.plan.machine import Machine
+from poetopt.plan.machine import Clock, Machine
 from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate

@@ -227,7 +227,7 @@ class DeviceProgram:
     @property
     def shown(self) -> str:
         """Gives what reports call the model."""
-        return self.plan.problem.model_ref or self.plan.problem.name
+        return self.plan.problem.called
 
 
 def device_program(
@@ -242,7 +242,7 @@ def device_program(
     `UnsupportedOpError` where an operator has a node without a kernel.
     """
     problem = plan.problem
-    shown = problem.model_ref or problem.name
+    shown = problem.called
     check_planned_for_c(plan)
     simulate(plan)
     runs = planned(plan, graph)
@@ -353,7 +353,7 @@ def check_links(nbytes: int, shown: str) -> None:
 def check_planned_for_c(plan: Plan) -> None:
     """Refuse a plan that was made for other kernels. Raises `PlanError`."""
     problem = plan.problem
-    shown, own = problem.model_ref or problem.name, c_runtime.version
+    shown, own = problem.called, c_runtime.version
     if problem.runtime != RUNTIME:
         raise PlanError(
             f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; "

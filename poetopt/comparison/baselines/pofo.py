@@ -58,7 +58,7 @@ def _candidates(chain: ForwardChain, ram_bytes: int) -> Iterator[Schedule]:
         return
     tables = Reversals(chain, int(room * max(BUDGETS)), tapes=True, levels=100)
     for share in BUDGETS:
-        found = Programme(chain, tables, int(room * share)).schedule()
+        found = _Programme(chain, tables, int(room * share)).schedule()
         if found is not None:
             yield from with_prefetch(chain.problem, found)
 
@@ -73,7 +73,7 @@ class _Move:
     offload: bool
 
 
-class Programme:
+class _Programme:
     """The dynamic programme for one budget, solved backwards from the end of the chain."""
 
     def __init__(self, chain: ForwardChain, tables: Reversals, room_bytes: int) -> None:

@@ -123,6 +123,11 @@ class Problem:
         return tuple(tuple(operators) for operators in found)
 
     @property
+    def called(self) -> str:
+        """Gives what messages and reports call the model."""
+        return self.model_ref or self.name
+
+    @property
     def beside_bytes(self) -> int:
         """RAM that a step takes whatever its schedule: the resident region and the stack."""
         return self.resident_bytes + self.stack_bytes
