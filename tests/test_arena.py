@@ -137,6 +137,17 @@ def test_many_buffers_come_close_to_the_bound(seed: int) -> None:
     assert pack(sizes, starts, ends)[1] <= 1.02 * lower_bound(sizes, starts, ends)
 
 
+@pytest.mark.parametrize("seed", [7, 9])
+def test_a_brief_exact_search_fits_what_ejection_does_not(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, count = random.Random(seed), 120
+    sizes, starts = [rng.randint(100, 8000) for _ in range(count)], list(range(count))
+    ends = [start + 1 + min(count - start, 1 + int(rng.expovariate(1 / 25))) for start in starts]
+    target = int(1.02 * lower_bound(sizes, starts, ends))
+    assert pack(sizes, starts, ends, target=target, quick=True)[1] <= target
+    monkeypatch.setattr("poetopt.graph.arena.packing.DIVES", 0)
+    assert pack(sizes, starts, ends, target=target, quick=True)[1] > target
+
+
 def test_the_repair_gains_where_no_order_fits() -> None:
     """Short random lives, where one pass in any order leaves holes (found by trying a few)."""
     rng = random.Random(1)

@@ -7,7 +7,7 @@ leave to gain:
     greedy      buffers one by one into the lowest or the tightest gap, in several orders
     repair      buffers that end beyond a limit move forward in the order
     ejection    buffers that find no gap under a limit push others out, until all fit
-    exact       a complete search: first where buffers are few, last where `placements` asks for it
+    exact       a complete search: first where buffers are few, briefly under a target, last where `placements` asks
     shared      buffers that must have one offset
     stream      in the order of time, where there are too many to look at all that live together
 

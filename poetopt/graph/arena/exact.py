@@ -22,7 +22,7 @@ from poetopt.graph.arena.instance import UNPLACED, Instance, Ints
 MOST_BUFFERS = 600
 """The search goes as deep as there are buffers."""
 FIRST, GROWTH = 2_000, 5
-"""Placements of an order's first try; each further one has so many times more."""
+"""Placements of an order's first try, unless all tries together have fewer; each further one has so many times more."""
 
 
 def sections(starts: Sequence[int], ends: Sequence[int]) -> list[Ints]:
@@ -42,8 +42,8 @@ def search(instance: Instance, together: Sequence[Ints], limit: int, placements:
     placements
         So many buffers may be placed, in all tries together.
     """
-    tried, left = FIRST, placements
-    orders = _ranks(instance, together)
+    left, orders = placements, _ranks(instance, together)
+    tried = min(FIRST, -(-placements // len(orders)))
     while left > 0:
         for rank in orders:
             attempt = _Attempt(instance, together, limit, rank, min(tried, left))
