@@ -7,22 +7,29 @@ set of placed buffers ends where a section has no room for what it still has to 
 candidate where another one fits below it, nor before its twin. What no unplaced buffer joins any more is searched
 apart; a buffer with nothing unplaced beside it stays where it is.
 
-Which order is tried first decides: three are tried in turn, each time with more placements.
+Which order is tried first decides, and how long it takes has a long tail: three are tried in turn, each time with more
+placements, and between them short tries of orders that are drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from random import Random
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from poetopt.graph.arena.instance import UNPLACED, Instance, Ints
 
 MOST_BUFFERS = 600
-"""The search goes as deep as there are buffers."""
+"""The search calls itself as deep as there are buffers."""
 FIRST, GROWTH = 2_000, 5
 """Placements of an order's first try, unless all tries together have fewer; each further one has so many times more."""
+POWERS, NOISE = (1.5, 1.5, 20.0), 0.3
+"""Of a drawn order: the highest powers of a buffer's life, size and fullest section in its key, and the standard
+deviation of the key's logarithm. Measured on MiniMalloc's H, which no order of the three places."""
 
 
 def sections(starts: Sequence[int], ends: Sequence[int]) -> list[Ints]:
@@ -42,35 +49,53 @@ def search(instance: Instance, together: Sequence[Ints], limit: int, placements:
     placements
         So many buffers may be placed, in all tries together.
     """
-    left, orders = placements, _ranks(instance, together)
-    tried = min(FIRST, -(-placements // len(orders)))
-    while left > 0:
-        for rank in orders:
-            attempt = _Attempt(instance, together, limit, rank, min(tried, left))
-            try:
-                found = attempt.run()
-            except _Spent:
-                left -= attempt.spent
-                continue
-            return attempt.offsets if found else None, True
-        tried *= GROWTH
+    left = placements
+    for rank, most in _tries(instance, together, -(-placements // 3)):
+        attempt = _Attempt(instance, together, limit, rank, min(most, left))
+        try:
+            found = attempt.run()
+        except _Spent:
+            left -= attempt.spent
+            if left <= 0:
+                break
+            continue
+        return attempt.offsets if found else None, True
     return None, False
 
 
-def _ranks(instance: Instance, together: Sequence[Ints]) -> list[Ints]:
-    """The place of each buffer in three orders: by how long it lives, its area, and the fullest of its sections."""
+def _tries(instance: Instance, together: Sequence[Ints], most: int) -> Iterator[tuple[Ints, int]]:
+    """Orders, each with the placements of its try, which is at most `most` at first.
+
+    The three orders in turn, with more placements each time; before that, as many in all go to orders that are drawn.
+    """
+    random, tried = Random(0), min(FIRST, most)
+    orders, (width, size, fullest) = _ranks(instance, together)
+    while True:
+        yield from ((rank, tried) for rank in orders)
+        tried *= GROWTH
+        for _ in range(tried // FIRST):
+            long, large, full = (random.uniform(0, power) for power in POWERS)
+            noise = np.array([random.gauss(0, NOISE) for _ in instance.sizes])
+            yield _rank(long * np.log(width) + large * np.log(size) + full * np.log(fullest) + noise), FIRST
+
+
+def _rank(*keys: NDArray[Any]) -> Ints:
+    """The place of each buffer, by descending keys."""
+    rank = np.empty(len(keys[0]), dtype=np.int64)
+    rank[np.lexsort([-key for key in reversed(keys)])] = np.arange(len(rank))
+    return rank
+
+
+def _ranks(instance: Instance, together: Sequence[Ints]) -> tuple[list[Ints], tuple[Ints, Ints, Ints]]:
+    """The place of each buffer in three orders; how long it lives, its size, and the fullest of its sections."""
     sizes = instance.rounded
     width = np.array(instance.ends, dtype=np.int64) - np.array(instance.starts, dtype=np.int64)
     fullest = np.zeros(len(sizes), dtype=np.int64)
     for members in together:
         fullest[members] = np.maximum(fullest[members], sizes[members].sum())
     area = width * sizes
-    found = []
-    for keys in ((width, area, fullest), (fullest, area, width), (fullest, width, area)):
-        rank = np.empty(len(sizes), dtype=np.int64)
-        rank[np.lexsort([-key for key in reversed(keys)])] = np.arange(len(sizes))
-        found.append(rank)
-    return found
+    orders = ((width, area, fullest), (fullest, area, width), (fullest, width, area))
+    return [_rank(*keys) for keys in orders], (width, sizes, fullest)
 
 
 class _Spent(Exception):  # noqa: N818 - it is no error
@@ -117,16 +142,17 @@ class _Attempt:
 
     def run(self) -> bool:
         """Place all. Raises _Spent."""
-        return self._parts(np.arange(len(self.sizes)), 0, len(self.left), 0, -1)
+        parts = self._parts(np.arange(len(self.sizes)), 0, len(self.left))
+        return all(self._descend(*part, 0, -1) for part in parts)
 
-    def _parts(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> bool:
-        """Place what is left in the sections from `begin` to before `end`, part by part."""
+    def _parts(self, left: Ints, begin: int, end: int) -> list[tuple[Ints, int, int]]:
+        """The parts of what is left in the sections from `begin` to before `end`, with the sections of each."""
         cuts = [begin, *(begin + 1 + np.flatnonzero(self.joined[begin + 1 : end] == 0)).tolist(), end]
-        for here, there in pairwise(cuts):
-            part = left if len(cuts) == 2 else left[(self.first[left] >= here) & (self.first[left] < there)]
-            if part.size and not self._descend(part, here, there, lowest, rank):
-                return False
-        return True
+        parts = [(left, begin, end)]
+        if len(cuts) > 2:
+            first = self.first[left]
+            parts = [(left[(first >= here) & (first < there)], here, there) for here, there in pairwise(cuts)]
+        return [part for part in parts if part[0].size]
 
     def _descend(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> bool:
         for k in self._candidates(left, begin, end, lowest, rank):
@@ -139,7 +165,10 @@ class _Attempt:
             self.offsets[k] = offset
             self.floors[near] = np.maximum(before, offset + self.rounded[k])
             rest = left[left != k]
-            if self._parts(rest, begin, end, int(offset), int(self.rank[k])):
+            for part in self._parts(rest, begin, end):
+                if not self._descend(*part, int(offset), int(self.rank[k])):
+                    break
+            else:
                 return True
             for other in rest[self.offsets[rest] >= 0].tolist():  # parts that were placed before one that failed
                 self._take_back(other)
