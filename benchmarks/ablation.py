@@ -37,15 +37,6 @@ def _scope_difference() -> None:
     object.__setattr__(retention.retention, "scope_difference", None)
 
 
-def _dominated() -> None:
-    import numpy as np
-
-    def none(problem: Any, *_: object) -> Any:
-        return np.zeros(len(problem.operators), dtype=bool)
-
-    _set("poetopt.formulations.retention.enumeration", "dominated", none)
-
-
 def _pressure() -> None:
     from poetopt.formulations.retention.chain_cuts import Pressure
 
@@ -64,17 +55,10 @@ def _separator(name: str) -> Callable[[], None]:
     return switch
 
 
-def _set(module: str, attribute: str, value: object) -> None:
-    import importlib
-
-    setattr(importlib.import_module(module), attribute, value)
-
-
 MECHANISMS: Mapping[str, Callable[[], None]] = {
     "replays": _replays,
     "cut-pool": _cut_pool,
     "scope-difference": _scope_difference,
-    "dominated": _dominated,
     "pressure": _pressure,
     "rounding": _separator("rounding"),
     "chain-cuts": _separator("chain_cuts"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+
 from poetopt.util import interrupts
+
+YOUNG = 50_000
+"""Objects made between two looks of the collector: what imports and models make stays, and is looked at in vain."""
 
 
 def main() -> None:
     """Entry point of the program."""
+    gc.set_threshold(YOUNG)
     interrupts.install()
     try:
         from poetopt.cli.app import main as command

@@ -159,11 +159,10 @@ class Deepening:
     @property
     def _far(self) -> bool:
         """Say whether a bound on all plans leaves much open, and the widest scope is small."""
-        run, limits = self._run, limits_of(self._run.options)
-        value, paging = run.incumbent.value, run.options.paging and run.problem.paging
+        run, value = self._run, self._run.incumbent.value
         if self._all is None or not self._all.relaxed or value is None or self._all.least >= FAR_SHARE * value:
             return False
-        return count_recomputes(run.problem, limits, "full", paging) <= FAR_RECOMPUTES
+        return count_recomputes(run.problem, "full") <= FAR_RECOMPUTES
 
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""

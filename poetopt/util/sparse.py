@@ -1,7 +1,8 @@
-"""SciPy's sparse matrices, without the half second that Pyomo spends on importing more of SciPy.
+"""SciPy's sparse matrices, without the half second that Pyomo and SciPy spend on importing more beside them.
 
 Once both are there, Pyomo imports `scipy.stats`, `scipy.integrate` and `scipy.spatial`, for users of its own deferred
-imports. Nothing here needs them, so they have placeholders while it does; whoever imports them later has them whole.
+imports, and SciPy all that numpy has, compilers of Fortran and tests included. Nothing here needs them, so they have
+placeholders while that goes on; whoever imports them later has them whole.
 """
 
 from __future__ import annotations
@@ -9,15 +10,21 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-_placeholders = {
-    name: ModuleType(name) for name in ("scipy.stats", "scipy.integrate", "scipy.spatial") if name not in sys.modules
-}
+import numpy as np
+
+_UNNEEDED = ("scipy.stats", "scipy.integrate", "scipy.spatial", "numpy.ctypeslib", "numpy.f2py", "numpy.testing")
+
+_placeholders = {name: ModuleType(name) for name in _UNNEEDED if name not in sys.modules}
+_of_numpy = {name.removeprefix("numpy."): one for name, one in _placeholders.items() if name.startswith("numpy.")}
 sys.modules.update(_placeholders)
+vars(np).update(_of_numpy)  # else numpy would look for them again
 try:
     import pyomo.common.dependencies  # noqa: F401
     from scipy.sparse import coo_matrix, csr_matrix, vstack
 finally:
     for _name in _placeholders:
         del sys.modules[_name]
+    for _name in _of_numpy:
+        del vars(np)[_name]
 
 __all__ = ["coo_matrix", "csr_matrix", "vstack"]

@@ -178,7 +178,7 @@ def test_plain_schedules_stay_valid_answers(name: str) -> None:
 def test_rows_are_derived_again_and_wrong_ones_are_not() -> None:
     """What certificates rest on: each cut that a separator finds, and none that leaves out a way to run."""
     chosen, seen = formulation("retention"), {"chain cut": 0, "room": 0}
-    for seed in range(60):
+    for seed in range(120):
         rng = random.Random(seed)
         problem, ram_bytes = tight_with_variants(rng, forward=2)
         model = chosen.build(problem, ram_bytes=ram_bytes, scope="full")

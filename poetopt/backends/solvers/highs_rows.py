@@ -210,7 +210,10 @@ class PresentRows:
 
     def bring_in(self, numbers: Places) -> Places:
         """Append those that aren't there; which these are, (k,), each once."""
-        coming: Places = np.setdiff1d(numbers, self.numbers)
+        away = np.zeros(len(self.pool), dtype=bool)
+        away[numbers] = True
+        away[self.numbers] = False
+        coming: Places = np.flatnonzero(away)
         if len(coming):
             self.pool.rows(coming).append_to(self._solver)
             self.numbers = np.concatenate([self.numbers, coming])

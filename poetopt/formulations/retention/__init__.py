@@ -166,19 +166,13 @@ def _page_outs(space: RetentionSpace, schedule: Schedule) -> set[tuple[int, int]
 
 
 def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
-    """`schedule` with recomputes and page-ins only where the space has them (see `retention_space`).
+    """`schedule` with page-ins only where the space has them (see `retention_space`).
 
     None where it can't be had.
     """
-    recomputes = set[tuple[int, int]]()
     page_ins = {(stage, i) for stage, i in schedule.page_ins if space.tensor_bytes[i]}
     if any((i, stage) not in space.point_of for stage, i in page_ins):
         return None
-    for stage, operator in schedule.recomputes:
-        if space.lean and space.dominated[operator] and (operator, stage) not in space.recompute_of:
-            page_ins.update((stage, i) for i in space.problem.operators[operator].outputs if space.tensor_bytes[i])
-        else:
-            recomputes.add((stage, operator))
     settled: set[tuple[int, int]] = set()
     for stage, i in sorted(page_ins):
         producer = space.problem.tensors[i].producer
@@ -199,11 +193,11 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
         stays |= e in space.gated and not _streams_in(space, schedule, i, int(space.point_stage[e]) - 1)
         while e < end and not stays and space.page_index[e] < 0:
             e += 1  # nothing reads it here
-            if e < end and producer >= 0 and (int(space.point_stage[e]), producer) in recomputes:
+            if e < end and producer >= 0 and (int(space.point_stage[e]), producer) in schedule.recomputes:
                 e = end
         if e < end and not stays:
             settled.add((int(space.point_stage[e]), i))
-    return Schedule(frozenset(recomputes), frozenset(settled), schedule.page_outs, schedule.variants)
+    return Schedule(schedule.recomputes, frozenset(settled), schedule.page_outs, schedule.variants)
 
 
 def _streams_in(space: RetentionSpace, schedule: Schedule, i: int, stage: int) -> bool:
@@ -309,9 +303,8 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
     """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule."""
     if not remat:
         return ("full",)
-    depths, paging = tuple(f"depth:{depth}" for depth in DEPTHS), paging and problem.paging
-    forward = count_recomputes(problem, limits, "forward", paging)
-    if forward > MOST_RECOMPUTES:
+    depths = tuple(f"depth:{depth}" for depth in DEPTHS)
+    if count_recomputes(problem, "forward") > MOST_RECOMPUTES:
         return (*depths, "full")
     return (*depths[:NEAR_DEPTHS], "forward", "full")
 

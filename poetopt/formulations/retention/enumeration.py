@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.space import Flags, RetentionSpace
@@ -13,48 +12,6 @@ from poetopt.formulations.retention.streams import Streams, streamed_runs
 from poetopt.formulations.rows import Ints
 from poetopt.formulations.scope import scope_depth, scope_name
 from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
-
-# Dominated recomputes: no better than paging, as their operators cost what moving all that they write costs.
-#
-# Say that operator j runs again in stage t for no less than writing out and paging in all its outputs. Then a schedule
-# does as well that pages in, in the place of this recompute, those of j's outputs that aren't there. They were written
-# out when j ran first, in no room of their own; paging in takes their buffers, where the recompute took those of its
-# inputs and its workspace as well; and what reads them finds them from the same instant on. An output that takes no
-# room
-# stays from the first run on. One that nothing reads in stage t comes in where it is next read.
-#
-# That holds of joules alone. Nothing is left out where seconds, runs of transfers or the storage's capacity count
-# (`retention_space` is asked for all decisions then, as for every formulation with blocks of others), nor of the stage
-# right after j's own, for which nothing that j wrote can come back from storage yet.
-
-
-def dominated(problem: Problem, limits: Limits, paging: bool) -> NDArray[np.bool_]:
-    """(n_operators,) whether an optimum pages in what an operator writes rather than run it again."""
-    none = np.zeros(len(problem.operators), dtype=bool)
-    if not (paging and problem.paging) or problem.wake_j:
-        return none
-    if limits.open or limits.compute_s is not None or limits.makespan_s is not None:
-        return none
-    capacity = problem.storage_blocks
-    if capacity is not None and sum(map(problem.blocks, range(len(problem.tensors)))) > capacity:
-        return none
-    moved = [tensor.page_in_j + tensor.page_out_j if tensor.nbytes else 0.0 for tensor in problem.tensors]
-    return np.array(
-        [
-            min([operator.energy_j, *(way.energy_j for way in operator.variants)])
-            >= (price := sum(moved[i] for i in operator.outputs))
-            and math.isfinite(price)
-            for operator in problem.operators
-        ],
-        dtype=bool,
-    )
-
-
-def replaced(operators: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(n_stages, n_operators) the recomputes of `dominated` operators that page-ins can stand for."""
-    places = np.arange(len(operators))
-    return np.asarray(operators[None, :] & (places[:, None] >= places[None, :] + 2))
-
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 """Features of problems that the formulation has decisions for."""
@@ -106,11 +63,9 @@ def _within(problem: Problem, forward: Flags, depth: float) -> Flags:
     return allowed
 
 
-def count_recomputes(problem: Problem, limits: Limits, scope: str, paging: bool) -> int:
-    """The number of recomputes of a lean space of `scope`, without enumerating anything else."""
-    costly = dominated(problem, limits, paging)
-    allowed, _ = recomputable_stages(problem, scope, True)
-    return int((allowed & ~replaced(costly)).sum())
+def count_recomputes(problem: Problem, scope: str) -> int:
+    """The number of recomputes of a space of `scope`, without enumerating anything else."""
+    return int(recomputable_stages(problem, scope, True)[0].sum())
 
 
 def retention_space(
@@ -131,13 +86,11 @@ def retention_space(
     - A page-in at a point where nothing can read the tensor (only its writer may be recomputed there). It can wait
       for the first point where the tensor is read, where the room that it takes is needed anyway; if the tensor is
       made before that, it isn't needed at all. Neither costs more, and every instant in between has more room.
-    - A page-in right after a real use, in the next stage, unless the tensor's operator is `dominated` or its home is
-      storage: the
-      tensor is an input of the stage before, so that it can stay. (Plans that let recomputes have its room in between
-      lie outside of the space.)
-    - If `lean`, a recompute that page-ins can stand for, as its operator is `dominated`.
+    - A page-in right after a real use, in the next stage, unless the tensor's home is storage: the tensor is an input
+      of the stage before, so that it can stay. (Plans that let recomputes have its room in between lie outside of the
+      space.)
 
-    Which runs may stream operands, `retention.streams` says.
+    Which runs may stream operands, and which of them a `lean` space lacks, `retention.streams` says.
 
     ends
         See `RetentionSpace`.
@@ -146,10 +99,7 @@ def retention_space(
     and points at every stage from which it can be written.
     """
     check_supported(problem, "formulation 'retention'", SUPPORTS)
-    costly = dominated(problem, limits, paging)
     allowed, name = recomputable_stages(problem, scope, remat)
-    if lean:
-        allowed &= ~replaced(costly)
     operators, n = problem.operators, len(problem.operators)
     producers = np.array([tensor.producer for tensor in problem.tensors], dtype=np.int64)
     made = np.flatnonzero(producers >= 0)
@@ -197,7 +147,7 @@ def retention_space(
     circle = point_first & carried[point_tensor]
     point_previous = np.where(circle, latest[point_tensor], point_previous)
     stays = ~point_first & np.roll(point_real, 1) & (point_previous == point_stage - 1)
-    stays &= ~((producer >= 0) & costly[producer]) & ~stored[point_tensor]
+    stays &= ~stored[point_tensor]
     stays &= not limits.open
     missing, early = _streamed_away(problem, streams)
     stays &= ~missing[point_tensor, np.maximum(point_previous, 0)]
@@ -223,7 +173,6 @@ def retention_space(
         recompute_stage=recompute_stage,
         page_point=page_point,
         page_index=page_index,
-        dominated=costly,
         lean=lean,
         ends=ends,
         transfer_times=transfer_times,

@@ -84,7 +84,7 @@ def outer_space(
     room = limits.ram_bytes - problem.reserve_bytes
     least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
     most = int(scope.partition(":")[2] or 0)
-    ends = _ends(problem, limits, paging, most) if remat and most else None
+    ends = _ends(problem, limits, most) if remat and most else None
     plainly = _unstreamed(problem) if paging else _plain(problem)
     space = retention_space(plainly, limits, "full", paging, remat, ends=ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
@@ -95,13 +95,13 @@ def outer_space(
     return OuterSpace(**known)
 
 
-def _ends(problem: Problem, limits: Limits, paging: bool, most: int) -> Ints | None:
+def _ends(problem: Problem, limits: Limits, most: int) -> Ints | None:
     """(n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None: itself.
 
     Memory counts at the last of those that are decided together. The stages at which ordinary training has not enough
     of it are parted into as many runs as leave some `most` recomputes; each run's fullest stage is one of the last.
     """
-    recomputes = count_recomputes(problem, limits, "full", paging)
+    recomputes = count_recomputes(problem, "full")
     if recomputes <= most:
         return None
     n, room = len(problem.operators), limits.ram_bytes - problem.reserve_bytes

@@ -64,13 +64,18 @@ SAFE = 1e-9
 
 @dataclass(frozen=True)
 class _Knapsack:
-    """coefficients: (m,) in memory units, integers. place: (m,) of the variables, among all. room: integer."""
+    """coefficients: (m,) in memory units, integers. place: (m,) of the variables, among all. room: integer.
+
+    sizes: (u,) the magnitudes of coefficients, each once, and (m,) size: which of them each has.
+    """
 
     stage: int
     found: int
     place: Ints
     coefficients: Ints
     room: int
+    sizes: Ints
+    size: Ints
 
 
 def _build(block: PyomoBlock) -> None:
@@ -99,7 +104,9 @@ def _knapsack(
     block: PyomoBlock, stage: int, found: int, variables: list[object], coefficients: list[float], room: float
 ) -> _Knapsack:
     place = np.array([block.place[id(variable)] for variable in variables])
-    return _Knapsack(stage, found, place, np.rint(coefficients).astype(np.int64), round(room))
+    whole = np.rint(coefficients).astype(np.int64)
+    sizes, size = np.unique(np.abs(whole), return_inverse=True)
+    return _Knapsack(stage, found, place, whole, round(room), sizes, size)
 
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
@@ -128,20 +135,25 @@ def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
     partly = (x > 1e-6) & (x < 1 - 1e-6) & (a != 0)
     if not partly.any() or knapsack.room - a @ x > np.abs(a[partly]).max():
         return None
-    sizes = np.unique(np.abs(a[partly]))[::-1][:DIVISORS]
-    divisors = np.unique([size // part for size in sizes for part in PARTS])
-    divisors = divisors[divisors > 0]
+    sizes = sorted(set(np.abs(a[partly]).tolist()), reverse=True)[:DIVISORS]
+    divisors = np.array(sorted({size // part for size in sizes for part in PARTS} - {0}))
     missing = x > 0.5
-    rounded, right, valid = roundings(a, knapsack.room, missing, divisors)
-    y = np.where(missing, 1 - x, x)
+    # few sizes differ, so that all is counted by size and sign
+    alpha = np.concatenate([knapsack.sizes, -knapsack.sizes])
+    own = knapsack.size + len(knapsack.sizes) * ((a > 0) == missing)
+    rounded, right, valid = roundings(
+        alpha, knapsack.room - int(a[missing].sum()), np.zeros(len(alpha), dtype=bool), divisors
+    )
+    y = np.bincount(own, np.where(missing, 1 - x, x), len(alpha))
     distance = np.full(len(divisors), -np.inf)
-    norm = np.linalg.norm(rounded[valid], axis=1)
+    norm = np.sqrt(rounded[valid] ** 2 @ np.bincount(own, minlength=len(alpha)))
     distance[valid] = (rounded[valid] @ y - right[valid]) / np.maximum(norm, 1e-9)
     best = int(np.argmax(distance))
     if distance[best] < VIOLATION:
         return None
-    coefficients = np.where(missing, -rounded[best], rounded[best])
-    upper = right[best] - rounded[best][missing].sum()
+    terms = rounded[best][own]
+    coefficients = np.where(missing, -terms, terms)
+    upper = right[best] - terms[missing].sum()
     used = np.flatnonzero(coefficients)
     return Row(
         variables=[block.variables[knapsack.place[term]] for term in used],

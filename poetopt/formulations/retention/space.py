@@ -45,10 +45,8 @@ class RetentionSpace:
         (n_pages,) the points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
-    dominated
-        (n_operators,) bool: the operators of which a recompute is no better than page-ins.
     lean
-        Whether such recomputes are left out.
+        Whether runs that no optimum of energy streams are left out.
     ends
         (n_stages,) ascending: the stage that decides for each. Itself; or the last of those that are decided together:
         what one of them would decide counts there, and what is made in one isn't made again in another.
@@ -74,7 +72,6 @@ class RetentionSpace:
     recompute_stage: Ints
     page_point: Ints
     page_index: Ints
-    dominated: Flags
     lean: bool
     ends: Ints
     transfer_times: bool = False
@@ -349,10 +346,9 @@ class RetentionSpace:
             return found
         for e in self.page_point.tolist():
             i, t = int(self.point_tensor[e]), int(self.point_stage[e])
-            producer = self.problem.tensors[i].producer
             adjacent = not self.point_first[e] and self.point_real[e - 1] and self.point_stage[e - 1] == t - 1
             streamed = self.streamed_in.get((i, t - 1, t - 1)) if adjacent and not self.stored[i] else None
-            if streamed and not (producer >= 0 and self.dominated[producer]):
+            if streamed:
                 found[e] = streamed
         return found
 
