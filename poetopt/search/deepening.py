@@ -54,6 +54,15 @@ def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
     return tuple(depths[:3])
 
 
+def _rungs(scopes: Sequence[str]) -> tuple[str, ...]:
+    """The scopes that `auto` goes through, but for the widest.
+
+    Where the last of them has chains of any length, the network is small, and the first one would only be followed.
+    """
+    rungs = tuple(scopes[:-1])
+    return rungs[1:] if len(rungs) > 1 and _wide(rungs[-1]) else rungs
+
+
 def _wide(scope: str) -> bool:
     """Say whether its chains have any length."""
     return math.isinf(scope_depth(scope))
@@ -74,7 +83,7 @@ class Deepening:
         self._all = all_plans
         self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
-        self.first = self._scopes[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
+        self.first = _rungs(self._scopes)[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
         self._at_hand = self.first
         """The scope that is searched."""
         self._last: Proof | None = None
@@ -120,7 +129,7 @@ class Deepening:
     def _through(self) -> Proof:
         """Prove one scope after the other, each of which may be the answer; the widest where nothing else holds any."""
         run, gap = self._run, self._run.options.gap
-        *rungs, widest = self._scopes
+        rungs, widest = _rungs(self._scopes), self._scopes[-1]
         top = rungs[-1]
         settled = False
         last = self._beside_plain(rungs)
