@@ -57,7 +57,7 @@ def _warm_ups(scopes: Sequence[str], asked: str) -> tuple[str, ...]:
 def _rungs(scopes: Sequence[str]) -> tuple[str, ...]:
     """The scopes that `auto` goes through, but for the widest.
 
-    Where the last of them has chains of any length, the network is small, and the first one would only be followed.
+    Where the last of them has chains of any length, the network is small: the first one is quick, and left at once.
     """
     rungs = tuple(scopes[:-1])
     return rungs[1:] if len(rungs) > 1 and _wide(rungs[-1]) else rungs
