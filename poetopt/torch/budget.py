@@ -143,7 +143,8 @@ def compile_module(
 
     The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
     numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
-    `aot_eager`. Without gradients (`torch.no_grad`) nothing is planned.
+    `aot_eager`. Without gradients (`torch.no_grad`) nothing is planned. A copy of the module, or what pickle gives
+    back, runs as it is written: compile it anew.
 
     Raises OptionError for a budget that can't be understood, ModelError for a module that torch can't trace or that
     can't be planned, BackendUnavailableError without a torch that has the hook. The first call raises InfeasibleError

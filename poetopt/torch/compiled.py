@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,22 +18,19 @@ from torch._dynamo import config as dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, TorchDynamoException
-from torch._functorch import config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of, store_all
-from poetopt.plan.schedule import Schedule
-from poetopt.plan.simulate import simulate
+from poetopt.plan.assemble import store_all
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Solution
 from poetopt.torch.budget import MemoryPlan
-from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, tensors_of
+from poetopt.torch.joint import Joint, bytes_of, is_tangent, read, reduce_apart, tensors_of
 from poetopt.torch.offload import PAGE_OUT, moves
-from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes, schedule_like, thinned
+from poetopt.torch.partition import Graphs, again, partitioned, peak_bytes
 from poetopt.torch.timing import size_of
 from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, PoetError
 from poetopt.util.progress import telling
@@ -42,8 +38,6 @@ from poetopt.util.units import Share, show_bytes
 
 GAP = 0.01
 """Of the time that recomputing takes: kernels' times are estimates, so that nothing is gained by more."""
-SETTINGS = tuple(k / 10 for k in range(1, 10))
-"""Of torch's budget; a search begins with the plans of some."""
 TRIES = 4
 """Of a search, where the graphs take a little more than the plan: outputs that a kernel writes though nobody asks."""
 
@@ -197,8 +191,8 @@ class Compiled:
     ) -> tuple[Graphs, MemoryPlan]:
         """The forward and backward graphs of one joint graph, and their plan."""
         options.pop("compiler", None)
-        options |= {"num_fwd_outputs": num_fwd_outputs}
-        own = min_cut_rematerialization_partition(_copied(module), given, **options)
+        reduce_apart(module.graph)
+        own = min_cut_rematerialization_partition(_copied(module), given, num_fwd_outputs=num_fwd_outputs, **options)
         try:
             joint = read(module, num_fwd_outputs, self.measure and not self.only_least)
         except ModelError as error:
@@ -216,7 +210,7 @@ class Compiled:
         all_bytes = peak_bytes(partitioned(joint, store_all(problem).instructions), joint)
         may = int(self.budget.fraction * all_bytes) if isinstance(self.budget, Share) else self.budget - beside
         least = hardest_step(problem, Options(ram_bytes=may)).nbytes
-        plan = MemoryPlan(self.name, may, beside, all_bytes, _known_peak(own, joint), 0, least)
+        plan = MemoryPlan(self.name, may, beside, all_bytes, _own_peak(own, joint), 0, least)
         if self.only_least:
             self.plans.append(plan)
             raise _Planned
@@ -224,19 +218,19 @@ class Compiled:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = own
         else:
-            graphs = self._searched(joint, problem, plan, _known(joint, problem, may, given, options))
+            graphs = self._searched(joint, problem, plan)
         self.plans.append(plan)
         self.told(str(plan))
         if self.only_plan:
             raise _Planned
         return graphs, plan
 
-    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan, known: list[Schedule]) -> Graphs:
+    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
         begin, ram = time.monotonic(), plan.budget_bytes
         options = Options(ram_bytes=0, paging=problem.paging, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
         for _ in range(TRIES):
-            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), starts=known, begin=begin)
+            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), begin=begin)
             if solution.plan is None or solution.simulation is None:
                 raise self._none(plan, solution)
             graphs = partitioned(joint, solution.plan.instructions, self.folder or "")
@@ -344,25 +338,7 @@ def _inductor(module: fx.GraphModule, example: list[Any], partition: Callable[..
     return compile_fx(module, example, config_patches={"custom_partitioner_fn": Ours(), "fx_graph_cache": False})
 
 
-def _known(joint: Joint, problem: Problem, ram_bytes: int, given: Any, options: dict[str, Any]) -> list[Schedule]:
-    """The schedules of torch's own partitioner at the settings by which halving comes to the budget, for a search.
-
-    They begin it, less what the budget spares. Settings far from the budget aren't partitioned for: that takes seconds.
-    """
-    found: dict[Schedule, None] = {}
-
-    def passes(setting: float) -> bool:
-        with config.patch(activation_memory_budget=setting):
-            _, backward = min_cut_rematerialization_partition(_copied(joint.module), given, **options)
-        schedule = schedule_like(joint, problem, backward)
-        found[schedule] = None
-        return simulate(plan_of(problem, schedule)).peak_bytes > ram_bytes
-
-    bisect_left(SETTINGS, True, key=passes)
-    return [thinned(problem, schedule, ram_bytes) for schedule in found]
-
-
-def _known_peak(graphs: Graphs, joint: Joint) -> int | None:
+def _own_peak(graphs: Graphs, joint: Joint) -> int | None:
     """`peak_bytes`; None where torch's partitioner put something into its graphs whose size it doesn't say."""
     try:
         return peak_bytes(graphs, joint)

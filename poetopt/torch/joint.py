@@ -262,6 +262,13 @@ def _schema(node: fx.Node) -> Any:
     return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
 
 
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """What an operator is called with, in its own order, by name."""
+    schema = _schema(node)
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
+    return {argument.name: given.get(argument.name, argument.default_value) for argument in schema.arguments}
+
+
 def _mutable(node: fx.Node) -> bool:
     schema = _schema(node)
     return schema is not None and bool(schema.is_mutable)
@@ -277,9 +284,7 @@ def _recomputable(node: fx.Node) -> bool:
     if _schema(node) is None:
         return False
     if torch.Tag.nondeterministic_seeded in node.target.tags:
-        named = [argument.name for argument in node.target._schema.arguments]
-        given = {**dict(zip(named, node.args, strict=False)), **node.kwargs}
-        return "dropout_p" in named and given.get("dropout_p", 0.0) == 0.0
+        return _arguments(node).get("dropout_p") == 0.0
     return not _changes(node) and not node.meta.get(ONCE, False)
 
 
@@ -332,3 +337,18 @@ def _draw_apart(graph: fx.Graph) -> None:
                 picks[index].replace_all_uses_with(made)
                 graph.erase_node(picks[index])
         graph.erase_node(node)  # else it would draw, too
+
+
+def reduce_apart(graph: fx.Graph) -> None:
+    """Write losses whose result would hold storage for all their elements as these and their reduction, bit for bit."""
+    aten = torch.ops.aten
+    losses = aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss
+    for node in [node for loss in losses for node in graph.find_nodes(op="call_function", target=loss.default)]:
+        given = _arguments(node)
+        reduction = {1: aten.mean.default, 2: aten.sum.default}.get(given["reduction"])
+        if reduction is None:
+            continue
+        with graph.inserting_before(node):
+            each = call(graph, node, node.target, *(given | {"reduction": 0}).values())
+            node.replace_all_uses_with(call(graph, node, reduction, each))
+        graph.erase_node(node)

@@ -13,12 +13,7 @@ from torch import fx
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.instructions import Action, Instruction
-from poetopt.plan.normalize import normalize
-from poetopt.plan.schedule import Schedule
-from poetopt.plan.simulate import simulate
 from poetopt.torch.joint import (
     BACKWARD,
     FORWARD,
@@ -233,33 +228,6 @@ def _peak(graph: fx.Graph, given: set[StorageWeakRef], staying: dict[StorageWeak
                 if last.get(n, place) == place and (n is not node or n not in last):
                     live -= dropped(n)
     return peak
-
-
-def schedule_like(joint: Joint, problem: Problem, backward: fx.GraphModule) -> Schedule:
-    """The schedule that runs again what another partitioner's backward graph does, each kernel where it's first needed.
-
-    backward
-        Its nodes have the names of the joint graph's.
-    """
-    names = {node.name for node in backward.graph.nodes if node.op == "call_function"}
-    end = len(joint.steps)
-    stages: dict[int, int] = {}
-    for k in reversed(range(joint.boundary)):
-        node = joint.steps[k].node
-        if node is not None and node.name in names and problem.operators[k].recomputable:
-            readers = {r for t in joint.steps[k].writes for r in problem.readers[t]}
-            stages[k] = min((stages.get(r, r if r > joint.boundary else end) for r in readers), default=end)
-    return Schedule(frozenset((stage, k) for k, stage in stages.items() if stage < end))
-
-
-def thinned(problem: Problem, schedule: Schedule, ram_bytes: int) -> Schedule:
-    """A schedule without those of its recomputes, dearest first, that a budget has room to do without."""
-    for pair in sorted(schedule.recomputes, key=lambda pair: (-problem.operators[pair[1]].time_s, pair)):
-        if pair in schedule.recomputes:
-            plan = normalize(plan_of(problem, Schedule(schedule.recomputes - {pair})))
-            if simulate(plan).peak_bytes <= ram_bytes:
-                schedule = schedule_of(plan)
-    return schedule
 
 
 def again(joint: Joint, instructions: Iterable[Instruction]) -> int:

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from poetopt.util.errors import ModelError
+
 FLOP_PER_S = 5e10
 """Of a kernel that multiplies; with the bytes below, about what one core does. Only their ratio decides."""
 BYTES_PER_S = 1e10
@@ -50,10 +52,7 @@ def _measured(node: fx.Node) -> float | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     values = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    try:
-        key: Key = (node.target, torch.get_num_threads(), str(tree_map(_form, values)))
-    except TypeError:
-        return None  # a size that depends on data
+    key: Key = (node.target, torch.get_num_threads(), str(tree_map(_form, values)))
     if key not in MEASURED:
         try:
             with apart():
@@ -104,7 +103,7 @@ class Form(NamedTuple):
 
 
 def _form(value: Any) -> Any:
-    """A tensor's form; a number as it is planned for. Raises TypeError where it depends on data."""
+    """A tensor's form; a number as it is planned for. Raises ModelError where it depends on data."""
     if isinstance(value, torch.Tensor):
         shape, stride = ([_form(n) for n in sizes] for sizes in (value.shape, value.stride()))
         return Form(shape, stride, value.dtype, value.device)
@@ -112,7 +111,7 @@ def _form(value: Any) -> Any:
         return value
     found = size_of(value)
     if found is None:
-        raise TypeError(f"{value} depends on data")
+        raise ModelError(f"a size of {value}: sizes that depend on the data can't be planned for")
     return found
 
 
