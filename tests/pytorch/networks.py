@@ -270,37 +270,6 @@ class UNet(nn.Module):
         return F.cross_entropy(self.head(x), labels)
 
 
-class Branches(nn.Module):
-    """Branches on a value, which can't be in one graph."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 64), nn.Linear(64, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(self.first(x))
-        if y.sum() > 0:
-            y = y * 2
-        return torch.tanh(self.second(torch.tanh(y))).sum()
-
-
-class Counting(nn.Module):
-    """Reads a buffer and an input, and changes both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(6)])
-        self.level: Tensor
-        self.register_buffer("level", torch.zeros(16))
-
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = torch.tanh(layer(x) * torch.cos(self.level) + seen.sum())
-        self.level.add_(x.detach().mean(0))
-        seen.mul_(0.5)
-        return (x * torch.sin(self.level)).sum()
-
-
 def made(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     """A network by its name, and a batch: small enough for a test."""
     torch.manual_seed(0)

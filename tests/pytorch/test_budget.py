@@ -17,13 +17,12 @@ from typing import Any
 import pytest
 
 import poetopt as po
-from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError, OptionError, OutputError
+from poetopt.util.errors import InfeasibleError, NoScheduleError, OutputError
 from poetopt.util.units import show_bytes
 from tests.later import ALL_USE_TORCH, later
 
 pytestmark = ALL_USE_TORCH
 torch = later("torch")
-nn = later("torch.nn")
 
 KINDS = ("resnet", "mobilenet", "unet", "gpt", "bert")
 
@@ -151,21 +150,6 @@ def test_offloaded_tensors_wait_in_files_that_are_gone_with_them(tmp_path: Path)
     assert mapped_files(tmp_path) == 0
 
 
-def test_buffers_and_inputs_that_forward_changes_wait_outside_as_they_were(tmp_path: Path) -> None:
-    from tests.pytorch.networks import Counting
-
-    torch.manual_seed(0)
-    module, x = Counting(), torch.randn(256, 16)
-    compiled = compiled_to(copy.deepcopy(module), memory="40%", offload=tmp_path)
-    for _ in range(2):
-        mine, theirs = torch.ones(3), torch.ones(3)
-        check_same(step(compiled, (x, mine)), step(module, (x, theirs)))
-        assert torch.equal(mine, theirs)
-    (plan,) = compiled.memory_plans
-    assert plan.moved_bytes > 0
-    assert plan.measured_bytes <= plan.budget_bytes
-
-
 @contextmanager
 def files_of_at_most(nbytes: int) -> Iterator[None]:
     """A limit that the system refuses to write beyond, as it does where a disk is full."""
@@ -176,45 +160,6 @@ def files_of_at_most(nbytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_full_folder_ends_in_one_error(tmp_path: Path) -> None:
-    moving: Any = import_module("poetopt.torch.offload")
-
-    with (
-        files_of_at_most(1000),
-        pytest.raises(OutputError, match=r"1\.20 kB can't be put there: File too large; make room"),
-    ):
-        moving.page_out(torch.ones(300), str(tmp_path))
-    assert not list(tmp_path.iterdir())
-    for x in (torch.randn(3, 5).T, torch.randn(4, 6)[1:3, ::2], torch.zeros(0, 3), torch.tensor(True)):
-        held = moving.page_out(x, str(tmp_path))
-        assert torch.equal(moving.page_in(held, x.device), x)
-        assert held.stride() == x.stride()
-    with pytest.raises(OptionError, match="isn't a folder"):
-        compiled_to(nn.Linear(2, 2), memory="50%", offload=tmp_path / "none")
-
-
-def test_a_budget_in_bytes_is_for_parameters_buffers_and_inputs_too() -> None:
-    module, given = made("gpt")
-    beside = sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-    share = planned_for(module, given, memory="60%")
-    plan = planned_for(module, given, memory=share.budget_bytes + share.beside_bytes)
-    assert plan.budget_bytes == share.budget_bytes
-    assert share.beside_bytes == beside + given[0].nbytes  # tokens and labels are one tensor, the tied weight is one
-    assert all(p.grad is None for p in module.parameters())
-
-
-def test_torchs_own_choice_stays_where_it_fits() -> None:
-    module, given = made("resnet")
-    compiled = compiled_to(copy.deepcopy(module), memory="1GB")
-    check_same(step(compiled, given), step(module, given))
-    (plan,) = compiled.memory_plans
-    assert plan.own
-    assert plan.planned_bytes == plan.torch_bytes
-    assert plan.measured_bytes is not None
-    assert plan.planned_bytes - 64 <= plan.measured_bytes <= plan.planned_bytes
-    assert "nothing is gained" in str(plan)
 
 
 def test_a_plan_that_breaks_its_budget_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,174 +197,3 @@ def test_a_budget_below_the_least_names_one_that_would_do() -> None:
     assert plan.planned_bytes <= plan.budget_bytes
     with pytest.raises(InfeasibleError, match="parameters, buffers and inputs"):
         planned_for(module, given, memory="1KB")
-
-
-def test_a_module_that_cant_be_traced_ends_in_one_error() -> None:
-    from tests.pytorch.networks import Branches
-
-    x = torch.randn(64, 8)
-    module = Branches()
-    with pytest.raises(ModelError, match=r"Branches: torch can't trace it as one graph.*fullgraph=False"):
-        compiled_to(copy.deepcopy(module), memory="99%")(x)
-    with pytest.raises(ModelError, match="Branches: torch can't trace it"):
-        planned_for(module, x)
-    with pytest.raises(OptionError, match="give a share"):
-        compiled_to(module, memory="1GB", fullgraph=False)
-    broken = compiled_to(copy.deepcopy(module), memory="100%", fullgraph=False)
-    check_same(step(broken, (x,)), step(module, (x,)))
-    assert len(broken.memory_plans) == 2
-    assert peak_of(broken, (x,)) <= sum(plan.budget_bytes for plan in broken.memory_plans)
-
-
-def test_buffers_and_inputs_that_forward_changes() -> None:
-    from tests.pytorch.networks import Counting
-
-    torch.manual_seed(0)
-    module, x = Counting(), torch.randn(256, 16)
-    compiled = compiled_to(copy.deepcopy(module), memory="65%")
-    for _ in range(3):  # the value before, each time
-        mine, theirs = torch.ones(3), torch.ones(3)
-        check_same(step(compiled, (x, mine)), step(module, (x, theirs)))
-        assert torch.equal(mine, theirs)
-    assert compiled.memory_plans[0].recomputes > 0
-
-
-def test_other_shapes_get_a_plan_of_their_own_and_evaluation_none() -> None:
-    module, (tokens, labels) = made("bert")
-    compiled = compiled_to(copy.deepcopy(module), memory="70%")
-    for rows in (4, 2):
-        given = tokens[:rows], labels[:rows]
-        check_same(step(compiled, given), step(module, given))
-        assert peak_of(compiled, given) <= compiled.memory_plans[-1].budget_bytes
-    assert len(compiled.memory_plans) == 2
-    compiled.eval()
-    with torch.no_grad():
-        assert torch.equal(compiled(tokens, labels), module.eval()(tokens, labels))
-    assert len(compiled.memory_plans) == 2
-
-
-def test_a_dynamic_batch_has_one_plan_for_the_first_and_largest() -> None:
-    from torch import _dynamo
-
-    module, given = made("bert")
-    compiled = compiled_to(copy.deepcopy(module), memory="70%")
-
-    def rows(count: int) -> tuple[Any, ...]:
-        cut = tuple(torch.cat([x, x])[:count] for x in given)
-        for x in cut:
-            _dynamo.mark_dynamic(x, 0)
-        return cut
-
-    for count in (4, 3):
-        check_same(step(compiled, rows(count)), step(module, rows(count)))
-        (plan,) = compiled.memory_plans
-        assert plan.recomputes > 0
-        assert peak_of(compiled, rows(count)) <= plan.budget_bytes * count / 3.9
-    with pytest.raises(OptionError, match="a size of 8 where the plan is for 4 at most"):
-        compiled(*rows(8))
-
-
-@pytest.mark.parametrize("fullgraph", [True, False])
-def test_more_shapes_than_torch_compiles_for_end_in_one_error(fullgraph: bool) -> None:
-    from torch import _dynamo
-
-    compiled = compiled_to(nn.Linear(4, 4), memory="120%", fullgraph=fullgraph)
-    with _dynamo.config.patch(recompile_limit=2):
-        for rows in (2, 3):
-            compiled(torch.randn(rows, 4)).sum().backward()
-        with pytest.raises(ModelError, match=r"plans for 2 sizes of inputs.*mark_dynamic"):
-            compiled(torch.randn(4, 4))
-
-
-def test_the_largest_batch_that_fits() -> None:
-    module, (tokens, labels) = made("gpt")
-    plan = planned_for(module, (tokens, labels), memory="1MB", largest=True, time_limit=2)
-    assert plan.batch is not None
-    assert plan.batch_bound is not None
-    assert 0 < plan.batch <= plan.batch_bound
-    assert plan.planned_bytes + plan.beside_bytes <= 1_000_000
-    assert f"{plan.batch} fits; none above {plan.batch_bound} does" in str(plan)
-    above = tokens[torch.arange(plan.batch_bound + 1) % len(tokens)]
-    with pytest.raises(InfeasibleError, match="any plan takes"):
-        planned_for(module, (above, above), memory="1MB", time_limit=2)
-    with pytest.raises(OptionError, match="give a size"):
-        planned_for(module, (tokens, labels), memory="50%", largest=True)
-    with pytest.raises(InfeasibleError, match="a batch of 1 takes"):
-        planned_for(module, (tokens, labels), memory="100KB", largest=True)
-
-
-def test_costs_are_measured_kernel_by_kernel() -> None:
-    from torch import fx
-    from torch._subclasses import FakeTensorMode
-
-    timing: Any = import_module("poetopt.torch.timing")
-    shapes = {"small": (8, 8), "large": (512, 512)}
-    graph, seconds = fx.Graph(), {}
-    state = torch.get_rng_state()
-    for name, shape in shapes.items():
-        x = graph.placeholder(name)
-        x.meta["val"] = FakeTensorMode().from_tensor(torch.empty(shape))
-        node = graph.call_function(torch.ops.aten.mm.default, (x, x))
-        node.meta["val"] = x.meta["val"]
-        seconds[name] = timing.seconds_of(node, True)
-    assert seconds["large"] > 20 * seconds["small"] > 0
-    indices = graph.call_function(torch.ops.aten.index_select.default, (x, 0, x))  # no indices: it can't run
-    indices.meta["val"] = x.meta["val"]
-    assert timing.seconds_of(indices, True) == timing.seconds_of(indices, False) > 0
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_many_modules_in_one_process() -> None:
-    for _ in range(10):  # more than torch recompiles one function
-        compiled = compiled_to(nn.Linear(4, 4), memory="100%")
-        compiled(torch.randn(2, 4)).sum().backward()
-        assert len(compiled.memory_plans) == 1
-
-
-def test_checkpointed_regions_and_other_types() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    module, (tokens, labels) = made("gpt")
-    plain = copy.deepcopy(module)
-    for layer in module.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-    compiled = compiled_to(module, memory="60%")
-    found, wanted = step(compiled, (tokens, labels)), step(plain, (tokens, labels))
-    check_same(found, wanted)
-    half = compiled_to(copy.deepcopy(plain), memory="60%")
-    usual = compiled_to(plain, memory="100%")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        check_same(step(half, (tokens, labels)), step(usual, (tokens, labels)))
-    assert half.memory_plans[0].measured_bytes <= half.memory_plans[0].budget_bytes
-
-
-def test_outputs_and_their_gradients_count() -> None:
-    module = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh(), nn.Softplus())))
-    x = torch.randn(512, 32)
-    compiled = compiled_to(copy.deepcopy(module), memory="80%")
-    check_same(step(compiled, (x,)), step(module, (x,)))
-    (plan,) = compiled.memory_plans
-    assert plan.least_bytes >= 2 * x.nbytes
-    assert plan.measured_bytes is not None
-    assert plan.measured_bytes <= plan.planned_bytes <= plan.budget_bytes
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"memory": "much"}, "memory"),
-        ({"memory": 0.4}, "did you mean"),
-        ({"memory": "50%", "backend": "eager"}, "choose one of"),
-        ({"memory": "50%", "time_limit": "soon"}, "time_limit"),
-    ],
-)
-def test_options_that_cant_be_understood(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        po.torch.compile(nn.Linear(2, 2), **options)
-
-
-def test_what_has_no_plan() -> None:
-    with pytest.raises(ModelError, match="Module"):
-        compiled_to(lambda x: x, memory="50%")
-    with pytest.raises(ModelError, match="wants a gradient"):
-        planned_for(nn.Linear(2, 2).requires_grad_(False), torch.randn(2, 2))
