@@ -20,7 +20,7 @@ from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import certify, rederive
-from poetopt.search.diagnosis.certified_nodes import exact_bound, grown
+from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util.errors import PoetError
@@ -148,3 +148,8 @@ def test_a_cut_that_nothing_derives_is_refused() -> None:
         problem, ram_bytes = random_tight(random.Random(seed), operators=6, training=True)
         with pytest.raises(PoetError, match="a row of the block 'wrong' can't be derived again"):
             certify(problem, Options(ram_bytes=ram_bytes, formulation=chosen), "full")
+
+
+def test_a_bound_is_no_float_above_what_is_proven() -> None:
+    for value in (Fraction(1, 3), Fraction(1, 10), Fraction(2, 3), Fraction(-7, 10), Fraction(1, 4)):
+        assert Fraction(down(value)) <= value < Fraction(math.nextafter(down(value), math.inf))
