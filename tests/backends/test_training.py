@@ -21,6 +21,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from tests.backends.support import NETWORKS, problem
 from tests.problems import random_plan
+from tests.seeds import everything
 
 
 def graph_of(name: str) -> TrainingGraph:
@@ -67,6 +68,7 @@ def test_steps_are_gradient_descent_with_statistics_carried_over() -> None:
         assert not np.array_equal(value, graph.values[name])
 
 
+@pytest.mark.skipif(not everything(), reason="`make bench` runs it")
 def test_the_example_fine_tunes_inside_its_budget() -> None:
     path = Path(__file__).resolve().parents[2] / "docs" / "examples" / "finetune.py"
     example = runpy.run_path(str(path))
