@@ -55,6 +55,12 @@ def test_a_changed_figure_needs_no_new_build(formulation: Any, seed: int) -> Non
         assert simulation.overhead_j == pytest.approx(expected, abs=1e-6)
         assert pyo.value(model.energy_j) == pytest.approx(changed.baseline_energy_j + expected, abs=1e-6)
         assert pyo.value(model.compute_time_s) == pytest.approx(simulation.compute_s, abs=1e-6)
+        before = pyo.value(model.transfer_time_s)
+        for by in (1.0, -1.0):
+            for name in model.tensors:
+                model.page_out_s[name] = pyo.value(model.page_out_s[name]) + by
+            later = pyo.value(model.transfer_time_s)
+            assert by < 0 or later - before >= simulation.page_outs - 1e-6  # each a second longer
         assert max(map(pyo.value, model.bytes_used.values())) <= budget
 
 
