@@ -305,12 +305,6 @@ FAULTS = (
         ("devices",),
     ),
     Fault(
-        "H-Revolve writes at a read's price",
-        "self.write = [sum(tensors[i].page_out_j for i in state) for state in chain.boundary]",
-        "self.write = [sum(tensors[i].page_in_j for i in state) for state in chain.boundary]",
-        ("compare",),
-    ),
-    Fault(
         "Chen's square root is its root again",
         "step = max(1, math.isqrt(len(candidates)))",
         "step = max(1, math.isqrt(math.isqrt(len(candidates))))",
@@ -333,7 +327,7 @@ FAULTS = (
         "the largest batch stops one early",
         "while (best.batch if best else 0) < beyond - 1:",
         "while (best.batch if best else 0) < beyond - 2:",
-        ("test_largest_batch.py",),
+        ("test_micro_batches.py",),
     ),
     Fault(
         "torch's check runs where it has no gradient",

@@ -18,18 +18,9 @@ from poetopt.plan.schedule import Schedule
 from tests.problems import random_budget, random_plan, random_problem, random_tight, store_all
 
 __all__ = [
-    "PlanOptimum",
-    "StageOptimum",
-    "StageRules",
-    "plan_optimum",
-    "random_budget",
-    "random_plan",
-    "random_problem",
-    "random_tight",
-    "stage_optimum",
-    "steady_optimum",
-    "store_all",
-]
+    "PlanOptimum", "StageOptimum", "StageRules", "plan_optimum", "random_budget", "random_plan", "random_problem",
+    "random_tight", "stage_optimum", "steady_optimum", "store_all",
+]  # fmt: skip
 
 
 def _mask(indices: tuple[int, ...]) -> int:

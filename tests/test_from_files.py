@@ -13,7 +13,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import poetopt as po
 from poetopt.cli.app import invoke
 
 BOARD = """
@@ -90,11 +89,3 @@ def test_from_files_to_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert invoke(["show", "plan.json", "-o", "page.html"]) == 0
     assert invoke(["verify", "plan.json"]) == 0
     assert invoke(["grad", "net.onnx", "--batch", "32", "-o", "train.onnx"]) == 0
-
-
-def test_the_model_is_a_user_s_to_change() -> None:
-    problem = po.load("mlp").differentiate().cost("m4")
-    model = po.formulations.retention.build(problem, ram_bytes=problem.least_ram_bytes, scope="depth:4")
-    report = po.solve(problem, ram=problem.least_ram_bytes + 64, time_limit="20s")
-    assert report.plan is not None
-    assert len(list(model.block_names)) > 3

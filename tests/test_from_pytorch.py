@@ -13,8 +13,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import poetopt as po
-from poetopt.autodiff import differentiate
-from poetopt.frontends.onnx_file import load_onnx
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH, CHANNELS, SIZE, CLASSES = 3, 4, 2, 5
@@ -76,17 +74,6 @@ def correction() -> Any:
     return names["torch_variance"]
 
 
-def test_the_script_changes_each_batch_normalization_once(tmp_path: Path) -> None:
-    model = exported()
-    assert converter().to_training(model) == 1
-    assert converter().to_training(model) == 0
-    onnx.checker.check_model(model, full_check=True)
-    before, after = (differentiate(load_onnx(m)) for m in (exported(), model))
-    assert not before.states
-    assert set(after.states) == {"norm.running_mean", "norm.running_var"}
-    assert before.trained == after.trained
-
-
 def test_running_variances_are_the_batch_s_own_and_the_page_corrects_them() -> None:
     model, steps, momentum = exported(), 4, 0.9
     converter().to_training(model, momentum)
@@ -105,27 +92,3 @@ def test_running_variances_are_the_batch_s_own_and_the_page_corrects_them() -> N
     assert found != pytest.approx(torch_s, rel=1e-3)
     corrected = correction()(found, start, BATCH * SIZE * SIZE, steps, momentum)
     assert corrected == pytest.approx(torch_s, rel=1e-5)
-
-
-@pytest.mark.torch
-def test_a_torch_export_in_training_form_has_torch_s_gradients(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("onnxscript")
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 4, 3, padding=1, bias=False), torch.nn.BatchNorm2d(4), torch.nn.Softplus(),
-        torch.nn.Flatten(), torch.nn.Linear(16, CLASSES),
-    ).train()  # fmt: skip
-    image, labels = torch.from_numpy(IMAGE), torch.from_numpy(LABELS)
-    torch.onnx.export(
-        net, (image,), str(tmp_path / "net.onnx"), input_names=["image"], output_names=["logits"],
-        dynamo=True, optimize=False, verbose=False,
-    )  # fmt: skip
-    model = onnx.load(tmp_path / "net.onnx")
-    assert converter().to_training(model) == 1
-    problem = po.load(model).differentiate().cost("a72")
-    po.execute(po.solve(problem, ram="100%"), data={"image": IMAGE, "labels": LABELS}, dump=str(tmp_path / "step.npz"))
-    step = np.load(tmp_path / "step.npz")
-    torch.nn.functional.cross_entropy(net(image), labels).backward()
-    for name, parameter in net.named_parameters():
-        assert step[f"{name}.grad"] == pytest.approx(parameter.grad.numpy(), abs=1e-6), name

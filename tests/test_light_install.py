@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 
 import poetopt as po
 from poetopt.util.imports import INSTALL, PACKAGES
-from tests.test_layout import ROOT
 
 ABSENT = f"import sys; sys.modules.update(dict.fromkeys({PACKAGES!r})); "
 """As if they weren't installed: importing one of them fails."""
@@ -63,24 +61,3 @@ def test_a_board_executes_and_what_solves_says_how_to_get_it(plan: Path) -> None
         assert err.startswith("poetopt: ")
         assert err.count("\n") == 1
         assert INSTALL in err
-
-
-def test_python_says_so_too() -> None:
-    code = ABSENT + (
-        "import poetopt as po\n"
-        "for call in (lambda: po.solve('lenet', device='a72'), lambda: po.compare, lambda: po.inspect):\n"
-        "    try:\n        call()\n"
-        "    except po.PoetError as error:\n        print(type(error).__name__, error)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = ended.stdout.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("BackendUnavailableError ") and INSTALL in line for line in lines)
-
-
-def test_the_page_for_boards_names_all_the_others() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    names = {line.partition(">")[0] for line in project["dependencies"]}
-    page = (ROOT / "docs" / "raspberry-pi.md").read_text(encoding="utf-8")
-    assert {*PACKAGES} < names
-    assert f"pip install {' '.join(sorted(names - {*PACKAGES}))}" in page

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from poetopt.api.sweeps import evaluate, read_sweep
+from poetopt.api.sweeps import read_sweep
 from poetopt.util.errors import OptionError
 from poetopt.util.units import Factor, Share
 from tests.api.support import FILE, write_sweep
-from tests.cli.support import chain, write_problem
 
 
 def test_the_product_in_order(tmp_path: Path) -> None:
@@ -48,64 +46,23 @@ def test_keys_follow_contents_not_places(tmp_path: Path) -> None:
     assert not set(changed[len(keys) // 2 :]) & set(keys)
 
 
-def test_models_with_options(tmp_path: Path) -> None:
-    text = """
-    models = [{ model = "lenet", batch = 4, train = "fc*" }, { model = "lenet", loss = "mse", name = "plain" }]
-    devices = ["a72"]
-    ram = 400_000
-    """
-    first, second = read_sweep(write_sweep(tmp_path, text))
-    assert (first.model_name, json.loads(first.options)) == ("lenet batch=4 train=fc*", {"batch": 4, "train": "fc*"})
-    assert (second.model_name, second.ram) == ("plain", 400_000)
-    assert evaluate(first)["operators"] < evaluate(second)["operators"]
-
-
-def test_what_a_model_is_asked_that_cannot_be_is_a_row(tmp_path: Path) -> None:
-    asked = ("batch = 0", "loss = 3", "dims = 3", "dims = { K = 0 }", "train = [1]", "allow_symlinks = 1")
-    models = ", ".join(f'{{ model = "lenet", {option} }}' for option in asked)
-    points = read_sweep(write_sweep(tmp_path, f'models = [{models}]\ndevices = "a72"\nram = "100%"\n'))
-    rows = [evaluate(point) for point in points]
-    assert all(row["status"] == "error" and row["reason"] for row in rows[:5]), rows
-
-
 @pytest.mark.parametrize(
     ("old", "new", "error", "says"),
-    [
-        ("deadlines", "dedlines", OptionError, "unknown key 'dedlines'; closest: deadlines"),
-        ('name = "short"', 'nmae = "short"', OptionError, "unknown key 'nmae'; closest: name"),
-        ("ram =", "# ram =", OptionError, "'ram' is missing"),
-        ('["a72", "m4"]', "[]", OptionError, "'devices' is missing"),
-        ('"chain.json", ', '"lenett", ', OptionError, "closest: lenet"),
-        ('name = "short"', 'name = "chain"', OptionError, "two have one name"),
-        ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"),
-        ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
-        ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
-        ('"20s"', "true", OptionError, "time_limit"),
-        ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope deep: must be"),
-        ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope depth:0: must be"),
-        ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1: must be a whole number from 0 on"),
-        ("models = [", "models = [[", OptionError, "not valid TOML"),
-    ],
-)
+    [("deadlines", "dedlines", OptionError, "unknown key 'dedlines'; closest: deadlines"),
+     ('name = "short"', 'nmae = "short"', OptionError, "unknown key 'nmae'; closest: name"),
+     ("ram =", "# ram =", OptionError, "'ram' is missing"),
+     ('["a72", "m4"]', "[]", OptionError, "'devices' is missing"),
+     ('"chain.json", ', '"lenett", ', OptionError, "closest: lenet"),
+     ('name = "short"', 'name = "chain"', OptionError, "two have one name"),
+     ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"), ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
+     ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
+     ('"20s"', "true", OptionError, "time_limit"),
+     ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope deep: must be"),
+     ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope depth:0: must be"),
+     ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1: must be a whole number from 0 on"),
+     ("models = [", "models = [[", OptionError, "not valid TOML")],
+)  # fmt: skip
 def test_bad_files(tmp_path: Path, old: str, new: str, error: type[Exception], says: str) -> None:
     assert old in FILE
     with pytest.raises(error, match=says.replace("%", "%")):
         read_sweep(write_sweep(tmp_path, FILE.replace(old, new)))
-
-
-def test_a_device_of_a_problem_file(tmp_path: Path) -> None:
-    """Costs under a name of the file's own are a device, as they are to `compare`; its other models are errors."""
-    path = write_sweep(tmp_path, FILE.replace('["a72", "m4"]', '["Unit"]'))
-    content = chain(3)
-    write_problem(tmp_path / "short.json", {**content, "costs": {"Unit": content["costs"]["a72"]}})
-    points = [point for point in read_sweep(path) if point.said["ram"] == "60%" and point.method == "revolve"]
-    assert {point.device for point in points} == {"Unit"}
-    rows = {(point.model_name, point.said["deadline"]): evaluate(point) for point in points}
-    assert rows["chain", "none"]["status"] == "error"
-    assert "the file has a72, m4" in str(rows["chain", "none"]["reason"])
-    assert rows["short", "none"]["status"] != "error"
-
-
-def test_no_file(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="can't be read"):
-        read_sweep(tmp_path / "none.toml")

@@ -12,9 +12,6 @@ import torch
 import torch.nn.functional as f
 from torch import Tensor, nn
 
-from poetopt.frontends.onnx_file import load_onnx
-from poetopt.graph import Graph
-
 
 class SqueezeExcite(nn.Module):
     """The middle of an EfficientNet: SiLU, a 5x5 depthwise convolution, channels weighed by their means."""
@@ -106,22 +103,6 @@ def _rms(x: Tensor, scale: Tensor) -> Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * scale
 
 
-class Mixed(nn.Module):
-    """Rarer pieces: reflecting pads, group and instance normalization, Mish, PReLU, HardSwish, pixel shuffle, ELU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1, padding_mode="reflect"), nn.Conv2d(8, 16, 3, 2)
-        self.group, self.instance = nn.GroupNorm(2, 8), nn.InstanceNorm2d(8, affine=True)
-        self.slope, self.shuffle, self.classify = nn.PReLU(8), nn.PixelShuffle(2), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Any:
-        x = f.mish(self.group(self.first(x)))
-        x = f.hardswish(self.second(self.slope(self.instance(x))))
-        x = self.shuffle(x)
-        return self.classify((f.elu(x) + f.softplus(x)).amax((2, 3)))
-
-
 class Chunks(nn.Module):
     """Attention with a causal mask of its own, and one projection cut in three: as GPT-2 has it."""
 
@@ -136,58 +117,13 @@ class Chunks(nn.Module):
         return self.classify(f.gelu(weights @ v, approximate="tanh").mean(1))
 
 
-class Sampled(nn.Module):
-    """Windows taken apart and folded, a plane warped by a flow of its own, elements aggregated as graph networks do."""
-
-    at: Tensor
-    target: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.flow, self.classify = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 2, 3), nn.Linear(8, 5)
-        line = torch.linspace(-0.93, 0.97, 6)
-        self.register_buffer("at", torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)[None])
-        self.register_buffer("target", torch.tensor([0, 1, 0, 0, 1, 1]))
-
-    def forward(self, x: Tensor) -> Any:
-        wide = torch.tanh(self.first(x))
-        windows = f.unfold(wide, 3, padding=1, stride=2) ** 2
-        folded = f.fold(windows, (8, 8), 3, padding=1, stride=2)
-        grid = self.at + 0.4 * torch.tanh(self.flow(x)).permute(0, 2, 3, 1)
-        warped = f.grid_sample(folded, grid, padding_mode="reflection", align_corners=False).mean(3)
-        index = self.target.expand_as(warped)
-        largest = torch.zeros_like(warped[:, :, :2]).scatter_reduce(2, index, warped, "amax", include_self=False)
-        return self.classify(largest.flatten(1))
-
-
-class Spectral(nn.Module):
-    """Rows correlated with themselves by way of their spectra, and the magnitudes of these."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.classify = nn.Linear(9, 8), nn.Linear(13, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        spectrum = torch.fft.rfft(self.first(x), dim=-1)
-        rows = torch.fft.irfft(spectrum * spectrum.conj(), n=8, dim=-1)
-        return self.classify(torch.cat([rows, spectrum.abs()], -1))
-
-
 def networks() -> dict[str, tuple[nn.Module, Tensor]]:
     """Each network with a batch, seeded."""
     torch.manual_seed(0)
     ids = torch.randint(0, 50, (3, 7))
-    return {
-        "squeeze-excite": (SqueezeExcite(), torch.randn(2, 3, 9, 9)),
-        "unet": (UNet(), torch.randn(1, 3, 8, 8)),
-        "lstm": (Recurrent("LSTM", False), ids),
-        "gru": (Recurrent("GRU", True), ids),
-        "encoder": (Encoder(), ids),
-        "decoder": (Decoder(), ids),
-        "mixed": (Mixed(), torch.randn(2, 3, 8, 8)),
-        "sampled": (Sampled(), torch.randn(2, 3, 8, 8)),
-        "spectral": (Spectral(), torch.randn(3, 9)),
-    }
+    return {"squeeze-excite": (SqueezeExcite(), torch.randn(2, 3, 9, 9)), "unet": (UNet(), torch.randn(1, 3, 8, 8)),
+            "lstm": (Recurrent("LSTM", False), ids), "gru": (Recurrent("GRU", True), ids), "encoder": (Encoder(), ids),
+            "decoder": (Decoder(), ids)}  # fmt: skip
 
 
 def export_newer(module: nn.Module, x: Tensor, *, optimize: bool, dynamic: bool) -> onnx.ModelProto:
@@ -213,8 +149,3 @@ def export(module: nn.Module, x: Tensor, opset: int, *, training: bool = True) -
         )  # fmt: skip
     module.load_state_dict(statistics)
     return onnx.load_from_string(file.getvalue())
-
-
-def exported(name: str, opset: int) -> Graph:
-    """The network of this name as it is imported."""
-    return load_onnx(export(*networks()[name], opset))

@@ -318,16 +318,5 @@ class LpPool(OpRun):
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
 NEW_OPS = [
-    ConvTranspose,
-    Erf,
-    Gelu,
-    GlobalMaxPool,
-    GridSample,
-    GRU,
-    LpPool,
-    LRN,
-    LSTM,
-    MeanVarianceNormalization,
-    Resize,
-    RNN,
-]
+    ConvTranspose, Erf, Gelu, GlobalMaxPool, GridSample, GRU, LpPool, LRN, LSTM, MeanVarianceNormalization, Resize, RNN,
+]  # fmt: skip

@@ -117,17 +117,6 @@ RESIZES: tuple[tuple[str, dict[str, object], tuple[float, ...]], ...] = (
     ("antialias", {"mode": "linear", "antialias": 1}, (0.5, 0.6)),
 )
 
-RECURRENT: tuple[tuple[str, dict[str, object]], ...] = (
-    *((name, {}) for name in ("Sigmoid", "Tanh", "Relu", "HardSigmoid", "LeakyRelu", "ThresholdedRelu", "Elu",
-                              "Softsign", "Softplus", "ScaledTanh", "Affine")),
-    ("HardSigmoid", {"activation_alpha": [0.3]}), ("LeakyRelu", {"activation_alpha": [-0.3]}),
-    ("Elu", {"activation_alpha": [-0.7]}), ("ThresholdedRelu", {"activation_alpha": [0.4]}),
-    ("ThresholdedRelu", {"activation_alpha": [-0.2], "activation_beta": [1.0]}),
-    ("ScaledTanh", {"activation_alpha": [0.7], "activation_beta": [0.8]}),
-    ("Affine", {"activation_alpha": [0.7], "activation_beta": [0.2]}),
-)  # fmt: skip
-"""Activations of an RNN, by default and with numbers given."""
-
 REDUCTIONS = (("max", "amax", distinct), ("min", "amin", distinct), ("mul", "prod", normal))
 """ONNX's name, torch's, and values where the gradient is smooth."""
 
@@ -286,32 +275,6 @@ ROWS: tuple[Spec, ...] = (
          (0, 1, 2, 3, 5), _short(_rnn, (4, 1, 2)), {"hidden_size": 2}, outputs=2, label="lengths"),
     Spec("RNN", (normal(4, 3, 3), normal(1, 2, 3), normal(1, 2, 2), normal(1, 4), _early(3, 1, 4)), (0, 1, 2, 3),
          None, {"hidden_size": 2, "direction": "reverse", "activations": ["Relu"]}, outputs=2, label="lengths-reverse"),
-    *(
-        Spec("RNN", (normal(3, 2, 3), normal(1, 3, 3), normal(1, 3, 3), normal(1, 6)), (0, 1, 2, 3), None,
-             {"hidden_size": 3, "activations": [name], **given}, outputs=2, label=f"{name}-{len(given)}")
-        for name, given in RECURRENT
-    ),
-    *(
-        Spec("LSTM", (normal(3, 2, 3), normal(1, 8, 3), normal(1, 8, 2), normal(1, 16)), (0, 1, 2, 3), None,
-             {"hidden_size": 2, "activations": names, **given}, outputs=3, label="-".join(names))
-        for names, given in (
-            (["HardSigmoid", "Tanh", "Tanh"], {}), (["sigmoid", "tanh", "TANH"], {}),
-            (["Sigmoid", "Softsign", "Softplus"], {}), (["hardsigmoid", "LeakyRelu", "Affine"], {
-                "activation_alpha": [0.3, 0.2, 0.7], "activation_beta": [0.4, 0.1]}),
-            (["Tanh", "Elu", "ScaledTanh"], {"activation_alpha": [0.6, 0.8], "activation_beta": [0.9]}),
-        )
-    ),
-    *(
-        Spec("GRU", (normal(3, 2, 3), normal(1, 6, 3), normal(1, 6, 2), normal(1, 12)), (0, 1, 2, 3), None,
-             {"hidden_size": 2, "activations": names, "linear_before_reset": linear, **given}, outputs=2,
-             label="-".join((*names, str(linear))))
-        for linear in (0, 1)
-        for names, given in (
-            (["Sigmoid", "Relu"], {}), (["HARDSIGMOID", "Softsign"], {}),
-            (["Softplus", "Elu"], {"activation_alpha": [-0.4]}), (["ScaledTanh", "ThresholdedRelu"], {
-                "activation_alpha": [0.6, -0.3], "activation_beta": [0.9]}),
-        )
-    ),
     Spec("LSTM", (normal(3, 2, 3), normal(2, 8, 3), normal(2, 8, 2), normal(2, 16)), (0, 1, 2, 3), None,
          {"hidden_size": 2, "direction": "bidirectional", "activation_alpha": [0.3, 0.1, 0.4], "activation_beta": [0.6],
           "activations": ["Sigmoid", "LeakyRelu", "Tanh", "HardSigmoid", "Tanh", "Elu"]}, outputs=3,

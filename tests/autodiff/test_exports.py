@@ -20,17 +20,13 @@ from tests.seeds import turns
 
 torch = later("torch")
 modules = later("tests.autodiff.exported")
-classics = later("tests.autodiff.classics")
-newcomers = later("tests.autodiff.newcomers")
-folding = later("tests.autodiff.folding")
 pytestmark = ALL_USE_TORCH
 
 CASES = {
     "squeeze-excite": (11, 17), "unet": (11, 20), "lstm": (11, 17), "gru": (14,), "encoder": (14, 17, 20),
-    "decoder": (14, 18), "mixed": (11, 18),
-    "sampled": (), "spectral": (),  # the older exporter has no `include_self=False`, and no complex numbers
+    "decoder": (14, 18),
 }  # fmt: skip
-COMPUTED = ("squeeze-excite", "mixed", "lstm", "gru")
+COMPUTED = ("squeeze-excite", "lstm", "gru")
 """The optimizing exporter computes with weights of these."""
 WAYS = ((False, False), (False, True), (True, False), (True, True))
 """Of the newer exporter: whether it optimizes, whether the batch is open."""
@@ -39,7 +35,6 @@ NEWER = [
     for place, name in enumerate((*CASES, "chunks"))
     for way in turns(place, [way for way in WAYS if not (way[0] and name in COMPUTED)])
 ]
-LATER = ("convnext", "mobile", "t5", "speech", "swin")
 
 
 @pytest.mark.parametrize(("name", "opset"), [(name, opset) for name, opsets in CASES.items() for opset in opsets])
@@ -58,50 +53,6 @@ def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynam
     compare(module, x, graph, origins(read_model(model)).names)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize("name", COMPUTED)
-def test_gradients_of_weights_that_the_exporter_computed(name: str) -> None:
-    module, x = modules.networks()[name]
-    scatter(module, 0.1)
-    compare_folded(module, x)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize("name", ["resnet50", "vgg16", "mobilenetv2"])
-def test_gradients_of_convolutional_networks_from_the_newer_exporter(name: str) -> None:
-    module, x = next((module, x) for key, module, x in classics.classics() if key == name)
-    compare_folded(module, x)
-
-
-@pytest.mark.parametrize(("name", "opset"), [("resnet50", 18), ("vgg16", 11), ("mobilenetv2", 11)])
-def test_gradients_of_convolutional_networks(name: str, opset: int) -> None:
-    module, x = next((module, x) for key, module, x in classics.classics() if key == name)
-    # in training mode torch would draw another mask for the dropout
-    model = modules.export(module, x, opset, training=name == "resnet50")
-    compare(module.train(name == "resnet50"), x, differentiate(load_onnx(model)), {})
-
-
-@pytest.mark.parametrize(("name", "opset"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (12, 20))])
-def test_gradients_of_later_networks(name: str, opset: int) -> None:
-    module, x = newcomers.newcomers()[name]
-    scatter(module, 0.05)
-    trained = ",".join(key for key, _ in module.named_parameters())  # this exporter doesn't tell buffers from them
-    compare(module, x, differentiate(load_onnx(modules.export(module, x, opset), train=trained)), {})
-
-
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
-@pytest.mark.parametrize(
-    ("name", "dynamic"), [(name, k) for n, name in enumerate(LATER) for k in turns(n, (True, False))]
-)
-def test_gradients_of_later_networks_from_the_newer_exporter(name: str, dynamic: bool) -> None:
-    module, x = newcomers.newcomers()[name]
-    scatter(module, 0.05)
-    graph = differentiate(
-        load_onnx(modules.export_newer(module.eval(), x, optimize=False, dynamic=dynamic), batch=x.shape[0])
-    )
-    compare(module, x, graph, {})
-
-
 def scatter(module: Any, scale: float) -> None:
     """Distinct values and statistics, so that the exporter merges none."""
     generator = torch.Generator().manual_seed(5)
@@ -109,15 +60,6 @@ def scatter(module: Any, scale: float) -> None:
         for value in module.state_dict().values():
             if value.is_floating_point():
                 value.add_(scale * torch.rand(value.shape, generator=generator))
-
-
-def compare_folded(module: Any, x: Any) -> None:
-    """Gradients of what the optimizing exporter stores, taken back to the module's parameters, against torch's."""
-    model = modules.export_newer(module.eval(), x, optimize=True, dynamic=False)
-    graph = differentiate(load_onnx(model, batch=x.shape[0]))
-    loss, own, found = steps(module, x, graph)
-    stored = origins(read_model(model)).names
-    agree(loss, found, own, folding.pulled_back(module, graph, found, stored))
 
 
 def compare(module: Any, x: Any, graph: TrainingGraph, stored: Mapping[str, str]) -> None:

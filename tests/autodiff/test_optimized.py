@@ -13,7 +13,6 @@ from onnx.helper import make_node as node
 from poetopt.autodiff import differentiate
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.frontends import load
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
@@ -79,14 +78,3 @@ def test_batch_statistics_are_overwritten_by_nobody(channels: int, chained: bool
     # nothing of a batch that went wrong may stay
     outputs(session, {**feeds, "x": np.full_like(feeds["x"], np.nan)})
     assert distance(outputs(session, feeds), wanted) <= 1e-4
-
-
-def test_a_network_at_the_default_optimization() -> None:
-    graph = load("resnet18-cifar", batch=2)
-    assert isinstance(graph, Graph)
-    step = differentiate(graph)
-    feeds = batch(step, 3)
-    wanted = run(step, feeds)
-    assert distance(outputs(optimized(step), feeds), wanted) <= 1e-4
-    alone = NodeByNode(step, Sessions(step), step.values, tuple(wanted)).run(feeds)
-    assert distance(alone, wanted) <= 1e-4

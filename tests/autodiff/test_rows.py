@@ -39,14 +39,9 @@ def model(width: int = WIDTH) -> onnx.ModelProto:
         "words",
         [helper.make_tensor_value_info("ids", TensorProto.INT64, [2, LENGTH])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, CLASSES])],
-        [
-            weight("words", WORDS, width),
-            weight("places", 2 * LENGTH, width),
-            weight("out.weight", width, CLASSES),
-            weight("out.bias", CLASSES),
-            numpy_helper.from_array(np.arange(LENGTH), "where"),
-        ],
-    )
+        [weight("words", WORDS, width), weight("places", 2 * LENGTH, width), weight("out.weight", width, CLASSES),
+         weight("out.bias", CLASSES), numpy_helper.from_array(np.arange(LENGTH), "where")],
+    )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
 
 
@@ -76,23 +71,6 @@ def test_tables_have_room_for_the_rows_of_a_batch() -> None:
     read, used = taken(rows, {"ids": ids})
     np.testing.assert_array_equal(used["words"][read["ids"]], ids % WORDS)
     assert used["places"].tolist() == list(range(LENGTH))
-
-
-def test_a_table_with_another_reader_and_a_small_one_stay_whole() -> None:
-    tied = onnx.ModelProto()
-    tied.CopyFrom(model())
-    tied.graph.node.append(helper.make_node("Identity", ["words"], ["again"], "again"))
-    tied.graph.output.append(helper.make_tensor_value_info("again", TensorProto.FLOAT, [WORDS, WIDTH]))
-    found = po.load(tied, train="*")
-    assert isinstance(found, po.Model)
-    assert "words" not in by_rows(found.graph).rows
-    step = po.load(model(), train="*").differentiate(optimizer="momentum")
-    for parameters in ("resident", "paged"):
-        graph = step.cost("a72", parameters=parameters).graph
-        assert graph is not None
-        assert not graph.rows
-    lazy = po.load(model(), train="*").differentiate(optimizer="momentum", lazy_tables=True)
-    assert any("--with lazy-tables changes nothing" in note for note in lazy.cost("a72").notes)
 
 
 @pytest.mark.parametrize(("optimizer", "most"), [("momentum", 1e-6), ("adamw", 2e-6)])
@@ -155,12 +133,3 @@ def test_rows_are_moved_one_by_one_and_never_kept() -> None:
     report = po.solve(problem, ram=po.store_all_peak_bytes(problem))
     assert report.status == "optimal"
     assert report.solution.scope_bound_j == pytest.approx(po.simulate(plan).overhead_j)
-
-
-def test_tables_whose_rows_are_parts_of_blocks_stay_whole_in_c() -> None:
-    problem = training().cost("m4", runtime="c", parameters="paged")
-    assert problem.graph is not None
-    assert not problem.graph.rows
-    report = po.solve(problem, ram=problem.least_ram_bytes, time_limit="20s")
-    assert report.plan is not None
-    assert po.execute_on(report.plan, "host").ok

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poetopt.autodiff.optimizers import NAMES, with_updates
-from poetopt.autodiff.optimizers.attach import parse_rates
-from poetopt.autodiff.optimizers.rules import OPTIMIZERS
-from poetopt.util.errors import OptionError
+from poetopt.autodiff.optimizers import with_updates
 from tests.autodiff.by_hand import SETTINGS, Array, by_hand, data, perceptron, trained, weights, with_optimizer
 
 STEPS = 25
@@ -19,12 +16,6 @@ STEPS = 25
 def far(found: Array, wanted: Array) -> float:
     """Their distance, relative to the norm."""
     return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))
-
-
-def test_each_optimizer_has_a_rule_and_settings_here() -> None:
-    assert set(NAMES) - {"none"} == set(OPTIMIZERS) == set(SETTINGS)
-    for name, optimizer in OPTIMIZERS.items():
-        assert set(optimizer.hyperparameters) - {"step"} == set(SETTINGS[name])
 
 
 @pytest.mark.parametrize("fuse", [True, False])
@@ -51,16 +42,6 @@ def test_half_precision_computes_in_float32(optimizer: str) -> None:
     for name, value in wanted.items():
         assert found[name].dtype == np.float16
         assert far(found[name], value) <= 5e-3, name
-
-
-@pytest.mark.parametrize("optimizer", SETTINGS)
-def test_what_is_frozen_stays(optimizer: str) -> None:
-    graph = with_optimizer("float64", optimizer, "w2,b2")
-    assert {"w1", "b1"}.isdisjoint(graph.carried)
-    _, wanted = by_hand(optimizer, STEPS, ("w2", "b2"))
-    _, found = trained(graph, STEPS, "float64")
-    assert found.keys() == graph.carried.keys()
-    assert all(far(found[name], wanted[name]) <= 1e-12 for name in ("w2", "b2"))
 
 
 @pytest.mark.parametrize("optimizer", SETTINGS)
@@ -103,34 +84,3 @@ def test_rates_by_pattern_are_those_of_groups_of_parameters(optimizer: str, fuse
     assert losses == pytest.approx(wanted_losses, rel=1e-4)
     assert all(far(found[name], wanted[name]) <= 1e-5 for name in wanted)
     assert "rate: 0.5 times lr for w2" in graph.notes
-
-
-@pytest.mark.parametrize(
-    ("rates", "optimizer", "message"),
-    [({"w3": 2.0}, "sgd", "--with rates=w3=2: no trained parameter is called so.*there are w1, b1, w2, b2"),
-     ({"w2": 2.0}, "none", "--with rates: the step ends with gradients.*name one with --optimizer"),
-     ("w2", "sgd", "say a pattern of parameters and what their learning rate is multiplied with"),
-     ("w2=-1", "sgd", "--with rates=w2=-1: say a pattern"), (["w1=1", "w2=x"], "sgd", "--with rates=w2=x: say")],
-)  # fmt: skip
-def test_rates_that_can_t_be(rates: Any, optimizer: str, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        with_updates(perceptron("float32"), optimizer, rates=parse_rates(rates))
-
-
-def test_a_forgotten_learning_rate_is_told() -> None:
-    """It has no default in the file, and nor does the count of steps; all else has."""
-    import onnxruntime as ort
-
-    from poetopt.frontends.proto import model_proto
-
-    session = ort.InferenceSession(model_proto(with_optimizer("float32", "adam")).SerializeToString())
-    with pytest.raises(ValueError, match=r"lr.*step.* are missing"):
-        session.run(None, data("float32", 1))
-    session.run(None, {**data("float32", 1), "lr": np.array(0.1), "step": np.array(1)})
-
-
-def test_without_an_optimizer_the_graph_is_itself() -> None:
-    graph = perceptron("float32")
-    assert with_updates(graph, "none") is graph
-    assert not graph.updaters
-    assert not graph.carried

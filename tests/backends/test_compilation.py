@@ -13,7 +13,6 @@ from pyomo.repn.plugins.standard_form import LinearStandardFormCompiler
 
 from poetopt.backends.solvers.matrix import compile_model
 from poetopt.formulations import formulation
-from poetopt.util.errors import PoetError
 from tests.problems import random_tight
 
 
@@ -74,10 +73,3 @@ def test_odd_expressions() -> None:
         found.columns.variables, found.lower, found.upper, strict=True)}  # fmt: skip
     assert bounds["y"] == (-2, 3.5)
     assert bounds["n"] == (0, np.inf)
-
-
-def test_a_model_without_an_objective() -> None:
-    model = odd()
-    model.cost.deactivate()
-    with pytest.raises(PoetError, match="no active objective"):
-        compile_model(model)

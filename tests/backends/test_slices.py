@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -13,19 +12,16 @@ from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
 import poetopt as po
-from poetopt.autodiff import differentiate
-from poetopt.autodiff.passes.dequantized import dequantized_within
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import MappedBlock
-from poetopt.backends.step.program import Act, Program
+from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import Bytes, PageFile
 from poetopt.devices import cost, device
-from poetopt.frontends.onnx_file import load_onnx
-from poetopt.graph import Node, Tensor, TrainingGraph
+from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.plan.instructions import Plan
@@ -33,7 +29,6 @@ from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.zoo.network import Network
 from tests.keeping_nothing import keeping_nothing
-from tests.quantized import TRAINED, lora
 from tests.seeds import some
 
 
@@ -157,50 +152,6 @@ def test_a_tied_table_is_read_by_rows_and_written_by_slices(optimizer: str) -> N
     assert max(map(problem.least_working_set_bytes, range(len(problem.operators)))) < problem.tensors[table].nbytes
     mine, theirs = ran(plan)
     assert compare(mine, theirs, graph_of(problem).results).identical
-
-
-def quantized(dtype: str, kind: str, axis: int) -> Problem:
-    """Frozen weights of integers with pairs beside them, dequantized by the products that read them."""
-    graph = differentiate(load_onnx(lora(dtype, kind, width=256, block=32, axis=axis), train=TRAINED))
-    return cost(dequantized_within(graph, Fine()), device("a72"), Fine(), parameters="paged", stream="auto")
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(
-    ("dtype", "kind"), [("int8", "channel"), ("uint8", "block"), ("int4", "block"), ("uint4", "tensor")]
-)
-def test_a_weight_is_dequantized_chunk_by_chunk(dtype: str, kind: str, axis: int) -> None:
-    problem = quantized(dtype, kind, axis)
-    weights = [i for i, tensor in enumerate(problem.tensors) if tensor.name in ("q0", "q1")]
-    readers = [k for i in weights for k in problem.readers[i]]
-    assert [problem.operators[k].kind.split("+")[0] for k in readers] == ["DequantizeLinear"] * 3
-    assert all(problem.least_working_set_bytes(k) < 256 * 256 * 4 for k in readers)
-    for way in range(1, 1 + max(len(problem.operators[k].variants) for k in readers)):
-        plan = keeping_nothing(problem, [min(way, len(operator.variants)) for operator in problem.operators])
-        mine, theirs = ran(plan)
-        assert compare(mine, theirs, graph_of(problem).results).identical
-
-
-def test_one_wrong_bit_of_a_dequantized_chunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = keeping_nothing(quantized("int8", "channel", 1))
-    bound = Sessions.bound
-
-    def damaged(
-        self: Sessions, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None
-    ) -> Act:
-        act = bound(self, node, addresses, shapes)
-        if node.op_type != "DequantizeLinear":
-            return act
-
-        def run_and_flip() -> None:
-            act()
-            ctypes.c_uint32.from_address(addresses[node.outputs[0]]).value ^= 1
-
-        return run_and_flip
-
-    monkeypatch.setattr(Sessions, "bound", damaged)
-    mine, theirs = ran(plan)
-    assert not compare(mine, theirs, graph_of(plan.problem).results).identical
 
 
 def test_a_slice_that_is_not_written_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

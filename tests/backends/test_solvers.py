@@ -1,4 +1,4 @@
-"""The backends keep one contract, and reach the same optima."""
+"""The backends keep one contract, and reach the same optima; those that are missing say so."""
 
 from __future__ import annotations
 
@@ -9,18 +9,24 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.solvers.solver import BACKENDS
+from poetopt.backends.solvers.solver import BACKENDS, backend
+from poetopt.cli.app import invoke
+from poetopt.formulations import formulation
 from poetopt.graph.problem import Problem
+from poetopt.search.cutting import model_of, session_of
+from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from poetopt.util.errors import BackendUnavailableError, OptionError
-from tests.backends.solvers import every_backend, installed
+from poetopt.testing.problems import tight
+from poetopt.util.errors import BackendUnavailableError
+from tests.backends.solvers import every_backend, installed, needs_gurobi
 from tests.closed import closed
 from tests.contract.backend import check_backend
 from tests.problems import random_tight
@@ -98,55 +104,6 @@ def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path:
     assert "Traceback" not in err
 
 
-@every_backend
-def test_each_solve_may_have_another_number_of_threads(name: str) -> None:
-    problem, ram_bytes = random_tight(random.Random(5), operators=9, training=True)
-    options = Options(ram_bytes=ram_bytes, scope="depth:1", gap=0.0, backend=installed(name))
-    found = [solve(problem, replace(options, threads=threads)) for threads in (1, 2, 0, 1)]
-    assert [solution.status for solution in found] == [Status.OPTIMAL] * 4
-    assert len({solution.scope_bound_j for solution in found}) == 1
-
-
-@every_backend
-def test_options_and_log_reach_the_solver(name: str, tmp_path: Path) -> None:
-    option = {
-        "highs": ("presolve", "off"),
-        "gurobi": ("Presolve", "0"),
-        "cbc": ("preprocess", "off"),
-        "scip": ("presolving/maxrounds", "0"),
-    }[name]
-    problem = po.load("mlp").differentiate().cost("a72")
-    log = tmp_path / "solver.log"
-    report = po.solve(problem, ram="80%", backend=installed(name), solver_options=dict([option]), log=log, threads=1)
-    assert closed(report.solution)
-    assert len(log.read_text().splitlines()) > 5
-
-
-@every_backend
-def test_options_that_are_refused(name: str) -> None:
-    ours = {"highs": "time_limit", "gurobi": "TimeLimit", "cbc": "sec", "scip": "limits/time"}[name]
-    problem = po.load("mlp").differentiate().cost("a72")
-    for option, words in (("no_such", "no such"), (ours, "use --time-limit")):
-        if name == "cbc" and option == "no_such":
-            continue  # its program says so, once there is something to search: `check_backend`
-        with pytest.raises(OptionError, match=rf"^--with solver-option={option}=1: .*{words}"):
-            po.solve(problem, ram="80%", backend=installed(name), solver_options={option: "1"})
-
-
-@pytest.mark.parametrize(("name", "option"), [("highs", "mip_heuristic_efort"), ("gurobi", "MIPFocuss")])
-def test_an_option_with_a_typing_error_names_the_closest(name: str, option: str) -> None:
-    problem = po.load("mlp").differentiate().cost("a72")
-    with pytest.raises(OptionError, match=option[:6] if name == "gurobi" else "mip_heuristic_effort"):
-        po.solve(problem, ram="80%", backend=installed(name), solver_options={option: "1"})
-
-
-@pytest.mark.parametrize(("name", "option"), [("highs", "mip_max_nodes"), ("gurobi", "MIPFocus")])
-def test_an_option_with_a_nonsense_value(name: str, option: str) -> None:
-    problem = po.load("mlp").differentiate().cost("a72")
-    with pytest.raises(OptionError, match="not a value"):
-        po.solve(problem, ram="80%", backend=installed(name), solver_options={option: "much"})
-
-
 def test_bounds_are_certified_with_any_multipliers() -> None:
     from poetopt.search.diagnosis.certificate import certify
 
@@ -173,3 +130,94 @@ def test_any_solver_of_pyomos_is_a_backend(tmp_path: Path) -> None:
         assert found.simulation is not None
         assert expected is not None
         assert found.simulation.overhead_j == pytest.approx(expected.overhead_j, rel=1e-6)
+
+
+COMMAND = ("solve", "mlp", "--device", "a72", "--ram", "80%")
+
+
+def test_gurobi_is_absent() -> None:
+    """In a process of its own, where the module can't be imported."""
+    code = (
+        "import sys, pyomo.environ; sys.modules['gurobipy'] = None; "
+        "from poetopt.cli.app import invoke; sys.exit(invoke(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, *COMMAND, "--backend", "gurobi"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 6
+    assert "pip install 'poetopt[gurobi]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+EXPIRED = "TYPE=NODE\nVERSION=13\nHOSTNAME=x\nHOSTID=12345678\nEXPIRATION=2020-01-01\nKEY=ABCDEFGH\nCKEY=ABCDEFGH\n"
+
+
+@needs_gurobi
+@pytest.mark.parametrize(("content", "words"), [(None, "Unable to open"), (EXPIRED, "expired 2020-01-01")])
+def test_a_licence_that_is_not_there_or_no_longer_valid(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str | None,
+    words: str,
+) -> None:
+    licence = tmp_path / "gurobi.lic"
+    if content is not None:
+        licence.write_text(content, encoding="ascii")
+    monkeypatch.setenv("GRB_LICENSE_FILE", str(licence))
+    assert invoke([*COMMAND, "--backend", "gurobi"]) == 6
+    told = capsys.readouterr().err
+    assert "no valid licence" in told
+    assert words in told
+    assert "gurobi.com/downloads" in told
+
+
+def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An installed distribution with an entry point; and one whose module is broken."""
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
+    points = "[poetopt.backends]\ntheir-highs = poetopt.backends.solvers.highs:backend\n"
+    points += "their-broken = no_such_module:backend\n"
+    (package / "entry_points.txt").write_text(points, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert backend("their-highs") is backend("highs")
+    with pytest.raises(BackendUnavailableError, match="pip install --force-reinstall theirs"):
+        backend("their-broken")
+    with pytest.raises(BackendUnavailableError, match="their-highs"):
+        backend("their-high")
+
+
+NEAR = 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_rounds_of_cuts(seed: int) -> None:
+    """Cutting proves a bound below the optimum, and multipliers for all rows prove it exactly."""
+    rng = random.Random(seed)
+    chosen = formulation("retention")
+    problem, ram_bytes = tight(rng, forward=5)
+    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
+    solution = solve(problem, options)
+    assert solution.status is Status.OPTIMAL
+    assert solution.simulation is not None
+    model = model_of(chosen, problem, options, "full")
+    session = session_of(model, options, scale=1e4)
+    bound = -np.inf
+    for _ in range(30):
+        relaxed = session.relax(60.0)
+        assert relaxed.point is not None
+        assert relaxed.objective >= bound - NEAR * abs(bound) or not np.isfinite(bound)
+        bound = relaxed.objective
+        proven = exact_bound(session.dual_proof())
+        assert proven <= Fraction(solution.simulation.overhead_j * (1 + NEAR) + 1e-12)
+        assert float(proven) == pytest.approx(bound, rel=1e-4, abs=1e-9)
+        session.purge()
+        rows = chosen.separate(model, relaxed.point)
+        if not rows:
+            break
+        session.add(rows)
+    nodes = session.nodes()
+    vertex = nodes.solve(None, np.inf)
+    assert vertex is not None
+    assert vertex.objective >= bound - NEAR * abs(bound)
+    assert vertex.objective <= solution.simulation.overhead_j * (1 + NEAR) + 1e-12

@@ -12,7 +12,7 @@ import pytest
 
 from poetopt.backends.step.storage import SLOT_ALIGNMENT, PageFile
 from poetopt.ops.runtimes.sliced import SliceWindow
-from poetopt.util.errors import ExecutionError, OutputError
+from poetopt.util.errors import ExecutionError
 
 
 def some_bytes(count: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -76,18 +76,6 @@ def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
         pages.file.truncate(60)
         with pytest.raises(ExecutionError, match="ends 40 B too early"):
             pages.read("a", np.zeros(100, np.uint8))
-
-
-def test_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=r"can't create the paging file in .*missing: .*name a folder that is there"):
-        PageFile({"a": 1}, tmp_path / "missing")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="can't create the paging file"):
-        PageFile({"a": 1}, tmp_path / "file")
-
-
-def test_exit_code() -> None:
-    assert ExecutionError.exit_code == 5
 
 
 LIMITED = """

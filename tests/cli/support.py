@@ -79,13 +79,9 @@ def chain(layers: int = 4, nbytes: int = 1000) -> dict[str, Any]:
     edges += [[k, 2 * layers + 1 - k] for k in range(1, layers)]
     n = len(nodes)
     table = {
-        "compute_s": [0.0] + [0.1] * (n - 1),
-        "compute_j": [0.0] + [0.1] * (n - 1),
-        "page_in_s": [0.01] * n,
-        "page_in_j": [0.03] * n,
-        "page_out_s": [0.01] * n,
-        "page_out_j": [0.03] * n,
-    }
+        "compute_s": [0.0] + [0.1] * (n - 1), "compute_j": [0.0] + [0.1] * (n - 1), "page_in_s": [0.01] * n,
+        "page_in_j": [0.03] * n, "page_out_s": [0.01] * n, "page_out_j": [0.03] * n,
+    }  # fmt: skip
     return {"name": "chain", "nodes": nodes, "edges": sorted(edges), "costs": {"a72": table, "m4": table}}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import onnx
 import pytest
 
 import poetopt as po
-from poetopt import zoo
+from benchmarks.language import Llama, llama
 from tests.cli.support import REPORT_KEYS, Runner
 
 PROGRAM = (sys.executable, "-c", "from poetopt.cli.app import main; main()")
@@ -32,36 +31,11 @@ def test_solve_summary_and_json_say_the_same(run: Runner, problem: Path, tmp_pat
     assert document["energy_bound_j"] <= document["energy_j"] * (1 + 1e-9)
 
 
-def test_store_all_leaves_nothing_to_save(run: Runner) -> None:
-    ended = run("solve", "lenet", "--device", "a72")
-    assert ended.code == 0
-    assert "nothing to save" in ended.out
-    document = run("solve", "lenet", "--device", "a72", "--json", "-").document
-    assert document["store_all_fits"]
-    assert (document["overhead_j"], document["overhead_gap"], document["status"]) == (0, 0, "optimal")
-    assert document["ram_budget_bytes"] == document["device_ram_bytes"] - document["resident_bytes"]
-
-
-def test_a_share_is_of_the_store_all_peak(run: Runner, problem: Path) -> None:
-    document = run("solve", problem, "--device", "a72", "--ram", "70%", "--json", "-").document
-    assert document["ram_budget_bytes"] == int(0.7 * document["store_all_peak_bytes"])
-
-
 def test_a_factor_is_of_one_pass_and_steps_divide_a_time(run: Runner, problem: Path) -> None:
     common = ("solve", problem, "--device", "a72", "--ram", "100%", "--json", "-")
     factor = run(*common, "--deadline", "1.5x").document
     assert factor["deadline_s"] == pytest.approx(1.5 * factor["baseline_time_s"])
     assert run(*common, "--deadline", "1h", "--steps", "10").document["deadline_s"] == pytest.approx(360)
-
-
-def test_blocks_can_be_left_out(run: Runner, problem: Path) -> None:
-    common = ("solve", problem, "--device", "a72", "--ram", "80%", "--json", "-")
-    free = run(*common).document
-    without_paging = run(*common, "--no-paging").document
-    without_remat = run(*common, "--no-remat").document
-    assert without_paging["page_outs"] == without_paging["page_ins"] == 0
-    assert without_remat["recomputes"] == 0
-    assert free["energy_j"] <= min(without_paging["energy_j"], without_remat["energy_j"]) * (1 + 1e-9)
 
 
 def test_inspect_shows_what_training_takes(run: Runner) -> None:
@@ -79,54 +53,6 @@ def test_inspect_shows_what_training_takes(run: Runner) -> None:
     assert kernels["least_ram_bytes"] < training["least_ram_bytes"]
 
 
-def test_inspect_names_unsupported_operators_first(run: Runner, tmp_path: Path) -> None:
-    from onnx import TensorProto, helper
-
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Erf", ["h"], ["e"]),
-         helper.make_node("GlobalLpPool", ["e"], ["y"], name="total")],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 4])],
-        [helper.make_tensor("w", TensorProto.FLOAT, [4], [1.0] * 4)],
-    )  # fmt: skip
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    ended = run("inspect", path)
-    assert ended.code == 0
-    assert "GlobalLpPool" in ended.out.splitlines()[1] + ended.out.splitlines()[2]
-    assert "total" in {entry["node"] for entry in run("inspect", path, "--json", "-").document["unsupported"]}
-
-
-@pytest.mark.parametrize("dtype", ["float", "float16", "double", "bfloat16"])
-def test_types_that_runtimes_leave_out_are_told(run: Runner, tmp_path: Path, dtype: str) -> None:
-    """`inspect` and `solve` say that `run` may refuse; solving alone is right in every type."""
-    header = '<ir_version: 8, opset_import: ["": 18]> g'
-    model = onnx.parser.parse_model(f"{header} ({dtype}[4,6] x) => ({dtype}[4,3] y) {{ h = MatMul(x, w) y = Relu(h) }}")
-    elem = model.graph.input[0].type.tensor_type.elem_type
-    model.graph.initializer.append(onnx.helper.make_tensor("w", elem, [6, 3], [0.5] * 18))
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
-    name = {"double": "float64", "bfloat16": "bfloat16"}.get(dtype)
-    for command in (("inspect", path), ("solve", path, "--device", "a72", "--ram", "100%", "-o", tmp_path / "p.json")):
-        ended = run(*command)
-        assert ended.code == 0
-        assert ended.out.count("onnxruntime may") == bool(name)
-        assert f"operators in {name} (MatMul, Relu" in ended.out or not name
-    board = " ".join(run("inspect", path, "--device", "m4").out.split())
-    assert ("no C is emitted for its plans: MatMul of" in board) == (dtype != "float")
-    solved = run("solve", path, "--device", "m4", "--ram", "100%", "-o", tmp_path / "board.json")
-    assert solved.code == (0 if dtype == "float" else 2)
-    assert ("(MatMul): the runtime c can't run it: MatMul of" in solved.err) == (dtype != "float")
-    assert ("plan with --runtime onnxruntime" in solved.err) == (dtype != "float")
-    assert (tmp_path / "board.json").exists() == (dtype == "float")
-
-
-def test_inspect_of_a_problem_file(run: Runner, problem: Path) -> None:
-    document = run("inspect", problem, "--json", "-").document
-    assert document["training"]["ram_bound_bytes"] == 3000
-
-
 def test_grad_writes_a_standard_model(run: Runner, tmp_path: Path) -> None:
     place = tmp_path / "train.onnx"
     ended = run("grad", "lenet", "-o", place, "--train", "fc*")
@@ -137,44 +63,6 @@ def test_grad_writes_a_standard_model(run: Runner, tmp_path: Path) -> None:
     trained = po.load("lenet", train="fc*").graph.trained  # type: ignore[union-attr]
     assert {"loss", *(f"{name}.grad" for name in trained)} <= outputs
     assert not any(name.startswith("conv") for name in outputs)
-
-
-def test_grad_says_which_statistic_becomes_which(run: Runner, tmp_path: Path) -> None:
-    place = tmp_path / "train.onnx"
-    told = " ".join(run("grad", "resnet18-cifar", "-o", place).out.split())
-    states = json.loads(run("grad", "resnet18-cifar", "-o", place, "--json", "-").out)["states"]
-    old, new = next(iter(states.items()))
-    assert f"{old} -> {new}" in told
-    assert f"({len(states)} in --json)" in told
-    assert {output.name for output in onnx.load(place).graph.output} >= set(states.values())
-    assert "are trained (inferred; --train to choose)" in told
-
-
-def test_zoo_lists_and_writes(run: Runner, tmp_path: Path) -> None:
-    assert all(name in run("zoo").out for name in zoo.names())
-    place = tmp_path / "mlp.onnx"
-    assert run("zoo", "mlp", "-o", place).code == 0
-    assert onnx.load(place).SerializeToString() == zoo.build("mlp").SerializeToString()
-
-
-def test_devices(run: Runner) -> None:
-    table = run("devices").out
-    for name in po.devices.names():
-        assert f"\n{name} " in table
-        shown = run("devices", "--show", name).out
-        document = run("devices", "--show", name, "--json", "-").document
-        assert document["figures"]
-        told = " ".join(shown.split())
-        assert all(" ".join(figure["source"].split()) in told for figure in document["figures"].values())
-
-
-def test_help_and_version(run: Runner) -> None:
-    assert run("--version").out == f"poetopt {po.__version__}\n"
-    listing = run("--help").out
-    for command in ("solve", "run", "inspect", "grad", "devices", "zoo"):
-        assert command in listing
-        assert run(command, "--help").code == 0
-    assert run().out == listing
 
 
 def test_the_program_ends_with_the_code() -> None:
@@ -193,25 +81,6 @@ def test_a_full_stdout_is_an_error() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_defect_is_one_message_too() -> None:
-    code = "import poetopt.cli.app as c, poetopt.cli.console as k\nk.own_the_process()\nc.say(c.undefined)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("poetopt: a defect in poetopt: AttributeError")
-    assert "Traceback" not in ended.stderr
-
-
-def test_interrupt_outside_a_solve() -> None:
-    code = (
-        "import os, signal, sys, poetopt.cli.app as c, poetopt.cli.models as k\n"
-        "k.check_outputs = lambda *a: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.argv = ['poetopt', 'devices']\nc.main()"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 128 + signal.SIGINT
-    assert ended.stderr == "poetopt: interrupted\n"
-
-
 def test_a_closed_stdout(problem: Path, tmp_path: Path) -> None:
     def closed(*arguments: str) -> subprocess.CompletedProcess[str]:
         script = 'exec "$@" >&-'
@@ -224,3 +93,66 @@ def test_a_closed_stdout(problem: Path, tmp_path: Path) -> None:
     ended = closed("devices", "--json", "-")
     assert ended.returncode == 2
     assert ended.stderr.startswith("poetopt: --json -: the standard output is closed")
+
+
+def test_compare_writes_everything(run: Runner, problem: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture, plans, document = (tmp_path / name for name in ("a.svg", "plans", "a.json"))
+    ended = run(
+        "compare", problem, "--device", "a72", "--ram", "60%..100%/3", "--methods", "dtr,checkpoint-all,poet",
+        "-o", picture, "--plans", plans, "--json", document, "--time-limit", "5s",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    assert "checkpoint-all" in ended.out
+    rows = json.loads(document.read_text())["rows"]
+    assert len(rows) == 9
+    assert picture.read_text().count("<svg") == 1
+    assert len(list(plans.glob("*.json"))) == sum(row["energy_j"] is not None for row in rows)
+
+
+def test_pareto(run: Runner, problem: Path) -> None:
+    ended = run("pareto", problem, "--device", "a72", "--points", "4", "--time-limit", "10s", "--json", "-")
+    assert ended.code == 0, ended.err
+    points = ended.document["points"]
+    assert 2 <= len(points) <= 4
+    assert points[-1]["overhead_j"] == 0
+
+
+def test_the_largest_batch_within_an_overhead(run: Runner, tmp_path: Path) -> None:
+    """No row beyond it is as cheap, the next larger batch is a row, and the sentence names it."""
+    asked = ("fit", "lenet", "--device", "m4", "--optimizer", "sgd", "--memory", "320KB", "--time-limit", "1s")
+    ended = run(*asked, "--overhead", "50%", "--json", tmp_path / "fits.json")
+    rows = {row["batch"]: row for row in json.loads((tmp_path / "fits.json").read_text())["rows"]}
+    cheap = [batch for batch, row in rows.items() if row["overhead"] is not None and row["overhead"] <= 0.5]
+    assert list(rows) == sorted(rows)
+    assert max(cheap) + 1 in rows
+    assert f"batch {max(cheap)} fits with" in ended.out
+    again = run(*asked, "--batches", str(max(cheap) + 1)).out
+    assert f"batch {max(cheap) + 1} fits" not in again
+    run(*asked, "--overhead", "10J").assert_one_message("--overhead 10J: not a share", code=2)
+    run(*asked, "--overhead", "1%", "--batches", "2").assert_one_message("leave --batches out", code=2)
+
+
+SHAPE = Llama(1, 32, 2, 2, 32, 256)
+
+
+def written(path: Path) -> Path:
+    path.write_bytes(llama(SHAPE, 8, rank=0).SerializeToString())
+    return path
+
+
+def test_a_language_model_is_adapted_to_a_text_and_merged(run: Runner, tmp_path: Path) -> None:
+    net, adapted, plan = written(tmp_path / "net.onnx"), tmp_path / "adapted.onnx", tmp_path / "plan.json"
+    ended = run("lora", net, "-o", adapted, "--rank", "4", "--targets", "*q_proj")
+    assert ended.code == 0
+    assert "pairs beside 1 of its products, 256 numbers" in ended.out
+    run("solve", adapted, "--device", "a72", "--optimizer", "adamw", "-o", plan)
+    text = tmp_path / "text.txt"
+    text.write_text("the same words again, and the same words again. " * 4)
+    trained, merged = tmp_path / "trained.onnx", tmp_path / "merged.onnx"
+    ended = run("train", plan, "--data", text, "-o", trained, "--lr", "0.05", "--epochs", "2", "--json", "-")
+    first, second = ended.document["losses"]
+    assert second < first
+    assert run("lora", trained, "--merge", "-o", merged).code == 0
+    assert not any("lora" in one.name for one in onnx.load(merged).graph.initializer)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import onnx
@@ -67,23 +66,6 @@ def test_a_dump_is_a_batch(run: Runner, plan: Path, tmp_path: Path) -> None:
         assert all(np.array_equal(one[name], two[name]) for name in one.files)
 
 
-def test_the_summary_says_what_was_compared(run: Runner, plan: Path) -> None:
-    ended = run("run", plan)
-    assert ended.code == 0
-    assert "bit for bit" in ended.out
-
-
-def test_a_changed_model_is_refused(run: Runner, plan: Path, model: Path) -> None:
-    onnx.save(zoo.build("lenet", 5), model)
-    run("run", plan).assert_one_message("lenet.onnx", "--model", code=2)
-
-
-def test_a_model_that_is_gone(run: Runner, plan: Path, model: Path, tmp_path: Path) -> None:
-    moved = model.rename(tmp_path / "moved.onnx")
-    run("run", plan).assert_one_message("lenet.onnx", "--model", code=2)
-    assert run("run", plan, "--model", moved).code == 0
-
-
 @pytest.mark.parametrize("content", ["", "{}", "no plan", '{"format": "poetopt-plan", "version": 99}'])
 def test_damaged_plans(run: Runner, tmp_path: Path, content: str) -> None:
     path = tmp_path / "bad.json"
@@ -96,49 +78,6 @@ def test_a_plan_that_was_tampered_with(run: Runner, plan: Path) -> None:
     document["instructions"] = document["instructions"][:-3]
     plan.write_text(json.dumps(document))
     run("run", plan).assert_one_message("plan.json", code=2)
-
-
-def test_missing_plan_and_missing_data(run: Runner, plan: Path, tmp_path: Path) -> None:
-    run("run", tmp_path / "none.json").assert_one_message("none.json", code=2)
-    run("run", plan, "--data", tmp_path / "none.npz").assert_one_message("none.npz", code=2)
-
-
-def test_a_model_with_tensors_of_the_names_that_a_dump_has(run: Runner, tmp_path: Path) -> None:
-    """An input called `loss` is in the dump as it was fed, and the dump is a batch again; so for a weight `losses`."""
-    model, plan, first, second = (tmp_path / name for name in ("m.onnx", "p.json", "first.npz", "second.npz"))
-    text = '<ir_version: 8, opset_import: ["": 18]> g (float[4,6] loss) => (float[4,3] y) { y = MatMul(loss, losses) }'
-    named = onnx.parser.parse_model(text)
-    named.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 3), np.float32), "losses"))
-    onnx.save(named, model)
-    assert run("solve", model, "--device", "a72", "--ram", "100%", "-o", plan).code == 0
-    ended = run("run", plan, "--dump", first)
-    assert ended.code == 0
-    assert "'loss' is called 'loss.2' here" in ended.out
-    again = run("run", plan, "--data", first, "--dump", second, "--json", "-").document
-    with np.load(first) as one, np.load(second) as two:
-        assert set(one.files) == {"loss", "labels", "loss.2", "losses.grad"}
-        assert one["loss"].shape == (4, 6)
-        assert one["loss.2"] == two["loss.2"] == np.float32(again["loss"])
-    ended = run("run", plan, "--steps", "2", "--lr", "0.1", "--dump", first)
-    assert "'losses' is called 'losses.2' here" in ended.out
-    with np.load(first) as trained:
-        assert (trained["losses"].shape, trained["losses.2"].shape) == ((6, 3), (2,))
-
-
-def test_a_batch_that_does_not_fit(run: Runner, plan: Path, tmp_path: Path) -> None:
-    path = tmp_path / "batch.npz"
-    np.savez(path, input=np.zeros((2, 1, 28, 28), np.float32), labels=np.zeros(4, np.int64))
-    run("run", plan, "--data", path).assert_one_message("input", code=2)
-
-
-def test_the_plan_of_a_problem_file_is_refused(run: Runner, problem: Path, tmp_path: Path) -> None:
-    place = tmp_path / "chain-plan.json"
-    assert run("solve", problem, "--device", "a72", "--ram", "80%", "-o", place).code == 0
-    run("run", place).assert_one_message("problem file", code=2)
-
-
-def test_unwritable_dump_is_found_first(run: Runner, plan: Path, tmp_path: Path) -> None:
-    run("run", plan, "--dump", tmp_path / "none" / "d.npz").assert_one_message("d.npz", code=2)
 
 
 def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
@@ -161,28 +100,6 @@ def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:
     assert "bit for bit" in " ".join(ended.out.split())
 
 
-def test_training_has_nothing_beside_it_unless_that_is_asked_for(run: Runner, plan: Path) -> None:
-    with patch("poetopt.backends.onnxruntime.training.verify") as ordinary:
-        document = run("run", plan, "--steps", "3", "--lr", "0.05", "--json", "-").document
-        assert not ordinary.called
-    assert (document["bit_identical"], document["checked"], document["reference_losses"]) == (None, 0, [])
-    assert len(document["losses"]) == 3
-    ended = run("run", plan, "--steps", "3", "--lr", "0.05")
-    assert "--check 1 compares every step" in " ".join(ended.out.split())
-
-
-def test_a_step_alone(run: Runner, plan: Path) -> None:
-    with patch("poetopt.api.apart.execute") as compared:
-        document = run("run", plan, "--check", "none", "--json", "-").document
-        assert not compared.called
-    whole = run("run", plan, "--json", "-").document
-    assert document["loss"] == whole["loss"]
-    assert document["total_ram_bytes"] == whole["total_ram_bytes"]
-    assert "bit_identical" not in document
-    run("run", plan, "--check", "sometimes").assert_one_message("--check sometimes: must be none, first, or", code=2)
-    run("run", plan, "--check", "none", "--dump", "step.npz").assert_one_message("--dump", code=2)
-
-
 def test_processes_of_their_own(plan: Path, tmp_path: Path) -> None:
     """What the command starts, as it does: the plan is read in one, ordinary training takes its steps in another."""
     command = [sys.executable, "-m", "poetopt", "run", str(plan), "--steps", "3", "--lr", "0.05", "--json", "-"]
@@ -201,11 +118,6 @@ def test_processes_of_their_own(plan: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(b"poetopt: ")
     assert b"plan.json" in done.stderr
-
-
-@pytest.mark.parametrize("options", [("--steps", "3"), ("--lr", "0.1"), ("--momentum", "0.9")])
-def test_training_needs_steps_and_a_rate(run: Runner, plan: Path, options: tuple[str, ...]) -> None:
-    run("run", plan, *options).assert_one_message("--steps, --lr: training needs both", code=2)
 
 
 @needs_host

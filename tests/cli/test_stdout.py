@@ -17,8 +17,7 @@ import poetopt as po
 from poetopt import zoo
 from poetopt.backends.onnxruntime import random_batch
 from poetopt.backends.onnxruntime.execution import save_arrays
-from poetopt.report.layout import WIDTH
-from tests.cli.support import Runner, chain, write_problem
+from tests.cli.support import Runner, chain
 
 
 @pytest.fixture(autouse=True)
@@ -39,54 +38,6 @@ def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
     assert ended.document["report"]["energy_j"] == json.loads(Path("report.json").read_text())["energy_j"]
 
 
-@pytest.mark.parametrize("form", ["txt", "html", "svg"])
-def test_a_schedule_is_shown_on_stdout_as_in_a_file(
-    run: Runner, problem: Path, form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(WIDTH))
-    assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
-    assert run("show", "plan.json", "--format", form, "-o", "shown").code == 0
-    ended = run("show", "plan.json", "--format", form, "-o", "-")
-    assert ended.code == 0
-    assert ended.out == Path("shown").read_text()
-    assert not Path("-").exists()
-
-
-def test_tables_go_to_stdout_alone(run: Runner, problem: Path) -> None:
-    template = run("profile", "mlp", "--template", "-")
-    assert template.out.startswith("operator,time_s,")
-    rows = [line.replace(",,,,", ",0.001,,,") for line in template.out.splitlines() if not line.startswith("page_")]
-    Path("board.csv").write_text("\n".join(rows))
-    profile = run("profile", "mlp", "--from-csv", "board.csv", "-o", "-")
-    assert profile.code == 0, profile.err
-    Path("board.toml").write_text(profile.out)
-    assert run("solve", "mlp", "--device", "a72", "--ram", "100%", "--profile", "board.toml").code == 0
-    assert not Path("-").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "line"),
-    [
-        ("-o", "grad mlp -o -"), ("-o", "zoo mlp -o -"),
-        ("-o", "compare mlp --device a72 -o -"), ("-o", "pareto mlp --device a72 -o -"), ("-o", "sweep mlp -o -"),
-        ("--with log", "solve mlp --device a72 --with log=-"), ("--dump", "run plan.json --dump -"),
-    ],
-)  # fmt: skip
-def test_what_is_no_text_is_refused_there(run: Runner, option: str, line: str) -> None:
-    run(*line.split()).assert_one_message(f"{option} -: it can't be written to the standard output", code=2)
-    assert os.listdir() == []
-
-
-def test_a_picture_is_refused_there(run: Runner, problem: Path) -> None:
-    assert run("solve", problem, *SOLVE, "-o", "plan.json").code == 0
-    run("show", "plan.json", "--format", "png", "-o", "-").assert_one_message("-o -: png", code=2)
-
-
-def test_only_one_output_goes_there(run: Runner, problem: Path) -> None:
-    ended = run("solve", problem, *SOLVE, "-o", "-", "--json", "-")
-    ended.assert_one_message("-o -: --json goes to the standard output as well", code=2)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="closes a pipe")
 @pytest.mark.parametrize(("line", "unbuffered"), [("--help", "1"), ("solve", "")])
 def test_a_pipe_that_nobody_reads_is_one_code(problem: Path, line: str, unbuffered: str) -> None:
@@ -102,13 +53,6 @@ def test_a_pipe_that_nobody_reads_is_one_code(problem: Path, line: str, unbuffer
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (141, b"")
-
-
-@pytest.mark.parametrize("suffix", ["", ".json"])
-def test_a_problem_without_an_ending_is_told_by_its_content(run: Runner, folder: Path, suffix: str) -> None:
-    path = write_problem(folder / f"problem{suffix}", chain())
-    assert run("inspect", path).code == 0
-    assert run("solve", path, *SOLVE).code == 0
 
 
 @contextmanager
@@ -143,14 +87,6 @@ def test_a_model_comes_from_a_pipe(run: Runner, content: bytes, code: int) -> No
     assert ended.out.startswith("" if code else f"{path} on a72: ")
 
 
-@pytest.mark.skipif(not Path("/dev/fd").exists(), reason="reads a pipe")
-def test_a_plan_is_verified_with_its_model_from_a_pipe(run: Runner) -> None:
-    with piped(run("solve", "mlp", "--device", "a72", "--ram", "100%", "-o", "-").out.encode()) as path:
-        ended = run("verify", path, "--json", "-")
-    assert (ended.code, ended.err) == (0, "")
-    assert ended.document["model_checked"] == "mlp"
-
-
 @pytest.mark.skipif(os.name != "posix", reason="reads a pipe")
 def test_a_plan_is_run_and_trained_with_from_a_pipe(run: Runner) -> None:
     """Which another process would wait for in vain; so for one that is empty."""
@@ -169,16 +105,3 @@ def test_a_plan_is_run_and_trained_with_from_a_pipe(run: Runner) -> None:
         assert ended.returncode == code, (command, ended.stderr)
         assert ended.stderr.startswith(b"poetopt: " if code else b"")
         assert bool(ended.stderr) == bool(code)
-
-
-def test_an_encoding_that_lacks_letters_gets_escapes(run: Runner, problem: Path) -> None:
-    """Text stays text, and JSON the same object: a Latin-1 or an ASCII locale ended in a traceback."""
-    asked = ("solve", str(problem), *SOLVE, "--json", "-")
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    told, shown = (
-        subprocess.run([sys.executable, "-m", "poetopt", *line], capture_output=True, check=False, env=ascii_only)
-        for line in (asked, ("formulations", "--show", "poet"))
-    )
-    assert json.loads(told.stdout)["notes"] == run(*asked).document["notes"]
-    assert (shown.returncode, shown.stderr) == (0, b"")
-    assert b"\\u2264" in shown.stdout

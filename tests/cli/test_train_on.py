@@ -92,24 +92,3 @@ def test_on_a_cortex_m4_the_weights_are_those_of_as_many_steps(
     for name, value in {**steps.values, **steps.statistics}.items():
         assert trained[name].tobytes() == value.tobytes(), name
     assert len(steps.statistics) == 2
-
-
-@needs_host
-def test_what_is_refused_is_one_message(run: Runner, plan: Path, data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.onnx"
-    asked = ("train", plan, "--data", data, "-o", out)
-    cases = (
-        (("--on", "host", "--checkpoint", tmp_path / "kept"), 2, "--on, --checkpoint: all steps in C are one program"),
-        (("--on", "host", "--clip-norm", "1"), 2, "--clip-norm 1: the plan's optimizer is "),
-        (("--on", "cortex-m5"), 2, "--on cortex-m5: there are host"),
-        (("--on", "host", "--optimizer", "adam"), 2, "updates by momentum; solve again with --optimizer adam"),
-        (("--on", "host", "--momentum", "1"), 2, "--momentum 1: must be at least 0 and less than 1"),
-        ((), 2, "it is a plan for kernels in C", "add --on host"),
-    )
-    for options, code, *parts in cases:
-        run(*asked, "--json", "-", *options).assert_one_message(*parts, code=code)
-        assert not out.exists()
-    ended = run(*asked, "--on", "host", "--lr", "1e38")
-    assert ended.code == 5
-    assert "the training has diverged; take a smaller --lr" in ended.err
-    assert not out.exists()

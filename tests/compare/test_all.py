@@ -17,7 +17,6 @@ from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from tests.bruteforce import plan_optimum
-from tests.compare.chains import chain
 from tests.problems import random_tight
 
 HEURISTICS = tuple(name for name in names() if not METHODS[name].features.proof)
@@ -70,45 +69,6 @@ def test_exact_methods_never_beat_the_optimum(name: str) -> None:
             assert overhead >= best.overhead_j - 1e-9
             plans += 1
     assert plans
-
-
-@pytest.mark.parametrize("name", HEURISTICS)
-@pytest.mark.parametrize("paging", [True, False])
-def test_on_a_chain(name: str, paging: bool) -> None:
-    problem = chain(9, sizes=[4, 3, 2, 5, 1, 2, 4, 1, 3], input_bytes=1, paging=paging, dma=paging, page_s=0.1)
-    found = [overhead_of(name, problem, ram) for ram in (30, 24, 18, 14, 10, 7)]
-    assert found[0] is not None
-
-
-@pytest.mark.parametrize("name", HEURISTICS)
-def test_store_all_where_it_is_an_answer(name: str) -> None:
-    problem = chain(4, paging=True)
-    assert overhead_of(name, problem, 50) == 0 or name == "chen-sqrtn"
-
-
-def test_deadlines() -> None:
-    problem = chain(6)
-    loose = Settings(deadline_s=problem.baseline_time_s * 2)
-    tight = Settings(deadline_s=problem.baseline_time_s)
-    plan = method("revolve").schedule(problem, 6, loose)
-    simulate(plan, ram_bytes=6, deadline_s=loose.deadline_s)
-    with pytest.raises(NoScheduleError, match="more than the deadline"):
-        method("revolve").schedule(problem, 6, tight)
-
-
-def test_unknown_method() -> None:
-    with pytest.raises(OptionError, match="did you mean capuchin"):
-        method("capuchino")
-
-
-def test_every_method_says_what_it_is() -> None:
-    for found in METHODS.values():
-        module = __import__(f"poetopt.comparison.baselines.{found.module}", fromlist=["x"])
-        assert found.about
-        assert found.source
-        assert len((module.__doc__ or "").split()) > 30
-        assert callable(getattr(module, found.function))
-        assert (found.solve is not None) == found.features.proof
 
 
 def test_methods_of_other_packages() -> None:

@@ -1,26 +1,25 @@
-"""Keep-sets, their repair, and the methods of Chen et al."""
+"""Keep-sets of Chen et al. and Revolve against brute force, in their own models and in plans."""
 
 from __future__ import annotations
 
+import heapq
 import random
 
-import numpy as np
 import pytest
 
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.keeping import (
-    every_sqrt,
     forward_operators,
-    greedy_checkpoints,
-    irreplaceable,
     kept_for,
     repaired,
 )
+from poetopt.comparison.baselines.revolve import Reversal
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import NoScheduleError
+from tests.bruteforce import plan_optimum
 from tests.compare.chains import chain
 from tests.problems import random_problem
 
@@ -39,18 +38,6 @@ def test_sixteen_unit_layers() -> None:
         method("chen-sqrtn").schedule(problem, 8)
 
 
-def test_every_sqrt() -> None:
-    assert every_sqrt(range(16)) == {3, 7, 11, 15}
-    assert every_sqrt(range(17)) == {3, 7, 11, 15}
-    assert every_sqrt(()) == frozenset()
-    assert every_sqrt((5,)) == {5}
-
-
-def test_greedy_counts_bytes_since_the_last_checkpoint() -> None:
-    problem = chain(6, sizes=[1, 2, 3, 1, 1, 5])
-    assert greedy_checkpoints(problem, 3) == {2, 5}
-
-
 @pytest.mark.parametrize("hold_skips", [True, False])
 def test_repaired_keep_sets_make_valid_plans(hold_skips: bool) -> None:
     rng = random.Random(11)
@@ -62,19 +49,51 @@ def test_repaired_keep_sets_make_valid_plans(hold_skips: bool) -> None:
         simulate(plan_of(problem, schedule))
 
 
-def test_repair_computes_what_is_missing() -> None:
-    rng = random.Random(3)
-    for _ in range(60):
-        problem = random_problem(rng, operators=8)
-        kept = np.array([[rng.random() < 0.4 for _ in problem.tensors] for _ in problem.operators])
-        schedule = repaired(problem, kept)
-        simulate(plan_of(problem, schedule))
-        for stage in range(len(problem.operators)):
-            runs = {operator for at, operator in schedule.recomputes if at == stage} | {stage}
-            for i in range(len(problem.tensors)):
-                producer = problem.tensors[i].producer
-                if irreplaceable(problem, i) or producer >= stage:
-                    continue
-                read = any(i in problem.operators[operator].inputs for operator in runs)
-                gained = stage + 1 < len(problem.operators) and kept[stage + 1, i] and not kept[stage, i]
-                assert producer in runs or not ((read and not kept[stage, i]) or gained)
+def least_steps(lengths: list[int], slots: int) -> int:
+    """Fewest steps that reverse a chain, by search over what the slots and the working state hold.
+
+    Reversing step k needs the working state k, and is free, as it is to copy between slots and the working state.
+    """
+    start = (len(lengths), 0, frozenset({0}))
+    queue: list[tuple[int, int, int, tuple[int, ...]]] = [(0, start[0], 0, (0,))]
+    done = set()
+    while queue:
+        cost, left, state, kept = heapq.heappop(queue)
+        if left == 0:
+            return cost
+        if (left, state, kept) in done:
+            continue
+        done.add((left, state, kept))
+        if state == left - 1:
+            heapq.heappush(queue, (cost, left - 1, state, tuple(k for k in kept if k < left)))
+        if state < left - 1:
+            heapq.heappush(queue, (cost + lengths[state], left, state + 1, kept))
+        for k in kept:
+            heapq.heappush(queue, (cost, left, k, kept))
+            heapq.heappush(queue, (cost, left, state, tuple(j for j in kept if j != k)))
+        if len(kept) < slots and state not in kept:
+            heapq.heappush(queue, (cost, left, state, tuple(sorted((*kept, state)))))
+    raise AssertionError("the first state was lost")
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+def test_recurrence_equals_search(slots: int) -> None:
+    rng = random.Random(slots)
+    for count in range(1, 8):
+        for lengths in ([1] * count, [rng.randint(1, 5) for _ in range(count)]):
+            table = Reversal([float(length) for length in lengths])
+            assert table.further(min(slots, count)) == least_steps(lengths, slots)
+
+
+@pytest.mark.parametrize("own_output", [True, False])
+@pytest.mark.parametrize("layers", [2, 3, 4])
+def test_plans_equal_brute_force_on_unit_chains(layers: int, own_output: bool) -> None:
+    problem = chain(layers, own_output=own_output)
+    for ram in range(problem.least_ram_bytes, 2 * layers + 3):
+        optimum = plan_optimum(problem, ram, paging=False)
+        if optimum is None:
+            with pytest.raises(NoScheduleError):
+                method("revolve").schedule(problem, ram)
+        else:
+            plan = method("revolve").schedule(problem, ram)
+            assert simulate(plan, ram_bytes=ram).overhead_j == optimum.overhead_j

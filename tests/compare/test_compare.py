@@ -1,29 +1,23 @@
-"""Comparisons: rows for every method and budget, POET never dearer, no plan below a bound."""
+"""Comparisons and fronts: rows for every method and budget, POET never dearer, no plan below a bound."""
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 import poetopt as po
-from poetopt.comparison.baselines import names, poet
+from poetopt.comparison.baselines import method, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison, compare
-from poetopt.comparison.rows import COLUMNS, in_bytes, parse_budgets, row_of_solution
-from poetopt.formulations.scope import proven_words
+from poetopt.comparison.pareto import Front
+from poetopt.comparison.rows import COLUMNS, in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
+from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import simulate
-from poetopt.report.comparison import coinciding, comparison_lines
-from poetopt.report.plots import save_comparison
-from poetopt.search.diagnosis.solve import solve
-from poetopt.search.solution import Options, Solution, Status
-from poetopt.util.errors import OptionError
 from poetopt.util.units import Share
+from tests.bruteforce import plan_optimum
 from tests.compare.chains import chain
 from tests.problems import random_tight
 
@@ -93,117 +87,11 @@ def test_no_plan_beats_the_bound_on_all_schedules() -> None:
             assert all(row.overhead_j is None or row.overhead_j >= bound_j - 1e-9 for row in rows)
 
 
-@pytest.mark.parametrize("ram", [1, 30])
-def test_a_deadline_under_one_pass_is_impossible_for_every_method(ram: int) -> None:
-    problem = chain(5)
-    settings = replace(SETTINGS, deadline_s=0.5 * problem.baseline_time_s)
-    rows = compare(problem, (ram,), settings=settings).rows
-    assert [row.method for row in rows] == list(names())
-    assert {row.status for row in rows} == {"infeasible"}
-    (reason,) = {row.reason for row in rows}
-    assert "shorter than one pass" in reason
-
-
-@pytest.mark.parametrize(("scope", "status"), [("depth<=4", "failed"), ("forward", "failed"), ("full", "infeasible")])
-def test_a_proof_within_a_scope_is_not_called_infeasible(scope: str, status: str) -> None:
-    options = Options(ram_bytes=4, paging=False)
-    empty = Solution(status=Status.INFEASIBLE, scope=scope, options=options, reason="no schedule exists")
-    row = row_of_solution("checkmate", 4, empty)
-    assert (row.status, row.scope) == (status, scope)
-    assert (f"no schedule with {proven_words(scope)}, by proof" in row.reason) == (status == "failed")
-
-
-@pytest.mark.parametrize("scope", ["auto", "depth:2", "forward"])
-def test_paging_alone_has_one_scope(scope: str) -> None:
-    """Nothing runs again, so that a proof in any scope is of all plans."""
-    for seed in range(3):
-        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
-        (row,) = compare(problem, (ram_bytes,), ["poet-paging-only"], replace(SETTINGS, scope=scope)).rows
-        assert (row.status, row.scope) == ("optimal", "full")
-    problem = chain(5)
-    (row,) = compare(problem, (problem.least_ram_bytes,), ["poet-paging-only"], replace(SETTINGS, scope=scope)).rows
-    # a sum refuses it, which no scope limits
-    assert (row.status, row.scope) == ("infeasible", None)
-
-
-def test_poet_may_take_what_the_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limit grows by the rest of each method with a proof at the same budget, asked for and done before it."""
-    asked: dict[tuple[bool, bool], float] = {}
-
-    def watched(problem: Problem, options: Options, **more: Any) -> Solution:
-        asked[options.paging, options.remat] = options.time_limit_s
-        return solve(problem, options, **more)
-
-    monkeypatch.setattr(poet, "search", watched)
-    problem = chain(5, paging=True)
-    compare(problem, (7,), methods=["poet", "dtr"], settings=SETTINGS)
-    assert asked == {(True, True): SETTINGS.time_limit_s}
-    result = compare(problem, (7,), methods=["poet", "poet-paging-only", "poet-remat-only"], settings=SETTINGS)
-    # The scheduler of remat-only is Checkmate's, which is not watched.
-    assert asked[True, False] == SETTINGS.time_limit_s
-    took = {row.method: row.solve_s for row in result.rows}
-    left = 2 * SETTINGS.time_limit_s - took["poet-paging-only"] - took["poet-remat-only"]
-    assert asked[True, True] == pytest.approx(SETTINGS.time_limit_s + left)
-
-
-def test_text_and_json(found: Comparison) -> None:
-    text = "\n".join(comparison_lines(found))
-    for name in names():
-        assert name in text
-    document = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert set(KEYS) <= set(document["rows"][0])
-    assert document["store_all_peak_bytes"] == found.store_all_peak_bytes
-
-
-def test_methods_that_coincide_are_named(found: Comparison, tmp_path: Path) -> None:
-    rows = tuple(replace(row, method="twin") for row in found.rows if row.method == "capuchin")
-    doubled = replace(found, methods=("capuchin", "revolve", "twin", "dtr"), rows=(*found.rows, *rows))
-    same = coinciding(doubled)
-    assert same["twin"] == "capuchin"
-    assert "capuchin" not in same
-    assert any("capuchin = twin" in line for line in comparison_lines(doubled))
-    dearer = tuple(replace(row, overhead_j=row.overhead_j and 1.001 * row.overhead_j) for row in rows)
-    assert "twin" not in coinciding(replace(doubled, rows=(*found.rows, *dearer)))
-    pytest.importorskip("matplotlib")
-    save_comparison(doubled, tmp_path / "a.svg")
-    assert "= twin" in (tmp_path / "a.svg").read_text()
-
-
-def test_pictures(found: Comparison, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for name in ("a.png", "a.svg"):
-        save_comparison(found, tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    drawing = (tmp_path / "a.svg").read_text()
-    assert "<svg" in drawing
-    save_comparison(found, tmp_path / "b.svg")
-    assert (tmp_path / "b.svg").read_text() == drawing
-    assert all(name in drawing for name in names())
-    with pytest.raises(OptionError, match="a picture ends in"):
-        save_comparison(found, tmp_path / "a.txt")
-
-
-def test_interface() -> None:
-    problem = chain(5)
-    result = po.compare(problem, ram="60%,100%", methods="revolve, poet", deadline="2x", time_limit=5)
-    assert result.methods == ("revolve", "poet")
-    assert len(result.rows) == 4
-    assert all(row.makespan_s is None or row.makespan_s <= 2 * problem.baseline_time_s for row in result.rows)
-    assert po.compare(problem, ram=[7, "100%"], methods=["dtr"]).budgets == (7,)
-    assert po.compare(problem, ram="1B", methods="dtr,all").methods == names()
-    with pytest.raises(OptionError, match="no method is called 'revolver'"):
-        po.compare(problem, methods="revolver")
-
-
 @pytest.mark.parametrize(
     ("text", "budgets"),
-    [
-        ("20%..100%/9", tuple(Share(k / 10) for k in range(2, 11))),
-        ("1kB..3kB/3", (1000, 2000, 3000)),
-        ("40%, 5MB", (Share(0.4), 5_000_000)),
-        ("50%..60%/2,10", (Share(0.5), Share(0.6), 10)),
-    ],
-)
+    [("20%..100%/9", tuple(Share(k / 10) for k in range(2, 11))), ("1kB..3kB/3", (1000, 2000, 3000)),
+     ("40%, 5MB", (Share(0.4), 5_000_000)), ("50%..60%/2,10", (Share(0.5), Share(0.6), 10))],
+)  # fmt: skip
 def test_budgets(text: str, budgets: tuple[int | Share, ...]) -> None:
     parsed = parse_budgets(text)
     assert len(parsed) == len(budgets)
@@ -214,17 +102,50 @@ def test_budgets(text: str, budgets: tuple[int | Share, ...]) -> None:
             assert one == other
 
 
-def test_whole_percentages_are_whole_bytes() -> None:
-    assert in_bytes(parse_budgets("20%..100%/9"), 1000) == tuple(range(200, 1001, 100))
+@pytest.fixture(scope="module")
+def front() -> Front:
+    problem = chain(12, sizes=[3, 1, 2, 4, 1, 2, 3, 5, 1, 2, 2, 3], paging=True, page_j=0.4, page_s=0.4)
+    return po.pareto(problem, points=7, time_limit=30, gap=0.01, threads=1)
 
 
-@pytest.mark.parametrize("text", ["20%..100%", "20%..100%/1", "20%..3MB/4", "20%/9", "a..b/3", "20%..100%/x", ""])
-def test_budgets_that_make_no_sense(text: str) -> None:
-    with pytest.raises(OptionError, match="--ram"):
-        parse_budgets(text)
+def test_points_are_plans_with_bounds(front: Front) -> None:
+    assert 3 <= len(front.points) <= 7
+    budgets = [point.ram_budget_bytes for point in front.points]
+    assert budgets == sorted(set(budgets))
+    overheads = [point.overhead_j for point in front.points]
+    assert overheads == sorted(overheads, reverse=True)
+    for point in front.points:
+        found = simulate(point.plan, ram_bytes=point.ram_budget_bytes)
+        assert found.overhead_j == point.overhead_j
+        assert arena_bytes(point.plan) <= point.ram_budget_bytes
+        assert 0 <= point.overhead_bound_j <= point.overhead_j
+        assert point.overhead_gap <= 0.1
+    assert front.points[-1].overhead_j == 0.0
 
 
-@pytest.mark.parametrize("text", ["", " ", ",", "40%,", ",40%", "40%,,3MB"])
-def test_empty_budgets_are_called_empty(text: str) -> None:
-    with pytest.raises(OptionError, match=f"--ram '{text}': a budget in it is empty"):
-        parse_budgets(text)
+def test_bounds_and_plans_enclose_the_optimum() -> None:
+    problem = chain(3, sizes=[2, 3, 1], paging=True, page_j=0.3)
+    small = po.pareto(problem, points=5, time_limit=20, gap=0.0, threads=1)
+    for point in small.points:
+        best = plan_optimum(problem, point.ram_budget_bytes)
+        assert best is not None
+        assert point.overhead_j >= best.overhead_j - 1e-9
+    if not small.least_is_proven:
+        assert plan_optimum(problem, small.ram_bound_bytes - 1) is None
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return po.load("bert-tiny", batch=1).differentiate().cost("a72")
+
+
+@pytest.mark.parametrize("name", ["dtr", "capuchin"])
+def test_bit_identical_within_the_budget(problem: Problem, name: str) -> None:
+    (budget,) = in_bytes((Share(0.9),), po.store_all_peak_bytes(problem))
+    plan = method(name).schedule(problem, budget)
+    assert po.simulate(plan, ram_bytes=budget).overhead_j > 0
+    execution = po.execute(plan)
+    assert execution.ok, execution.message
+    assert execution.bit_identical
+    assert execution.measured_peak_bytes is not None
+    assert execution.measured_peak_bytes <= budget

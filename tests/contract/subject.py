@@ -38,12 +38,9 @@ class Subject:
         points: list[float] = []
         bounds: list[float] = []
         asked: dict[str, Any] = {
-            "time_limit_s": ENOUGH_S,
-            "gap": 0.0,
-            "start": None,
-            "on_point": lambda _: points.append(0.0),
+            "time_limit_s": ENOUGH_S, "gap": 0.0, "start": None, "on_point": lambda _: points.append(0.0),
             "on_bound": bounds.append,
-        }
+        }  # fmt: skip
         found = session.search(**{**asked, **more})
         if found.point is not None:
             self.need(found.point.integral, "a point that `search` returns is `integral`")

@@ -205,26 +205,12 @@ def gather_gradient(op_type: str, optimizer: str = "none") -> Draw:
 
 
 DRAWS: Mapping[tuple[str, str], Draw] = {
-    ("", "Transpose"): _transpose,
-    ("", "Expand"): _expand,
-    ("", "Reshape"): _reshape,
-    ("", "Flatten"): _flatten,
-    ("", "Squeeze"): _squeeze,
-    ("", "Unsqueeze"): _unsqueeze,
-    ("", "Slice"): _slice,
-    ("", "Pad"): _pad,
-    ("", "Tile"): _tile,
-    ("", "GatherND"): _gather_nd,
-    ("", "TopK"): _top_k,
-    ("", "Concat"): _concat,
-    ("", "Split"): _split,
-    ("", "Gather"): _gather,
-    ("", "GatherElements"): _gather_elements,
-    ("", "ScatterElements"): _scatter_elements,
-    ("", "ScatterND"): _scatter_nd,
-    ("", "ConstantOfShape"): _constant_of_shape,
-    ("", "Size"): _size,
-    ("", "RandomUniform"): _random_uniform,
+    ("", "Transpose"): _transpose, ("", "Expand"): _expand, ("", "Reshape"): _reshape, ("", "Flatten"): _flatten,
+    ("", "Squeeze"): _squeeze, ("", "Unsqueeze"): _unsqueeze, ("", "Slice"): _slice, ("", "Pad"): _pad,
+    ("", "Tile"): _tile, ("", "GatherND"): _gather_nd, ("", "TopK"): _top_k, ("", "Concat"): _concat,
+    ("", "Split"): _split, ("", "Gather"): _gather, ("", "GatherElements"): _gather_elements,
+    ("", "ScatterElements"): _scatter_elements, ("", "ScatterND"): _scatter_nd,
+    ("", "ConstantOfShape"): _constant_of_shape, ("", "Size"): _size, ("", "RandomUniform"): _random_uniform,
     (OWN_DOMAIN, "Gather.grad_input"): gather_gradient("Gather.grad_input"),
     (OWN_DOMAIN, "Gather.grad_input+sgd.update"): gather_gradient("Gather.grad_input+sgd.update", "sgd"),
-}
+}  # fmt: skip

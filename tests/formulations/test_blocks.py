@@ -6,7 +6,6 @@ times exchanged, and no writing at all a device without storage.
 
 from __future__ import annotations
 
-import pickle
 import random
 from dataclasses import replace
 
@@ -20,12 +19,11 @@ from poetopt.formulations.static_power import static_power
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Solution, Status
-from tests.bruteforce import plan_optimum
 from tests.closed import in_scope
 from tests.problems import random_tight
-from tests.seeds import seeds
+from tests.seeds import some
 
-SEEDS = seeds(24)
+SEEDS = some(range(24), 6)
 
 
 def case(seed: int) -> tuple[Problem, int]:
@@ -108,31 +106,9 @@ def test_an_energy_budget_is_a_deadline_with_the_roles_exchanged(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_wear_is_no_paging(seed: int) -> None:
-    problem, ram_bytes = case(seed)
-    sized = replace(problem, tensors=tuple(replace(t, nbytes=t.nbytes or 1) for t in problem.tensors))
-    spared = run(sized, ram_bytes + len(sized.tensors), flash_wear(0))
-    assert same(value(spared), value(run(sized, ram_bytes + len(sized.tensors), paging=False)))
-    whole = plan_optimum(sized, ram_bytes + len(sized.tensors), paging=False)
-    if spared.simulation is not None:
-        assert whole is not None
-        assert spared.simulation.overhead_j >= whole.overhead_j - 1e-9
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_more_wear_never_costs_more(seed: int) -> None:
     problem, ram_bytes = case(seed)
     found = [value(run(problem, ram_bytes, flash_wear(limit))) for limit in (0, 2, 5, 1000)]
     costs = [float("inf") if cost is None else cost for cost in found]
     assert costs == sorted(costs, reverse=True)
     assert same(found[-1], value(run(problem, ram_bytes)))
-
-
-def test_formulations_pickle() -> None:
-    for name in ("retention", "poet"):
-        together = formulation(name).with_block(static_power(1.0), flash_wear(10))
-        again = pickle.loads(pickle.dumps(together))
-        assert [block.name for block in again.blocks] == [block.name for block in together.blocks]
-        problem, ram_bytes = case(1)
-        asked = Options(ram_bytes=ram_bytes, formulation=again, gap=1e-9)
-        assert value(solve(problem, asked)) == value(solve(problem, replace(asked, formulation=together)))

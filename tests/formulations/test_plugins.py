@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.formulations import formulation, options
-from poetopt.util.errors import FormulationError, OptionError
+from poetopt.formulations import options
 from tests.cli.support import chain, runner, write_problem
 
 MODULE = '''
@@ -77,66 +76,3 @@ def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_pa
     assert found["recomputes"] == 0
     assert found["asks"] == ["at most 0 recomputations"]
     po.testing.check_block(options.option("short").make("1", None, 1), problems=3)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("packages")
-def test_what_others_break_is_theirs(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A ValueError for a value, and a defect deep inside a solve: one message that names package and entry point."""
-    path = write_problem(tmp_path / "chain.json", chain())
-    line = ["solve", path, "--device", "a72", "--ram", 4000, "--with"]
-    ended = runner(capsys)(*line, "short=abc")
-    ended.assert_one_message("--with short=abc: ValueError: invalid literal", code=2)
-    assert "package good 1.0, entry point poetopt.blocks: short = a_short_package:option" in ended.err
-    assert "it takes short=N, as in short=3" in ended.err
-    ended = runner(capsys)(*line, "careless=1")
-    # the one that was asked for, of a module that holds several
-    ended.assert_one_message("package good 1.0, entry point poetopt.blocks: careless = a_short_package:", code=2)
-    assert "block 'careless'" in ended.err
-    assert "build failed: LookupError: no such figure (a_short_package.py:" in ended.err
-    assert "defect in poetopt" not in ended.err
-    with monkeypatch.context() as set_:
-        set_.setenv("POETOPT_TRACEBACK", "1")
-        with pytest.raises(FormulationError) as told:
-            runner(capsys)(*line, "careless=1")
-    assert isinstance(told.value.__cause__, LookupError)
-
-
-@pytest.mark.usefixtures("packages")
-def test_a_block_that_can_not_be_made_is_listed_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = runner(capsys)("formulations")
-    assert listed.code == 0
-    text = " ".join(listed.out.split())
-    assert "can't be used: IndexError: tuple index out of range (a_short_package.py:" in text
-    assert "short" in text
-
-
-def test_a_module_stands_for_its_formulation() -> None:
-    assert formulation(po.formulations.retention).name == "retention"
-    with pytest.raises(FormulationError, match=r"poetopt\.formulations\.language has no Formulation of its name"):
-        formulation(po.formulations.language)
-    with pytest.raises(FormulationError, match=r"not a int"):
-        formulation(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("packages")
-def test_what_is_broken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, complaint in (("gone", "can't be loaded"), ("odd", "is a int, not a Formulation")):
-        with pytest.raises(FormulationError, match=complaint):
-            formulation(name)
-    for name, complaint in (("lost", "can't be loaded"), ("weird", "holds a int")):
-        with pytest.raises(FormulationError, match=complaint):
-            options.option(name)
-    listed = runner(capsys)("formulations")
-    assert listed.code == 0
-    for name in ("brief", "short", "gone", "odd", "lost", "weird"):
-        assert f" {name}: " in listed.out
-    assert listed.out.count("can't be used: ") == 5  # a block that can't be made, too
-
-
-@pytest.mark.usefixtures("packages")
-def test_a_broken_block_in_a_solve() -> None:
-    problem = po.load("lenet").differentiate().cost("m4")
-    with pytest.raises(OptionError, match=r"--with lost=1: block 'lost' .* can't be loaded"):
-        po.solve(problem, ram="90%", blocks=["lost=1"])

@@ -1,20 +1,39 @@
-"""No row that a separator brings may cut off a valid schedule."""
+"""No row that a separator brings may cut off a valid schedule, and each is what its definition says."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 import pyomo.environ as pyo
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
+from poetopt.formulations.language import Limits
+from poetopt.formulations.retention.enumeration import retention_space
+from poetopt.formulations.retention.instant import Instants
+from poetopt.formulations.retention.rounding import Rounded, roundings
+from poetopt.formulations.retention.scope_difference import no_good
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.formulations.rows import Floats, Row
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
+from poetopt.plan.transfers import out_of_reach, plan_transfers
+from poetopt.search.cutting import cut
+from poetopt.search.diagnosis.certificate import rederive
+from poetopt.search.run import Budget
+from poetopt.testing.exhaustive import decisions, valid
+from poetopt.util.errors import PoetError
 from tests.formulations.points import FakePoint, activity, by_item
-from tests.problems import random_plan, random_problem
+from tests.problems import random_plan, random_problem, random_tight
 from tests.seeds import seeds
 
 RETENTION = formulation("retention")
@@ -73,3 +92,140 @@ def test_a_schedule_satisfies_its_own_model(seed: int) -> None:
     for name in ("continuity", "dependence"):
         for constraint in getattr(model.residency, name).values():
             assert pyo.value(constraint.body) <= constraint.ub + 1e-9, constraint.name
+
+
+@given(
+    a=st.lists(st.integers(-12, 12), min_size=1, max_size=7),
+    room=st.integers(-10, 40),
+    divisors=st.lists(st.integers(1, 15), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_roundings_hold_wherever_the_row_does(
+    a: list[int], room: int, divisors: list[int], data: st.DataObject
+) -> None:
+    missing = np.array([data.draw(st.booleans()) for _ in a])
+    coefficients, right, valid = roundings(np.array(a), room, missing, np.array(divisors))
+    for x in itertools.product((0, 1), repeat=len(a)):
+        if np.dot(a, x) > room:
+            continue
+        y = np.where(missing, 1 - np.array(x), x)
+        assert np.all(coefficients[valid] @ y <= right[valid] + 1e-9)
+
+
+def _rounded() -> tuple[object, Row]:
+    """A model and a rounded row that its relaxation violated."""
+    retention = formulation("retention")
+    for seed in range(200):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=7)
+        model = retention.build(problem, ram_bytes=ram_bytes)
+        session = backend("highs").open(model, threads=0, scale=1.0)
+        cut(retention, model, session, until=Budget.by_clock(math.inf), overhead_j=None, on_bound=lambda _: False)
+        for row in session.added:
+            if isinstance(row.key, Rounded):
+                return model, row
+    raise AssertionError("no relaxation violated a rounding")
+
+
+def test_only_what_row_and_divisor_prove_is_derived_again() -> None:
+    model, row = _rounded()
+    rederive(model, row)
+    with pytest.raises(PoetError, match="claims more"):
+        rederive(model, replace(row, upper=row.upper - 0.01))
+    with pytest.raises(PoetError, match="claims more"):
+        rederive(model, replace(row, coefficients=[c + 0.01 for c in row.coefficients]))
+    with pytest.raises(PoetError, match="can't be derived"):
+        rederive(model, replace(row, lower=0.0))
+
+
+MOST = 9
+"""Decisions of a problem, at most: all their subsets are tried."""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
+    retention = formulation("retention")
+    rng = random.Random(seed)
+    rows = late = 0
+    for _ in range(60):
+        problem, budget = random_tight(rng, operators=5, dma=True)
+        space = retention_space(problem, Limits(ram_bytes=budget, makespan_s=math.inf), "full", True, True)
+        recomputes, page_ins = decisions(space)
+        if not page_ins or len(recomputes) + len(page_ins) > MOST:
+            continue
+        found = []
+        for schedule, plan, _ in valid(space, budget):
+            ordered = plan_transfers(plan, budget)
+            if schedule_of(ordered) == schedule:  # the others waste something
+                found.append((simulate(ordered).makespan_s, schedule, plan))
+        times = sorted({makespan for makespan, _, _ in found})
+        if len(times) < 2:
+            continue
+        deadline_s = times[len(times) // 4] * (1 + 1e-9)
+        model = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
+        values = {schedule: retention.points.values(model, schedule) for _, schedule, _ in found}
+        points = {schedule: by_item(kept) for schedule, kept in values.items() if kept is not None}
+        for makespan, schedule, plan in found:
+            own = values[schedule]
+            if own is None or makespan <= deadline_s or schedule.writes_again(problem):
+                continue
+            late += 1
+            if not out_of_reach(plan, budget, deadline_s):
+                continue
+            rows += 1
+            row = no_good(model, schedule, own, late=True)
+            assert activity(row, points[schedule]) < row.lower
+            for other, in_time, _ in found:
+                kept = points.get(in_time)
+                assert other > deadline_s or kept is None or activity(row, kept) >= row.lower
+        if rows > 40:
+            break
+    assert 0 < rows <= late
+
+
+INSTANTS_RETENTION = formulation("retention")
+
+
+def _live(space: RetentionSpace, x: int, r: Floats, k: Floats, p: Floats) -> float:
+    """The left-hand side of the intra-stage row of recomputation x, with its maxima, as `memory` writes it."""
+    j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
+    problem = space.problem
+    total = float(space.workspace_bytes[j]) * r[x]
+    for i, tensor in enumerate(problem.tensors):
+        nbytes = float(space.tensor_bytes[i])
+        first, last = space.tensor_range[i]
+        e = space.point_of.get((i, t))
+        spans = [k[q] for q in range(first, last) if space.point_previous[q] < t < space.point_stage[q]]  # one at most
+        if e is None:
+            there = sum(spans)
+            total += nbytes * (max(there, r[x]) if tensor.producer == j else there)
+            continue
+        before, on = k[e], 0.0 if space.point_last[e] else k[e + 1]
+        needed = [r[space.recompute_of[h, t]] for h in problem.readers[i] if h >= j and (h, t) in space.recompute_of]
+        if tensor.producer == j:
+            total += nbytes * max(before + p[e], r[x])
+        elif tensor.producer > j:
+            total += nbytes * before
+        else:
+            total += nbytes * (1.0 if space.point_real[e] else max([on, *needed]))
+    return float(total)
+
+
+def _spanned(space: RetentionSpace, k: Floats) -> Floats:
+    """(n_stages,) bytes kept across each stage without a point there."""
+    found = np.zeros(len(space.problem.operators))
+    for e, share in enumerate(k):
+        nbytes = space.tensor_bytes[space.point_tensor[e]]
+        found[space.point_previous[e] + 1 : space.point_stage[e]] += share * nbytes
+    return found
+
+
+@pytest.mark.parametrize("seed", seeds(60))
+def test_all_at_once_is_what_the_definition_says(seed: int) -> None:
+    rng, draw = random.Random(seed), np.random.default_rng(seed)
+    problem = random_problem(rng, operators=rng.randint(3, 9), training=seed % 2 == 0)
+    scope = ("full", "forward", "depth:2")[seed % 3]
+    space = INSTANTS_RETENTION.build(problem, ram_bytes=10**9, scope=scope, paging=seed % 4 != 3).space
+    r, k = draw.random(len(space.recompute_operator)), draw.random(len(space.point_tensor))
+    p = np.where(space.page_index >= 0, draw.random(len(k)), 0.0)
+    found = Instants(space).nbytes(r, k, p, _spanned(space, k))
+    assert found == pytest.approx([_live(space, x, r, k, p) for x in range(len(r))])

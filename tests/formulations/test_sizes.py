@@ -17,7 +17,6 @@ from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.solution import Options, Solution, Status
-from tests.backends.solvers import installed
 from tests.closed import in_scope
 from tests.problems import random_tight
 from tests.seeds import some
@@ -91,16 +90,3 @@ def test_scopes_and_formulations_agree(seed: int) -> None:
         if len(problem.operators) <= FEW_FOR_POET:
             plans.append(overhead(solved(problem, ram_bytes, "full", formulation="poet")))
         assert bound(found[-1]) <= min(plans) + TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["cbc", "scip"])
-def test_backends_agree(name: str) -> None:
-    installed(name)
-    compared = 0
-    for seed in some(range(0, 10, 2), 3):
-        problem, ram_bytes, _ = case(seed)
-        ours, theirs = (solved(problem, ram_bytes, "depth:2", backend=each) for each in ("highs", name))
-        if is_closed(ours) and is_closed(theirs):
-            assert overhead(theirs) == pytest.approx(overhead(ours), rel=1e-5, abs=TOLERANCE)
-            compared += overhead(ours) > 1
-    assert compared >= 2

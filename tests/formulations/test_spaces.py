@@ -48,13 +48,10 @@ def early_recompute() -> tuple[Problem, int]:
     """s comes of A, which stays until stage 3; s is needed in stage 5, and has no room in stage 2."""
     tensors = (ProblemTensor("A", 6, 0, NEVER), ProblemTensor("s", 1, 1, DEAR), ProblemTensor("b", 1, 3, NEVER))
     operators = (
-        operator("A", (), (0,), 100.0, 0),
-        operator("s", (0,), (1,), 1.0, 0),
-        operator("crowd", (0,), (), 1.0, 2),
-        operator("b", (0,), (2,), 100.0, 0),
-        operator("crowd again", (), (), 1.0, 6),
+        operator("A", (), (0,), 100.0, 0), operator("s", (0,), (1,), 1.0, 0), operator("crowd", (0,), (), 1.0, 2),
+        operator("b", (0,), (2,), 100.0, 0), operator("crowd again", (), (), 1.0, 6),
         operator("last", (1, 2), (), 1.0, 0, backward=True),
-    )
+    )  # fmt: skip
     return Problem("early recompute", "toy", operators, tensors), 8
 
 

@@ -12,11 +12,8 @@ from poetopt.comparison.baselines.acceptance import cheapest
 from poetopt.comparison.baselines.capuchin import schedule_paging_first
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.codec import from_json, to_json
-from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.search.diagnosis.infeasibility import explain
 from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
@@ -88,22 +85,6 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
     assert exact >= 0.9 * compared, (exact, compared)
 
 
-def test_the_papers_formulation_keeps_it_too() -> None:
-    refused = solved = 0
-    for seed in range(40):
-        problem, ram_bytes = small_storage(seed)
-        options = Options(ram_bytes=ram_bytes, formulation="poet", scope="full", time_limit_s=20, threads=1)
-        found, least = search(problem, options), least_overhead_j(problem, ram_bytes)
-        if found.simulation is None:
-            refused += search(replace(problem, storage_bytes=None), options).simulation is not None
-            continue
-        solved += 1
-        assert least is not None
-        assert found.simulation.overhead_j >= least - 1e-9
-    assert refused
-    assert solved
-
-
 def away(*, storage_bytes: int | None, storage_block_bytes: int = 1) -> Problem:
     """Two tensors of 6 bytes that must leave RAM while an operator of 20 bytes runs, and can't be computed again."""
     tensors = (
@@ -143,30 +124,3 @@ def test_written_tensors_take_whole_blocks(capacity: int | None, block: int, fit
         cheapest(problem, 21, [both])
     with pytest.raises(NoScheduleError):
         schedule_paging_first(problem, 21)
-
-
-def test_one_that_is_written_again_takes_one_place() -> None:
-    problem = away(storage_bytes=6)
-    steps = [(Action.PAGE_OUT, 0), (Action.PAGE_OUT, 0), *((Action.COMPUTE, k) for k in range(3))]
-    assert simulate(problem, [Instruction(*step) for step in steps]).stored_bytes == 6
-
-
-def test_why_not_names_it() -> None:
-    problem = away(storage_bytes=6)
-    options = Options(ram_bytes=21, threads=1)
-    why = explain(problem, options, search(problem, options), search)
-    assert any("storage that held more than 6 B" in text and "12 B on it" in text for text in why.says), why.says
-
-
-def test_a_plan_file_has_it_and_older_ones_hold_anything() -> None:
-    problem = away(storage_bytes=16, storage_block_bytes=8)
-    plan: Plan = plan_of(problem, Schedule(frozenset(), frozenset({(2, 0), (2, 1)})))
-    data = to_json(plan)
-    again = from_json(data).plan.problem
-    assert (again.storage_bytes, again.storage_block_bytes) == (16, 8)
-    device = data["device"]
-    assert isinstance(device, dict)
-    with pytest.raises(PlanError, match="more than the storage"):
-        from_json({**data, "device": {**device, "storage_bytes": 15}})
-    older = {key: value for key, value in device.items() if not key.startswith("storage")}
-    assert from_json({**data, "device": older}).plan.problem.storage_bytes is None

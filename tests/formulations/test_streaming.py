@@ -15,13 +15,12 @@ from poetopt.formulations.block import Limits
 from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
-from poetopt.graph.problem import Feature, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
+from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, store_all_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.search.cutting import session_of
 from poetopt.search.diagnosis.certificate import rederive
-from poetopt.search.limits import impossible, least_time_s
-from poetopt.search.search import run_plain, search
+from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem
@@ -118,38 +117,6 @@ def test_every_schedule_is_a_point_and_every_row_holds_of_it() -> None:
     assert rows > 100
 
 
-def test_nothing_changes_where_no_operator_has_variants() -> None:
-    rng = random.Random(1)
-    problem = with_parameters(rng, small_problem(rng, forward=2))
-    space = space_of(problem, problem.least_ram_bytes + 2)
-    assert not space.streams
-    model = formulation("retention").build(problem, ram_bytes=problem.least_ram_bytes + 2, scope="full")
-    assert "streaming" not in model.block_names
-
-
-def test_variants_that_no_optimum_needs_are_left_out() -> None:
-    problem = network()
-    forward = problem.operators[0]
-    dearer = replace(forward.variants[0], energy_j=9.0)
-    larger = replace(forward.variants[1], workspace_bytes=100)
-    problem = replace(
-        problem, operators=(replace(forward, variants=(*forward.variants, dearer, larger)), *problem.operators[1:])
-    )
-    space = space_of(problem, 80)
-    assert sorted(set(space.streams.variant[space.streams.operator == 0].tolist())) == [1, 2]
-    # where joules alone count, what costs more than transfers around a plain run has to save room
-    roomy = replace(forward, variants=(replace(forward.variants[0], workspace_bytes=30),))
-    problem = replace(problem, operators=(roomy, *problem.operators[1:]))
-    assert (0, 0) in space_of(problem, 80).streams_of
-    assert (0, 0) not in space_of(problem, 80, lean=True).streams_of
-
-
-def test_without_storage_nothing_streams() -> None:
-    problem = replace(network(), paging=False)
-    assert not space_of(problem, 100).streams
-    assert not retention_space(network(), Limits(ram_bytes=100), "full", False, True).streams
-
-
 def test_least_ram_is_that_of_streamed_runs() -> None:
     """Where no plain run fits a schedule is found, and proven; one byte less, and none is possible."""
     problem = network()
@@ -222,59 +189,3 @@ def relaxed_rows(model: Any) -> list[Row]:
         found += rows
         session.add(rows)
     return found
-
-
-def test_with_variants_no_plan_costs_more_than_without_those_of_operators_that_fit() -> None:
-    cheaper = 0
-    for seed in range(6):
-        rng = random.Random(seed)
-        problem, _ = tight_with_variants(rng, forward=2)
-        ram_bytes = max(map(problem.working_set_bytes, range(len(problem.operators))))
-        plain, found = (optimal(one, ram_bytes) for one in (run_plain(problem, ram_bytes), problem))
-        assert Feature.STREAMED not in run_plain(problem, ram_bytes).features
-        if plain.simulation is not None:
-            assert found.simulation is not None
-            least, known = found.simulation.overhead_j, plain.simulation.overhead_j
-            assert least <= known + TOLERANCE
-            cheaper += least < known - TOLERANCE
-    assert cheaper > 0
-
-
-def test_no_schedule_is_quicker_than_the_ways_that_fit() -> None:
-    """A deadline between one plain pass and that is refused by the sum, with the sum as what none undercuts."""
-    slower = 0
-    for seed in range(40):
-        rng = random.Random(seed)
-        problem, ram_bytes = tight_with_variants(rng, forward=rng.choice((1, 2)))
-        space, asked = space_of(problem, ram_bytes), Options(ram_bytes=ram_bytes)
-        if not few(space):
-            continue
-        least_s = least_time_s(problem, asked)
-        for _, _, simulation in valid(space, ram_bytes):
-            assert simulation.makespan_s >= least_s - TOLERANCE
-        if least_s > problem.baseline_time_s + TOLERANCE:
-            slower += 1
-            refused = impossible(problem, replace(asked, deadline_s=(problem.baseline_time_s + least_s) / 2))
-            assert refused is not None
-            assert refused["deadline_bound_s"] == least_s
-    assert slower > 3
-
-
-def test_what_begins_in_ram_fits_beside_what_stays_though_it_is_streamed() -> None:
-    """The first operator streams its input, which begins in RAM: with the weight there it would be a byte too much."""
-    tensors = (
-        ProblemTensor("x", 6, -1, Transfers(0.0, 4.0, 0.0, 2.0)),
-        ProblemTensor("w", 2, -1, Transfers(0.0, 4.0, 0.0, 4.0), home=Home.STORAGE, carried=True, updated_by=1),
-        ProblemTensor("y", 1, 0, Transfers(0.0, 4.0, 0.0, 2.0)),
-    )
-    operators = (
-        ProblemOperator("forward", (0, 1), (2,), 0.0, 1.0, variants=(Variant((0,), (), 2, 0.0, 3.0, 6),)),
-        ProblemOperator("update", (1, 2), (), 0.0, 0.5, backward=True),
-    )
-    problem = Problem("start", "toy", operators, tensors)
-    for ram_bytes, overhead_j in ((7, 2.0 + 2.0 + 4.0 + 4.0), (8, 2.0 + 2.0)):
-        known = best(formulation("retention"), valid(space_of(problem, ram_bytes), ram_bytes), ram_bytes)
-        found = optimal(problem, ram_bytes)
-        assert known is not None
-        assert known[0] == overhead_j
-        assert found.scope_bound_j == pytest.approx(overhead_j)

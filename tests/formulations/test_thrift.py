@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -14,19 +13,13 @@ from poetopt.formulations.goal import Trial
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import plan_of
-from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.exhaustive import best, valid
 from poetopt.testing.problems import tight
-from poetopt.util.errors import PlanError
-from tests.bruteforce import stage_optimum
 from tests.closed import closed
-from tests.formulations.points import activity, by_item
 from tests.seeds import seeds
-from tests.stored import tight_with_parameters
 
 KINDS = ("page_outs", "recomputes", "page_ins")
 
@@ -73,49 +66,3 @@ def test_a_rule_without_rows_is_kept_to_the_optimum(seed: int, name: str) -> Non
     assert closed(found)
     assert found.plan is not None
     assert together.trial(found.plan, simulate(found.plan)).overhead_j == pytest.approx(known[0])
-
-
-@pytest.mark.parametrize(("seed", "status"), [(39, Status.UNKNOWN), (101, Status.FEASIBLE), (407, Status.FEASIBLE)])
-def test_poet_ends_where_no_best_schedule_has_a_layout(seed: int, status: Status) -> None:
-    problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)
-    found, known = solved(problem, ram_bytes, "poet"), stage_optimum(problem, ram_bytes)
-    assert found.status is status
-    assert known is not None
-    assert found.scope_bound_j == pytest.approx(known.overhead_j)
-    assert (found.plan is None) is ("no memory layout within it" in found.reason)
-
-
-@pytest.mark.parametrize("times", [False, True])
-def test_a_schedule_that_breaks_a_row_does_without_one_decision(times: bool) -> None:
-    kept = broken = 0
-    for seed in range(6):
-        problem, ram_bytes = tight(random.Random(seed), forward=2)
-        chosen = formulation("retention").with_block(few("page_outs", 9)) if times else formulation("retention")
-        model = chosen.build(problem, ram_bytes=ram_bytes)
-        assert chosen.thrift is not None
-        rows = chosen.thrift(model)
-        for schedule, _, _ in valid(model.space, ram_bytes):
-            values = chosen.points.values(model, schedule)
-            if values is None:
-                continue
-            at = by_item(values)
-            if all(activity(row, at) >= row.lower for row in rows):
-                kept += 1
-                continue
-            broken += 1
-            assert does_without_one(problem, schedule, ram_bytes), schedule
-    assert kept > 50
-    assert (broken > 50) is not times  # with stages of transfers, only schedules that waste nothing are tried
-
-
-def does_without_one(problem: Problem, schedule: Schedule, ram_bytes: int) -> bool:
-    """Whether its plan still fits if one recompute or page-in is left out."""
-    fewer = [replace(schedule, recomputes=schedule.recomputes - {one}) for one in schedule.recomputes]
-    fewer += [replace(schedule, page_ins=schedule.page_ins - {one}) for one in schedule.page_ins]
-    for other in fewer:
-        try:
-            simulate(plan_of(problem, other), ram_bytes=ram_bytes)
-        except PlanError:
-            continue
-        return True
-    return False

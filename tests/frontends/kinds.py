@@ -111,18 +111,6 @@ PADDLE = {
          "p2o.pd_op.full.2.0": HALF, "linear_0.w_0": floats(4, 3), "linear_0.b_0": floats(3)},
         data="p2o.pd_op.full.2.0",
     ),
-    "norms": kind(
-        [
-            node("Conv", "x conv2d_0.w_0", "a", kernel_shape=[1, 1]),
-            node("BatchNormalization", "a bn.w_0 bn.b_0 bn.w_1 bn.w_2", "b"), node("Relu", "b", "c"),
-            node("ReduceMean", "c axes", "g", keepdims=0), node("MatMul", "g fc.w_0", "m"),
-            node("Add", "m fc.b_0", "y"),
-        ],
-        [2, 3, 4, 4],
-        {"conv2d_0.w_0": floats(4, 3, 1, 1), "bn.w_0": positive(4), "bn.b_0": floats(4), "bn.w_1": floats(4),
-         "bn.w_2": positive(4), "axes": ints(2, 3), "fc.w_0": floats(4, 1), "fc.b_0": floats(1)},
-        data="bn.w_1 bn.w_2",
-    ),
 }  # fmt: skip
 CNTK = {
     "mnist": kind(
@@ -147,17 +135,6 @@ CNTK = {
         {"Constant12": floats(1, 4), "Parameter1": floats(5, 4), "Parameter2": floats(5), "Parameter3": floats(5, 2),
          "Parameter4": floats(2)},
         data="Constant12",
-    ),
-    "sliced": kind(
-        [
-            node("Slice", "Parameter0 zero three one", "u"), node("Slice", "Parameter0 three six one", "v"),
-            node("MatMul", "x u", "a"), node("Sigmoid", "a", "s"), node("MatMul", "x v", "b"), node("Mul", "s b", "h"),
-            node("Unsqueeze", "Parameter7 zero", "e"), node("Add", "h e", "k"), node("MatMul", "k Parameter8", "y"),
-        ],
-        [3, 4],
-        {"Parameter0": floats(4, 6), "zero": ints(0), "three": ints(3), "six": ints(6), "one": ints(1),
-         "Parameter7": floats(3), "Parameter8": floats(3, 2)},
-        data="Parameter7",
     ),
 }  # fmt: skip
 KERAS = {
@@ -185,16 +162,6 @@ KERAS = {
          "conv/bias": floats(4), "axes": ints(2, 3), "head/kernel": floats(4, 2)},
         data="norm/inverse norm/shift",
     ),
-    "gain": kind(
-        [
-            node("Mul", "x scale/gain/weight", "m"), node("Add", "m scale/gain/bias", "n"),
-            node("MatMul", "n dense/kernel", "a"), node("Add", "a dense/bias", "y"),
-        ],
-        [4, 3],
-        {"scale/gain/weight": positive(3), "scale/gain/bias": floats(3), "dense/kernel": floats(3, 2),
-         "dense/bias": floats(2)},
-        data="scale/gain/weight scale/gain/bias",
-    ),
 }  # fmt: skip
 MATLAB = {
     "zerocenter": kind(
@@ -221,17 +188,6 @@ MATLAB = {
          "batchnorm_var": positive(4), "fc_W": floats(2, 4, 1, 1), "fc_B": floats(2)},
         data="in_Mean in_StandardDeviation batchnorm_mean batchnorm_var",
     ),
-    "features": kind(
-        [
-            node("Reshape", "x shape", "f"), node("Sub", "f input_Mean", "s"), node("Mul", "s input_InvStd", "n"),
-            node("Gemm", "n fc_1_W fc_1_B", "a", transB=1), node("Tanh", "a", "b"),
-            node("Gemm", "b fc_2_W fc_2_B", "y", transB=1),
-        ],
-        [3, 4, 1, 1],
-        {"shape": ints(3, 4), "input_Mean": floats(1, 4), "input_InvStd": positive(1, 4), "fc_1_W": floats(5, 4),
-         "fc_1_B": floats(5), "fc_2_W": floats(2, 5), "fc_2_B": floats(2)},
-        data="input_Mean input_InvStd",
-    ),
 }  # fmt: skip
 _CONV, _BIAS, _DENSE = (f"call/model/{name}/ReadVariableOp:0" for name in ("c/Conv2D", "c/BiasAdd", "d/MatMul"))
 TF2ONNX = {
@@ -257,16 +213,6 @@ TF2ONNX = {
          "axes": ints(2, 3), _DENSE: floats(4, 2)},
         data="call/model/normalization/sub/y:0 call/model/normalization/Sqrt:0",
     ),
-    "batchnorm": kind(
-        [
-            node("MatMul", f"x {_DENSE}", "a"), node("Mul", "a call/bn/batchnorm/mul:0", "m"),
-            node("Add", "m call/bn/batchnorm/sub:0", "b"), node("Relu", "b", "c"), node("MatMul", "c call/o/w:0", "y"),
-        ],
-        [3, 4],
-        {_DENSE: floats(4, 5), "call/bn/batchnorm/mul:0": floats(5), "call/bn/batchnorm/sub:0": floats(5),
-         "call/o/w:0": floats(5, 2)},
-        data="call/bn/batchnorm/mul:0 call/bn/batchnorm/sub:0",
-    ),
 }  # fmt: skip
 SKLEARN = {
     "classifier": kind(
@@ -287,16 +233,6 @@ SKLEARN = {
         [5, 4],
         {"Su_Subcst": floats(4), "Di_Divcst": positive(4), "coefficient": floats(4, 3), "intercepts": floats(1, 3)},
         data="Su_Subcst Di_Divcst",
-    ),
-    "regressor": kind(
-        [
-            node("MatMul", "x coefficient", "m"), node("Add", "m intercepts", "a"), node("Tanh", "a", "r"),
-            node("MatMul", "r coefficient1", "m1"), node("Add", "m1 intercepts1", "b"),
-            node("Reshape", "b shape", "y"),
-        ],
-        [5, 4],
-        {"coefficient": floats(4, 6), "intercepts": floats(1, 6), "coefficient1": floats(6, 1),
-         "intercepts1": floats(1, 1), "shape": ints(-1, 1)},
     ),
 }  # fmt: skip
 KINDS = {

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 F32 = onnx.TensorProto.FLOAT
-I64 = onnx.TensorProto.INT64
 
 
 def text_model(body: str, *, opset: int = 18, ir_version: int = 8) -> onnx.ModelProto:

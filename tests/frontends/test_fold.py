@@ -17,32 +17,13 @@ def test_a_folded_table_is_onnxruntimes(op: str, opset: int) -> None:
     """As in the encodings of positions: a function of a counter's multiples."""
     weights = {"start": np.array(1, np.float32), "end": np.array(200, np.float32), "step": np.array(1, np.float32)}
     nodes = [
-        helper.make_node("Range", ["start", "end", "step"], ["n"]),
-        helper.make_node("Mul", ["n", "start"], ["t"]),
-        helper.make_node("Mul", ["t", "third"], ["u"]),
-        helper.make_node(op, ["u"], ["f"]),
-        helper.make_node("Mul", ["x", "f"], ["h"]),
-        helper.make_node("Mul", ["h", "w"], ["y"]),
-    ]
+        helper.make_node("Range", ["start", "end", "step"], ["n"]), helper.make_node("Mul", ["n", "start"], ["t"]),
+        helper.make_node("Mul", ["t", "third"], ["u"]), helper.make_node(op, ["u"], ["f"]),
+        helper.make_node("Mul", ["x", "f"], ["h"]), helper.make_node("Mul", ["h", "w"], ["y"]),
+    ]  # fmt: skip
     third = np.array(0.013, np.float32)
     model = model_of(nodes, {"x": [3, 199]}, ["y"], {**weights, "third": third, "w": floats(199)}, opset=opset)
     graph = load_onnx(model, train="w")
     x = floats(3, 199, seed=1)
     np.testing.assert_array_equal(run(model_proto(graph), {"x": x})[0], run(model, {"x": x})[0])
     assert [operator.kind for operator in graph.operators] == ["Mul", "Mul"]
-
-
-def test_a_folded_product_is_onnxruntimes() -> None:
-    nodes = [
-        helper.make_node("MatMul", ["a", "b"], ["c"]),
-        helper.make_node("Softmax", ["c"], ["s"], axis=-1),
-        helper.make_node("ReduceMean", ["s"], ["m"], axes=[0], keepdims=0),
-        helper.make_node("Mul", ["x", "m"], ["h"]),
-        helper.make_node("Mul", ["h", "w"], ["y"]),
-    ]
-    weights = {"a": floats(37, 65), "b": floats(65, 29, seed=1), "w": floats(29, seed=2)}
-    model = model_of(nodes, {"x": [3, 29]}, ["y"], weights, opset=13)
-    graph = load_onnx(model, train="w")
-    x = floats(3, 29, seed=3)
-    np.testing.assert_array_equal(run(model_proto(graph), {"x": x})[0], run(model, {"x": x})[0])
-    assert len(graph.operators) == 2

@@ -8,15 +8,11 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 from poetopt.frontends import load
-from poetopt.graph import Graph
 from poetopt.util.errors import ModelError
-from tests.frontends.support import floats, model_of
-from tests.later import later, uses_torch
+from tests.later import later
 
 torch = later("torch")
 
@@ -72,20 +68,6 @@ def test_by_content(tmp_path: Path, ending: str) -> None:
         assert remedy.format(path=path) in message
 
 
-@uses_torch
-def test_torch_files(tmp_path: Path) -> None:
-    """Written by torch itself: weights, a whole module, the old format, a script."""
-    module = torch.nn.Linear(2, 2)
-    torch.save(module.state_dict(), tmp_path / "weights.pth")
-    torch.save(module, tmp_path / "module.pt")
-    torch.save(module.state_dict(), tmp_path / "old.bin", _use_new_zipfile_serialization=False)
-    for name in ("weights.pth", "module.pt", "old.bin"):
-        assert "a PyTorch file" in told(tmp_path / name)
-        assert f"po.torch.export(module, x, '{Path(name).stem}.onnx'" in told(tmp_path / name)
-    torch.jit.trace(module, torch.zeros(1, 2)).save(tmp_path / "script.onnx")
-    assert "a PyTorch file" in told(tmp_path / "script.onnx")
-
-
 class Trap:
     """What would be noticed if it were unpickled."""
 
@@ -99,29 +81,3 @@ def test_a_pickle_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / name).write_bytes(pickle.dumps([Trap()]))
         assert "po.torch.export" in told(tmp_path / name)
     assert not (tmp_path / "sprung").exists()
-
-
-def test_folders(tmp_path: Path) -> None:
-    saved, package, plain = tmp_path / "saved", tmp_path / "net.mlpackage", tmp_path / "plain"
-    for folder, name in ((saved, "saved_model.pb"), (package, "Manifest.json"), (plain, "net.onnx")):
-        folder.mkdir()
-        (folder / name).write_bytes(b"\x08\1\x12\0")
-    assert "--saved-model FOLDER --output saved.onnx" in told(saved)
-    assert "another format" in told(package)
-    assert f"give the .onnx file in it: {plain / 'net.onnx'}" in told(plain)
-
-
-@pytest.mark.parametrize(
-    ("ending", "what"), [("mlmodel", "another format"), ("pb", "--graphdef"), ("pdmodel", "another format")]
-)
-def test_by_ending(tmp_path: Path, ending: str, what: str) -> None:
-    """Protobufs are told apart by it; one that is an ONNX model is read as such."""
-    path = tmp_path / f"net.{ending}"
-    path.write_bytes(b"\x08\4\x12\2ab")
-    assert what in told(path)
-    onnx.save(
-        model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], {"w": floats(3, 2)}), path
-    )
-    found = load(path)
-    assert isinstance(found, Graph)
-    assert found.trained == ("w",)

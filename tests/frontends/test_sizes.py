@@ -13,8 +13,8 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.frontends.reading import from_recipe, read_options
 from poetopt.graph import Graph
-from poetopt.util.errors import ModelError, OptionError, UnsupportedOpError
-from tests.frontends.support import F32, I64, floats, model_of, run, text_model
+from poetopt.util.errors import ModelError, OptionError
+from tests.frontends.support import floats, model_of, run, text_model
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -59,51 +59,6 @@ class TestSizes:
             assert graph.tensors["x"].shape == (2, 3, 8, 6)
             np.testing.assert_array_equal(run(model_proto(graph), x)[0], expected)
 
-    def test_a_name_stands_in_all_inputs(self) -> None:
-        nodes = [helper.make_node("Add", ["a", "b"], ["y"])]
-        model = model_of(nodes, {"a": ["N", "time"], "b": ["N", "time"]}, ["y"])
-        assert loaded(model, 2, shapes={"a": "?x7"}).tensors["b"].shape == (2, 7)
-
-    def test_sizes_without_names(self) -> None:
-        assert loaded(images(None, 3, None, None), 4, shapes={"x": "?x3x5x5"}).tensors["x"].shape == (4, 3, 5, 5)
-
-    def test_an_input_without_a_shape(self) -> None:
-        model = images(2, 3, 8, 8)
-        model.graph.input[0].type.tensor_type.ClearField("shape")
-        assert loaded(model, shapes={"x": "2x3x6x6"}).tensors["y"].shape == (2, 5)
-        assert loaded(model, 4, shapes={"x": "?x3x6x6"}).tensors["y"].shape == (4, 5)
-        with pytest.raises(ModelError, match="input 'x' has no shape; give it, as in --shape x="):
-            loaded(model)
-
-    def test_a_declared_shape_that_names_a_size(self) -> None:
-        """What the file says of the rest counts with the sizes put in."""
-        model = text_model("g (float[N,K] x) => (float[N,K] y) { y = Relu (x) }")
-        model.graph.value_info.append(helper.make_tensor_value_info("y", F32, ["N", "K"]))
-        assert loaded(model, 2, dims={"K": 3}).tensors["y"].shape == (2, 3)
-
-    def test_a_size_that_the_file_states(self) -> None:
-        """Another one is taken, said so, where the network fits it; a leading one is the batch."""
-        graph = loaded(images(2, 3, 8, 8), shapes={"x": "4x3x6x6"})
-        assert graph.tensors["y"].shape == (4, 5)
-        assert any("[2, 3, 6, 6] in place of the file's [2, 3, 8, 8]" in note for note in graph.notes)
-        assert any("batch 2 of the file replaced by 4" in note for note in graph.notes)
-
-    def test_a_size_that_only_fits_elsewhere(self) -> None:
-        nodes = [
-            helper.make_node("Reshape", ["x", "shape"], ["r"], name="flat"),
-            helper.make_node("Relu", ["r"], ["y"]),
-        ]
-        model = model_of(nodes, {"x": ["N", "time"]}, ["y"], {"shape": np.array([1, 12])})
-        assert loaded(model, 2, dims={"time": 6}).tensors["y"].shape == (1, 12)
-        with pytest.raises(ModelError, match=r"node 'flat' \(Reshape.*\[2, 5\].*\[1, 12\]; .*fit .*--batch or --dim$"):
-            loaded(model, 2, dims={"time": 5})
-        joined = [helper.make_node("Concat", ["x", "c"], ["y"], axis=0, name="join")]
-        model = model_of(joined, {"x": ["N", "time"]}, ["y"], {"c": floats(1, 3)})
-        with pytest.raises(
-            ModelError, match=r"node 'join' \(Concat.*x \[2, 5\], c \[1, 3\].*fit these sizes \(x \[2, 5\]\)"
-        ):
-            loaded(model, 2, dims={"time": 5})
-
     @pytest.mark.parametrize(
         ("batch", "dims", "shapes", "message"),
         [
@@ -126,10 +81,6 @@ class TestSizes:
     ) -> None:
         with pytest.raises((ModelError, OptionError), match=message):
             loaded(images("N", 3, "height", "width"), batch, dims=dims, shapes=shapes)
-
-    def test_no_names_to_choose_from(self) -> None:
-        with pytest.raises(OptionError, match=r"names no dimension.*--shape x=1x3x\?x8"):
-            loaded(images(None, 3, None, 8), dims={"height": 8})
 
 
 RATES = """
@@ -154,52 +105,18 @@ class TestValues:
         np.testing.assert_array_equal(run(model_proto(graph), feeds)[0], run(by_rate(), feeds)[0])
         assert any(f"input 'rate' fixed at {rate}" in note for note in graph.notes)
 
-    def test_the_remedy_has_the_value(self) -> None:
-        with pytest.raises(UnsupportedOpError, match=r"the value of an input decides.*--value rate=16000$"):
-            loaded(by_rate(), 3)
-
-    def test_data_that_decides_has_no_such_remedy(self) -> None:
-        model = text_model(f"""g (float[N,4] x) => (float[N,2] y) <float zero = {{0}}> {{
-            s = ReduceSum <keepdims = 0> (x)
-            c = Greater (s, zero)
-            y = If (c) {RATES} }}""")
-        with pytest.raises(UnsupportedOpError, match="isn't known before the model runs"):
-            loaded(model, 30)
-
-    def test_a_shape(self) -> None:
-        nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])]
-        model = model_of(nodes, {"x": [2, 6]}, ["y"], {"w": floats(4, 2)})
-        model.graph.input.append(helper.make_tensor_value_info("shape", I64, [2]))
-        graph = loaded(model, values={"shape": "3,4"})
-        assert graph.tensors["y"].shape == (3, 2)
-        with pytest.raises(UnsupportedOpError, match=r"shape of its output 'r' is unknown.*--value shape=\.\.\."):
-            loaded(model)
-
-    def test_a_float_is_no_parameter(self) -> None:
-        nodes = [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Mul", ["h", "scale"], ["y"])]
-        model = model_of(nodes, {"x": ["N", 3], "scale": [1, 3]}, ["y"], {"w": floats(1, 3)})
-        graph = loaded(model, 2, values={"scale": 0.5})
-        assert graph.trained == ("w",)
-        feeds = {"x": floats(2, 3), "scale": np.full((1, 3), 0.5, np.float32)}
-        np.testing.assert_array_equal(run(model_proto(graph), feeds)[0], run(model, feeds)[0])
-
     @pytest.mark.parametrize(
         ("values", "message"),
-        [
-            ({"rat": 1}, "no input is called 'rat'; there is 'rate'"),
-            ({"rate": 0.5}, "takes int64, which can't hold that"),
-            ({"rate": "fast"}, "give a number, true, false, or a list"),
-            ({"rate": "[1,2]"}, r"has shape \[\], and this value \[2\]"),
-            ({"rate": 2**70}, "int64"),
-            ({"rate": "1e999"}, "finite"),
-            ({"rate": "[1,[2]]"}, "equally long lists"),
-            ({"rate": "[" * 5000}, "give a number"),
-            ({"rate": "9" * 5000}, "give a number"),
-            ({"x": 1}, r"is open; give its values as a list, or --shape x=\?x4 too"),
-            ({"x": "[[1,2,3]]"}, r"has shape \['N', 4\], and this value \[1, 3\]"),
-            ({"rate": {"a": 1}}, "finite numbers"),
-        ],
-    )
+        [({"rat": 1}, "no input is called 'rat'; there is 'rate'"),
+         ({"rate": 0.5}, "takes int64, which can't hold that"),
+         ({"rate": "fast"}, "give a number, true, false, or a list"),
+         ({"rate": "[1,2]"}, r"has shape \[\], and this value \[2\]"), ({"rate": 2**70}, "int64"),
+         ({"rate": "1e999"}, "finite"), ({"rate": "[1,[2]]"}, "equally long lists"),
+         ({"rate": "[" * 5000}, "give a number"), ({"rate": "9" * 5000}, "give a number"),
+         ({"x": 1}, r"is open; give its values as a list, or --shape x=\?x4 too"),
+         ({"x": "[[1,2,3]]"}, r"has shape \['N', 4\], and this value \[1, 3\]"),
+         ({"rate": {"a": 1}}, "finite numbers")],
+    )  # fmt: skip
     def test_refusals(self, values: dict[str, object], message: str) -> None:
         with pytest.raises(OptionError, match=message):
             loaded(by_rate(), 3, values=values)

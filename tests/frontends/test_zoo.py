@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
-import numpy as np
 import onnx
 import pytest
 
 from poetopt import zoo
-from poetopt.backends.onnxruntime.batch import random_batch
-from poetopt.frontends import load_model
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.frontends.proto import model_proto
-from poetopt.frontends.reading import read_options
-from poetopt.graph import Graph, Role
-from poetopt.util.errors import ModelError
-from tests.frontends.support import run
 from tests.seeds import some
 
 SIZES = {
@@ -44,21 +35,6 @@ LARGE = ("gpt2-small", "vit-b16")
 SMALL = tuple(name for name in zoo.names() if name not in (*LARGE, "bert-base"))
 
 
-def _load(name: str, batch: int | None = None) -> Graph:
-    return load_onnx(zoo.build(name, batch), reference=name)
-
-
-@cache
-def _of_two(name: str) -> Graph:
-    """With a batch of two."""
-    return _load(name, 2)
-
-
-def test_every_network_is_listed() -> None:
-    assert set(SIZES) == set(zoo.names()) == set(zoo.ZOO)
-    assert all(entry.about for entry in zoo.ZOO.values())
-
-
 @pytest.mark.parametrize("name", some((*SMALL, "bert-base", *LARGE), len(SMALL)))
 def test_sizes(name: str) -> None:
     model = zoo.build(name)
@@ -80,49 +56,3 @@ def test_sizes(name: str) -> None:
     assert len(graph.operators) == operators
     assert graph.outputs == ("logits",)
     assert graph.source == name
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_the_same_every_time(name: str) -> None:
-    assert _load(name, 2).content_hash == _of_two(name).content_hash
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_outputs_are_of_sensible_size(name: str) -> None:
-    graph = _of_two(name)
-    (logits,) = run(model_proto(graph), random_batch(graph))
-    assert logits.shape == (2, *SIZES[name][-1][1:])
-    assert 0.01 < np.abs(logits).mean() < 20
-
-
-def test_resnet_normalizes_with_the_batch() -> None:
-    graph = _of_two("resnet18-cifar")
-    states = [tensor for tensor in graph.tensors.values() if tensor.role is Role.STATE]
-    assert len(states) == 40
-    frozen = [name for name in graph.values if name not in graph.trained]
-    assert len(frozen) == 40
-    assert all("running" in name for name in frozen)
-
-
-def test_shorter_sequences_read_the_first_positions() -> None:
-    short = load_model("bert-tiny", read_options(batch=1, shapes={"input_ids": "1x8"}))
-    assert isinstance(short, Graph)
-    assert {short.tensors[name].shape for name in short.inputs} == {(1, 8)}
-    whole = _load("bert-tiny", 1)
-    assert short.trained == whole.trained
-    batch = dict(random_batch(whole))
-    batch["attention_mask"] = np.where(np.arange(128) < 8, 1, 0)[None].astype(np.int64)
-    (masked,) = run(model_proto(whole), batch)
-    (alone,) = run(model_proto(short), {name: array[:, :8] for name, array in batch.items()})
-    np.testing.assert_allclose(alone, masked, rtol=1e-4, atol=1e-6)
-
-
-def test_bad_requests() -> None:
-    with pytest.raises(ModelError, match=r"no such network: 'resnet'; closest: resnet8 or .*; there are autoencoder,"):
-        zoo.build("resnet")
-    with pytest.raises(ModelError, match="at least 1"):
-        zoo.build("mlp", 0)
-    with pytest.raises(ModelError, match="1 to 512 tokens, not 513"):
-        zoo.build("bert-tiny", 1, 513)
-    with pytest.raises(ModelError, match="no tokens"):
-        zoo.build("mlp", 1, 8)

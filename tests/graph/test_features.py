@@ -27,7 +27,7 @@ from poetopt.plan.compact import encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
 from poetopt.util.errors import ProblemError
-from tests.graph.test_problem import operator, plain, tensor, whole_memory
+from tests.graph.test_problem import operator, plain, tensor
 from tests.problems import store_all
 
 
@@ -43,15 +43,11 @@ def taking(problem: Problem) -> Problem:
 
 
 HAVING: dict[Feature, Callable[[Problem], Problem]] = {
-    Feature.STORED: tensor(0, home=Home.STORAGE),
-    Feature.MAPPED: tensor(0, home=Home.FLASH),
-    Feature.CARRIED: tensor(0, carried=True),
-    Feature.RESULT: tensor(2, result=True),
-    Feature.UPDATED: tensor(0, updated_by=1),
-    Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
-    Feature.OVERTAKEN: operator(0, updaters=(1,)),
-    Feature.TAKEN: taking,
-}
+    Feature.STORED: tensor(0, home=Home.STORAGE), Feature.MAPPED: tensor(0, home=Home.FLASH),
+    Feature.CARRIED: tensor(0, carried=True), Feature.RESULT: tensor(2, result=True),
+    Feature.UPDATED: tensor(0, updated_by=1), Feature.STREAMED: operator(0, variants=(Variant((0,)),)),
+    Feature.OVERTAKEN: operator(0, updaters=(1,)), Feature.TAKEN: taking,
+}  # fmt: skip
 ASKED: dict[str, Callable[[Problem], Any]] = {
     "the search": lambda problem: po.solve(problem, ram=100),
     "the simulator": lambda problem: simulate(store_all(problem)),
@@ -75,10 +71,6 @@ SUPPORTED = {
 """What some of them plan for; their own tests hold that they do it right."""
 
 
-def test_each_feature_has_a_problem() -> None:
-    assert set(HAVING) == set(Feature)
-
-
 @pytest.mark.parametrize("feature", Feature)
 def test_a_feature_is_beyond_whoever_does_not_name_it(feature: Feature) -> None:
     problem = HAVING[feature](plain())
@@ -89,11 +81,6 @@ def test_a_feature_is_beyond_whoever_does_not_name_it(feature: Feature) -> None:
     check_supported(problem, "somebody", {feature})
     with pytest.raises(ProblemError, match=f"^somebody can't take this problem yet: .*'.*' {feature}; leave"):
         check_supported(problem, "somebody", others)
-
-
-def test_what_is_plain_is_beyond_nobody() -> None:
-    assert plain().beyond() is None
-    assert set(whole_memory().features) == set(Feature)
 
 
 @pytest.mark.parametrize("who", ASKED)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.metadata import EntryPoint
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
-import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.optimizers import with_updates
 from poetopt.autodiff.passes.in_place import in_place
 from poetopt.frontends import load
-from poetopt.graph import OWN_DOMAIN, Graph, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.graph import Graph, Node, TrainingGraph
 from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c import steps as registry
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
-from poetopt.ops.runtimes.c.steps import as_run, layout, steps
-from poetopt.report.inspection import needs
+from poetopt.ops.runtimes.c.steps import as_run, layout
 from poetopt.util import imports
-from poetopt.util.errors import DeviceError, UnsupportedOpError
 
 NETWORKS = ("mlp", "lenet", "bert-tiny")
 
@@ -73,33 +68,6 @@ def test_runs_of_nodes_that_amount_to_one_op_read_and_write_what_their_nodes_do(
     assert found
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_operator_has_its_steps(name: str) -> None:
-    graph = in_place(_step(name), runtime("c"))
-    constants = {n: value for n, value in graph.values.items() if graph.tensors[n].role is Role.CONSTANT}
-    for operator in graph.operators:
-        place = layout(operator, graph.tensors)
-        inside = {*operator.inputs, *operator.outputs, *place.offsets, *place.storage}
-        for step in steps(operator, graph.tensors, constants):
-            assert {*filter(None, (*step.call.node.inputs, *step.call.node.outputs))} <= inside
-            assert step.scratch_offset + step.scratch_bytes <= place.temporaries_bytes
-    assert runtime("c").notes(graph) == ()
-
-
-def test_whole_kernels_need_no_workspace_and_nothing_lies_beside_it() -> None:
-    graph = _step("lenet")
-    for operator in graph.operators:
-        found = layout(operator, graph.tensors)
-        assert set(found.kernel_bytes) <= {0}
-        if operator.kind in {"Conv.grad_weight", "Conv.grad_input", "MaxPool", "MaxPool.grad_input"}:
-            assert found.temporaries_bytes == 0
-    problem = po.load("lenet", batch=1).differentiate().cost("m4", runtime="c")
-    assert (problem.alignment, problem.reserve_bytes) == (8, 0)
-    # MaxPool: what it reads, a quarter of that, and where its maxima were
-    relu, pool = (graph.tensors[name].nbytes for name in ("relu1_out", "pool1_out"))
-    assert needs(problem).least_ram_bytes == relu + 2 * pool
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
 def test_a_gradient_and_its_update_are_one_kernel_without_a_whole_gradient(optimizer: str) -> None:
     graph = with_updates(_step("lenet"), optimizer)
@@ -107,43 +75,6 @@ def test_a_gradient_and_its_update_are_one_kernel_without_a_whole_gradient(optim
     assert {f"Gemm+{optimizer}.update", f"Conv.grad_weight+{optimizer}.update"} <= ops
     biases = max(graph.tensors[name].nbytes for name in graph.trained if len(graph.tensors[name].shape) == 1)
     assert max(layout(operator, graph.tensors).temporaries_bytes for operator in graph.operators) <= biases
-
-
-def test_scratch_is_part_of_the_workspace_beside_the_temporaries() -> None:
-    kernel = Kernel("Neg", lambda call, arguments: "", scratch_bytes=lambda call: 20)
-    tensors = {name: Tensor(name, (4,), "float32", Role.ACTIVATION) for name in "xaby"}
-    nodes = (Node("Exp", ("x",), ("a",)), Node("Neg", ("a",), ("b",)), Node("Add", ("a", "b"), ("y",)))
-    operator = Operator("o", "Exp", nodes, ("x",), ("y",))
-    with pytest.MonkeyPatch.context() as patch:
-        known = {**registry.kernels(), ("", "Neg"): kernel}
-        patch.setattr(registry, "kernels", lambda: known)
-        found = layout(operator, tensors)
-        second = steps(operator, tensors)[1]
-    assert second.scratch_bytes == 20
-    alive = {found.offsets[name] for name in "ab" if name in found.offsets}
-    spans = sorted([(second.scratch_offset, 20), *((at, 16) for at in alive)])
-    assert all(start + size <= later for (start, size), (later, _) in pairwise(spans))
-    assert found.temporaries_bytes == max(start + size for start, size in spans)
-
-
-def test_an_op_without_a_kernel_is_named_with_its_node() -> None:
-    tensors = {name: Tensor(name, (4,), "float32", Role.ACTIVATION) for name in "xy"}
-    operator = Operator("head", "Det", (Node("Det", ("x",), ("y",), name="det.1"),), ("x",), ("y",))
-    assert layout(operator, tensors).temporaries_bytes == 0
-    with pytest.raises(
-        UnsupportedOpError, match=r"operator 'head', node 'det.1' \(Det\): .* no kernel for Det; plan with --runtime"
-    ):
-        steps(operator, tensors)
-
-
-def test_a_run_of_nodes_goes_by_its_nodes_where_no_kernel_takes_all_of_it() -> None:
-    graph = _step("lenet")
-    (operator,) = (o for o in graph.operators if o.kind == "Conv.grad_input")
-    assert [node.op_type for node in as_run(operator, graph.tensors).nodes] == ["Conv.grad_input"]
-    (whole,) = operator.whole
-    node = Node("Conv.other", whole.node.inputs, whole.node.outputs, whole.node.attributes, OWN_DOMAIN)
-    refused = replace(operator, whole=(replace(whole, node=node),))
-    assert as_run(refused, graph.tensors).nodes == operator.nodes
 
 
 def _double(call: Call, arguments: Arguments) -> str:
@@ -180,10 +111,3 @@ def test_packages_register_kernels_and_replace_ours() -> None:
     found = registry.kernel_for(Node("Add", ("a", "b"), ("y",)))
     assert found is several[1]
     assert runtime("c").version == "2+several"
-
-
-@pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("registered", [("odd",)], indirect=True)
-def test_what_a_package_registers_must_be_kernels() -> None:
-    with pytest.raises(DeviceError, match=r"kernel 'odd' \(entry point .*\) is a str, no Kernel; tell its authors"):
-        registry.kernels()

@@ -109,18 +109,11 @@ BIG = (8, 64, 64, 64)
 MANY = 1 << 18
 CASES = [
     Case("Conv", floats((2, 512, 16, 16), (512, 512, 3, 3)), [((2, 512, 16, 16), F)], PADS),
-    Case("Conv", floats((2, 64, 64, 64), (32, 64, 3, 3)), [((2, 32, 64, 64), F)], PADS),
     Case("Conv", floats(BIG, (128, 64, 1, 1)), [((8, 128, 64, 64), F)]),
     Case("Conv", floats(BIG, (64, 1, 3, 3)), [(BIG, F)], {**PADS, "group": 64}),
     Case("ConvTranspose", floats((4, 64, 64, 64), (64, 32, 3, 3)), [((4, 32, 64, 64), F)], PADS),
-    Case("ConvTranspose", floats((4, 64, 64, 64), (64, 8, 3, 3)), [((4, 32, 64, 64), F)], {**PADS, "group": 4}),
     Case("Col2Im", [*floats((32, 512 * 9, 16)), ((2,), L, -4), ((2,), L, -3)], [((32, 512, 4, 4), F)], PADS),
-    Case(
-        "SoftmaxCrossEntropyLoss",
-        [*floats((512, 4000)), ((512,), L, 4000)],
-        [((), F), ((512, 4000), F)],
-    ),
-    Case("SoftmaxCrossEntropyLoss", [*floats((4, 21, 96, 96)), ((4, 96, 96), L, 21)], [((), F)]),
+    Case("SoftmaxCrossEntropyLoss", [*floats((512, 4000)), ((512,), L, 4000)], [((), F), ((512, 4000), F)]),
     Case(
         "ScatterElements",
         [*floats((4096, 256)), ((4096, 256), L, 4096), *floats((4096, 256))],
@@ -128,10 +121,8 @@ CASES = [
         {"axis": 0, "reduction": "add"},
     ),
     Case("Where", [(BIG, B, 2), *floats(BIG, BIG)], [(BIG, F)]),
-    Case("Where", [(BIG, B, 2), *floats(BIG, (1,))], [(BIG, F)]),
-    Case("Softmax", floats(BIG), [(BIG, F)], {"axis": 1}),
-    Case("Softmax", floats(BIG), [(BIG, F)], {"axis": 3}),
-    Case("LogSoftmax", floats(BIG), [(BIG, F)], {"axis": 0}),
+    Case("Where", [(BIG, B, 2), *floats(BIG, (1,))], [(BIG, F)]), Case("Softmax", floats(BIG), [(BIG, F)], {"axis": 1}),
+    Case("Softmax", floats(BIG), [(BIG, F)], {"axis": 3}), Case("LogSoftmax", floats(BIG), [(BIG, F)], {"axis": 0}),
     *(
         Case(op, [*floats(BIG), ((1,), L, 1)], [((1, *BIG[1:]), F)], {"keepdims": 1})
         for op in ("ReduceSum", "ReduceMean", "ReduceMax")
@@ -144,8 +135,6 @@ CASES = [
         {"training_mode": 1},
     ),
     Case("BatchNormalization", floats(BIG, (64,), (64,), (64,), (64,)), [(BIG, F)]),
-    # rows as channels, as gradients of LayerNormalization have them
-    Case("BatchNormalization", floats((1, MANY, 2), (MANY,), (MANY,), (MANY,), (MANY,)), [((1, MANY, 2), F)]),
     Case(
         "BatchNormalization",
         floats((2, MANY, 2), (MANY,), (MANY,), (MANY,), (MANY,)),
@@ -158,23 +147,16 @@ CASES = [
         [((8, 64, 32, 32), F), ((8, 64, 32, 32), L)],
         {"kernel_shape": [2, 2], "strides": [2, 2]},
     ),
-    Case("AveragePool", floats(BIG), [((8, 64, 32, 32), F)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
     Case("GlobalAveragePool", floats(BIG), [((8, 64, 1, 1), F)]),
     Case("Gemm", floats((1024, 2048), (2048, 1024), (1024,)), [((1024, 1024), F)]),
-    Case("Gemm", floats((2048, 1024), (1024, 2048)), [((1024, 1024), F)], {"transA": 1, "transB": 1}),
     Case("MatMul", floats((64, 128, 128), (64, 128, 128)), [((64, 128, 128), F)]),
-    Case("MatMul", floats((64, 128, 128), (128, 128)), [((64, 128, 128), F)]),
     Case("Concat", floats(BIG, BIG), [((8, 128, 64, 64), F)], {"axis": 1}),
     Case("Transpose", floats(BIG), [((8, 64, 64, 64), F)], {"perm": [0, 2, 3, 1]}),
-    Case("Add", floats(BIG, (64, 1, 1)), [(BIG, F)]),
-    Case("Sum", floats(BIG, BIG, BIG), [(BIG, F)]),
-    Case("Erf", floats(BIG), [(BIG, F)]),
-    Case("Dropout", floats(BIG), [(BIG, F)]),
-    Case("Gelu", floats(BIG), [(BIG, F)]),
-    Case("Gelu", floats(BIG), [(BIG, F)], {"approximate": "tanh"}),
+    Case("Add", floats(BIG, (64, 1, 1)), [(BIG, F)]), Case("Sum", floats(BIG, BIG, BIG), [(BIG, F)]),
+    Case("Erf", floats(BIG), [(BIG, F)]), Case("Dropout", floats(BIG), [(BIG, F)]),
+    Case("Gelu", floats(BIG), [(BIG, F)]), Case("Gelu", floats(BIG), [(BIG, F)], {"approximate": "tanh"}),
     Case("Swish", floats(BIG), [(BIG, F)]),
     Case("Attention", floats(*[(2, 8, 512, 64)] * 3), [((2, 8, 512, 64), F)], {"is_causal": 1}),
-    Case("Attention", floats(*[(2, 512, 512)] * 3), [((2, 512, 512), F)], {"q_num_heads": 8, "kv_num_heads": 8}),
     Case(
         "LSTM",
         floats((64, 32, 256), (1, 1024, 256), (1, 1024, 256), (1, 2048)),
@@ -198,8 +180,6 @@ CASES = [
     Case("GridSample", floats(BIG, (8, 64, 64, 2)), [(BIG, F)], {"mode": "cubic"}),
     Case("LpPool", floats(BIG), [((8, 64, 32, 32), F)], {"kernel_shape": [2, 2], "strides": [2, 2]}),
     Case("DFT", [*floats((2, 2**18, 1)), ((), L, -(2**18)), ((), L, -1)], [((2, 2**18, 2), F)]),
-    Case("DFT", [*floats((2, 150_000, 2)), ((), L, -150_000), ((), L, -1)], [((2, 150_000, 2), F)], {"inverse": 1}),
-    Case("DFT", [*floats((1, 2**18, 1)), ((), L, -(2**18)), ((), L, -1)], [((1, 2**17 + 1, 2), F)], {"onesided": 1}),
     Case(
         "DFT",
         [*floats((1, 90_001, 2)), ((), L, -180_001), ((), L, -1)],
@@ -207,12 +187,9 @@ CASES = [
         {"onesided": 1, "inverse": 1},
     ),
     Case("Conv", halves((2, 64, 64, 64), (32, 64, 3, 3)), [((2, 32, 64, 64), H)], PADS),
-    Case("Gemm", halves((512, 1024), (1024, 512), (512,)), [((512, 512), H)]),
-    Case("MatMul", halves((512, 1024), (1024, 512)), [((512, 512), H)]),
     *(Case(op, halves(BIG), [(BIG, H)]) for op in ("Softmax", "Erf", "Gelu")),
     *(Case(op, halves(BIG, BIG), [(BIG, H)]) for op in ("Add", "Mul", "Div")),
-    Case("Transpose", halves((4096, 512)), [((512, 4096), H)], {"perm": [1, 0]}),
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -273,8 +250,3 @@ def test_the_large_ones_are_not_all_slack() -> None:
 )
 def test_formulas(case: Case, expected: int) -> None:
     assert case.expected == expected
-
-
-def test_another_domain_s_op_is_unknown() -> None:
-    wide = Tensor("x", (8, 8), F, Role.ACTIVATION)
-    assert kernel_bytes(Node("Where", ("x", "x", "x"), ("x",), {}, "com.example"), [wide] * 3, [wide]) == 0

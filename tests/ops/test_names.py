@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -58,34 +57,6 @@ def board(folder: Path, runtime: str) -> Path:
     path = folder / "board.toml"
     path.write_text(f'base = "m4"\nruntime = "{runtime}"\n', encoding="utf-8")
     return path
-
-
-MICROCONTROLLERS = {"m0", "m4", "rp2040", "rp2350", "stm32f767", "stm32h743", "esp32-s3"}
-
-
-def test_microcontrollers_have_c_and_a_device_that_names_none_has_onnxruntime() -> None:
-    assert runtimes.names()[0] == runtimes.DEFAULT == "onnxruntime"
-    assert runtimes.runtime("onnxruntime") is ours
-    found = {name: po.device(name).runtime for name in po.devices.names()}
-    assert found == {name: "c" if name in MICROCONTROLLERS else "onnxruntime" for name in found}
-
-
-def test_a_device_that_names_it_costs_the_same(tmp_path: Path) -> None:
-    step = po.load("mlp").differentiate()
-    named, plain = step.cost(board(tmp_path, "onnxruntime")), step.cost("m4", runtime="onnxruntime")
-    assert (named.operators, named.tensors, named.reserve_bytes) == (
-        plain.operators,
-        plain.tensors,
-        plain.reserve_bytes,
-    )
-
-
-def test_an_unknown_runtime_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
-    with pytest.raises(DeviceError, match=r"board\.toml: .*runtime: unknown runtime 'onnx': there are onnxruntime"):
-        po.device(board(tmp_path, "onnx"))
-    by_hand = replace(po.device("m4"), runtime="onnx")
-    with pytest.raises(DeviceError, match="device 'm4': unknown runtime 'onnx'"):
-        po.load("mlp").differentiate().cost(by_hand)
 
 
 @pytest.mark.usefixtures("others")

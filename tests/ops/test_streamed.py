@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,9 +15,8 @@ from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
-from poetopt.ops.runtimes.c import MOST, outline, windows
+from poetopt.ops.runtimes.c import MOST
 from poetopt.ops.runtimes.c.steps import kernels
-from poetopt.ops.runtimes.c.tiling import Rows
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
@@ -95,21 +94,10 @@ def test_each_way_gives_the_plain_operators_bits_and_moves_what_it_says() -> Non
 
 
 SWEPT = (
-    "Concat",
-    "Split",
-    "Slice",
-    "Transpose",
-    "DequantizeLinear",
-    "DequantizeLinear+Gemm",
-    "DequantizeLinear+MatMul",
-    "MatMul.grad_weight",
-    "ReduceSum",
-    "InstanceNormalization",
-    "Conv.grad_input",
-    "Conv.grad_weight",
-    "Gradient.squares",
-    "adamw.update",
-)
+    "Concat", "Split", "Slice", "Transpose", "DequantizeLinear", "DequantizeLinear+Gemm", "DequantizeLinear+MatMul",
+    "MatMul.grad_weight", "ReduceSum", "InstanceNormalization", "Conv.grad_input", "Conv.grad_weight",
+    "Gradient.squares", "adamw.update",
+)  # fmt: skip
 """Kernels of which networks have few shapes."""
 
 
@@ -211,61 +199,3 @@ def traffic(way: RuntimeVariant) -> int:
     """What its transfers take, counted anew."""
     reads = sum(count * (nbytes + 1_000) for nbytes, count in way.reads)
     return reads + sum(count * (nbytes + 5_000) for nbytes, count in way.writes)
-
-
-@pytest.mark.parametrize(("kernel", "step", "before"), [(3, 1, 1), (3, 2, 1), (5, 1, 0), (2, 2, 0), (7, 2, 3)])
-@pytest.mark.parametrize("chunk", [1, 3, 5])
-def test_rows_that_two_chunks_need_are_read_once(kernel: int, step: int, before: int, chunk: int) -> None:
-    height, unit, pieces = 24, 128, 3
-    out = (height + 2 * before - kernel) // step + 1
-    taken = Rows(height, step, 1, -before, kernel - before - step)
-    for row in range(out):
-        met = [r for r in range(row * step - before, row * step - before + kernel) if 0 <= r < height]
-        assert taken.span(row, row + 1) == (met[0], met[-1] + 1)
-    found = windows.rows(windows.BLOCK_BYTES, taken, unit, pieces, out, chunk, 1, True, False)
-    assert found is not None
-    _, last = taken.span(out - 1, out)
-    moved = sum(nbytes * count for nbytes, count in found.reads.items())
-    assert moved == pieces * -(-last * unit // windows.BLOCK_BYTES) * windows.BLOCK_BYTES
-    widest = ((chunk - 1) * step + kernel) * unit
-    assert found.buffer_bytes <= pieces * (widest + 2 * windows.BLOCK_BYTES)
-    assert (
-        windows.rows(windows.BLOCK_BYTES, replace(taken, extent=23), unit, pieces, out, chunk, 1, True, False) is None
-    )  # no whole blocks
-
-
-@pytest.mark.parametrize(("total", "chunk"), [(4096, 512), (4096, 600), (5000, 100), (700, 300), (513, 512)])
-def test_a_window_reads_and_writes_each_byte_once_a_pass(total: int, chunk: int) -> None:
-    found, once = (
-        windows.rows(windows.BLOCK_BYTES, Rows(total), 1, 1, total, chunk, passes, True, True) for passes in (3, 1)
-    )
-    assert found is not None
-    assert once is not None
-    assert sum(nbytes * count for nbytes, count in once.reads.items()) == total
-    assert sum(nbytes * count for nbytes, count in once.writes.items()) == total
-    assert sum(nbytes * count for nbytes, count in found.writes.items()) == 3 * total
-    assert chunk <= found.buffer_bytes <= chunk + 2 * windows.BLOCK_BYTES
-    assert all(
-        nbytes % windows.BLOCK_BYTES in (0, total % windows.BLOCK_BYTES) for nbytes in (*once.reads, *once.writes)
-    )
-
-
-def test_layers_that_are_alike_stream_in_the_same_ways() -> None:
-    found = graph("bert-tiny")
-    movables = {o.name: (*o.inputs, *o.outputs) for o in found.operators}
-    by_outline: dict[Hashable, list[Operator]] = {}
-    for operator in found.operators:
-        key = outline(operator, found.tensors, constants_of(found), movables[operator.name])
-        by_outline.setdefault(key, []).append(operator)
-    repeated = [some for some in by_outline.values() if len(some) > 1 and not some[0].view]
-    assert len(repeated) > 20
-    for first, second, *_ in repeated[::4]:
-        figures = [
-            [(v.workspace.temporaries_bytes, v.reads, v.writes) for v in runtime("c").variants(
-                operator, found.tensors, movable=movables[operator.name], values=constants_of(found)
-            )]
-            for operator in (first, second)
-        ]  # fmt: skip
-        assert figures[0] == figures[1]
-        kept = outline(first, found.tensors, constants_of(found), movables[first.name][1:])
-        assert kept != outline(first, found.tensors, constants_of(found), movables[first.name])

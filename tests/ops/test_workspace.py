@@ -2,142 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
-import onnx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import poetopt as po
 from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
-from poetopt.ops.runtimes import workspace
 from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.ops.runtimes.onnxruntime.kernels import kernel_bytes
-from poetopt.util.errors import ModelError
 
 
 def tensors(**shapes: Sequence[int]) -> dict[str, Tensor]:
     return {name: Tensor(name, tuple(shape), "float32", Role.GRADIENT) for name, shape in shapes.items()}
-
-
-def operator(nodes: Sequence[Node], inputs: str, outputs: str) -> Operator:
-    return Operator("o", "Test", tuple(nodes), tuple(inputs.split()), tuple(outputs.split()))
-
-
-def node(op: str, inputs: str, outputs: str, **attributes: object) -> Node:
-    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes)
-
-
-def test_one_plain_node_needs_nothing() -> None:
-    relu = operator([node("Relu", "x", "y")], "x", "y")
-    layout = runtime.workspace(relu, tensors(x=(100,), y=(100,)))
-    assert (layout.offsets, layout.kernel_bytes, layout.total_bytes) == ({}, (0,), 0)
-
-
-def test_temporaries_live_from_writer_to_last_reader() -> None:
-    """a and c never live together, so they share bytes; b lives with both. None fits into the output."""
-    chain = operator(
-        [node("Gelu", "x", "a"), node("Gelu", "a", "b"), node("Sign", "b", "c"), node("Mod", "b c", "y")], "x", "y"
-    )
-    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(32,)))
-    assert layout.total_bytes == layout.temporaries_bytes == 2 * 256
-    assert layout.offsets["a"] == layout.offsets["c"] != layout.offsets["b"]
-
-
-def test_temporaries_lie_in_an_output_until_it_is_written() -> None:
-    """a is read before y is written, and lies in it; c is smaller, and too early for a; b is read as y is written."""
-    chain = operator(
-        [
-            node("Gelu", "x", "c"), node("Gelu", "c", "a"), node("Gelu", "a", "b"), node("Mod", "b x", "y"),
-            node("Gelu", "y", "z"),
-        ],
-        "x", "y z",
-    )  # fmt: skip
-    found = tensors(x=(64,), a=(64,), b=(64,), c=(32,), y=(64,), z=(16,))
-    layout = runtime.workspace(chain, found)
-    assert dict(layout.storage) == {"a": "y"}
-    assert layout.offsets["b"] == layout.offsets["c"] == 0
-    assert layout.temporaries_bytes == 256
-
-
-def test_no_temporary_lies_in_an_output_whose_bytes_somebody_needs() -> None:
-    """Not in what is written over an old value, nor in the resident region, nor where a view's source is."""
-    chain = operator([node("Gelu", "x", "a"), node("ReduceSum", "a", "s"), node("Mod", "x s", "y")], "x", "y")
-    found = tensors(x=(64,), a=(64,), s=(1,), y=(64,))
-    assert runtime.workspace(chain, found).temporaries_bytes == 4
-    assert runtime.workspace(replace(chain, updates=(("x", "y"),)), found).temporaries_bytes == 256 + 4
-    assert runtime.workspace(replace(chain, over="x"), found).temporaries_bytes == 256 + 4
-    kept = {**found, "y": replace(found["y"], role=Role.PARAMETER_GRADIENT)}
-    assert runtime.workspace(chain, kept).temporaries_bytes == 256 + 4
-
-
-def test_views_share_their_temporary() -> None:
-    found = tensors(x=(8, 8), a=(8, 8), b=(64,), c=(64,), y=(4, 16))
-    views = operator(
-        [node("Relu", "x", "a"), node("Reshape", "a", "b"), node("Sign", "b", "c"), node("Reshape", "c", "y")], "x", "y"
-    )
-    layout = runtime.workspace(views, found)
-    # c is the output's storage, so only a (and b with it) is in the workspace
-    assert set(layout.offsets) == {"a", "b"}
-    assert layout.offsets["a"] == layout.offsets["b"]
-    assert layout.total_bytes == layout.temporaries_bytes == 256
-
-
-def test_elementwise_nodes_write_over_what_nobody_reads_again() -> None:
-    """b is read twice, so c has a place of its own; then everything happens in the output."""
-    chain = operator(
-        [node("Relu", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "c"), node("Mul", "b c", "y")], "x", "y"
-    )
-    layout = runtime.workspace(chain, tensors(x=(64,), a=(64,), b=(64,), c=(64,), y=(64,)))
-    assert (layout.storage["a"], layout.storage["b"]) == ("y", "y")
-    assert set(layout.offsets) == {"c"}
-    assert layout.temporaries_bytes == 256
-
-
-def test_what_is_not_written_over() -> None:
-    """An input; an operand that is broadcast; one of several outputs; an op that reads ahead."""
-    found = tensors(x=(8, 8), a=(1, 8), b=(8, 8), c=(8, 8), y=(8, 8), z=(8, 8))
-    assert runtime.workspace(operator([node("Relu", "x", "y")], "x", "y"), found).storage == {}
-    row = operator([node("Neg", "a", "a2"), node("Add", "a2 x", "y")], "a x", "y")
-    assert runtime.workspace(row, {**found, **tensors(a2=(1, 8))}).storage == {}
-    both = operator([node("Relu", "x", "y"), node("Exp", "y", "z")], "x", "y z")
-    assert runtime.workspace(both, found).storage == {}
-    ahead = operator([node("Relu", "x", "b"), node("CumSum", "b a", "y")], "x a", "y")
-    assert runtime.workspace(ahead, found).storage == {}
-
-
-def test_an_output_that_nobody_wants_is_a_temporary() -> None:
-    split = operator([node("Split", "x", "y junk")], "x", "y")
-    layout = runtime.workspace(split, tensors(x=(32,), y=(16,), junk=(16,)))
-    assert set(layout.offsets) == {"junk"}
-    assert layout.total_bytes == 64
-
-
-def test_a_kernel_s_memory_lies_beside_what_lives_with_it() -> None:
-    """The softmax over the first axis transposes twice while its temporary input lives."""
-    soft = operator([node("Relu", "x", "a"), node("Softmax", "a", "y", axis=0)], "x", "y")
-    layout = runtime.workspace(soft, tensors(x=(8, 16), a=(8, 16), y=(8, 16)))
-    assert layout.kernel_bytes == (0, 2 * 512)
-    assert (layout.temporaries_bytes, layout.total_bytes) == (512, 3 * 512)
-    start = layout.kernel_offsets[1]
-    assert layout.offsets["a"] + 512 <= start or start + 1024 <= layout.offsets["a"]
-
-
-def test_an_absent_input_is_no_tensor() -> None:
-    clip = operator([Node("Clip", ("x", "", "hi"), ("y",))], "x hi", "y")
-    assert runtime.workspace(clip, tensors(x=(4,), hi=(), y=(4,))).temporaries_bytes == 0
-
-
-def test_a_missing_temporary_is_named() -> None:
-    chain = operator([node("Relu", "x", "a"), node("Relu", "a", "y")], "x", "y")
-    with pytest.raises(ModelError, match=r"operator 'o', node 'Relu' .*: the tensor 'a' is not in the graph"):
-        runtime.workspace(chain, tensors(x=(4,), y=(4,)))
 
 
 @st.composite
@@ -232,45 +110,3 @@ def test_a_kernel_lies_as_low_as_it_can(case: tuple[Operator, dict[str, Tensor]]
             if all(place + need <= start or end <= place for start, end in alive)
         ]
         assert layout.kernel_offsets[k] == (min(free) if need else 0)
-
-
-def test_a_long_chain_has_one_buffer() -> None:
-    count = 3000
-    found = tensors(x=(16,), **{f"t{k}": (16,) for k in range(count)}, y=(8,))
-    nodes = [node("Neg", f"t{k - 1}" if k else "x", f"t{k}") for k in range(count)]
-    chain = operator([*nodes, node("Slice", f"t{count - 1}", "y")], "x", "y")
-    layout = runtime.workspace(chain, found)
-    assert set(layout.storage.values()) == {f"t{count - 1}"}
-    assert len(layout.storage) == count - 1
-    assert set(layout.offsets.values()) == {0}
-    assert layout.temporaries_bytes == 64
-
-
-TAPS = """<ir_version: 8, opset_import: ["" : 17]>
-cnn (float[8, 4, 32, 32] x) => (float[8, 8, 16, 16] y) {
-  c = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (x, w)
-  y = Relu(c)
-}"""
-
-
-def test_temporaries_of_a_convolution_tap_by_tap_are_packed_in_little_work() -> None:
-    """Every reading of a plan packs them anew: 105 of them took four million calls, half a million each second."""
-    model = onnx.parser.parse_model(TAPS)
-    weight = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
-    graph = po.load(model).differentiate(loss="mse")
-    graph.cost(po.device("a72"))  # what is imported and found once
-    workspace._packed.cache_clear()
-    calls = 0
-
-    def counted(frame: object, event: str, called: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(counted)
-    try:
-        graph.cost(po.device("a72"))
-    finally:
-        sys.setprofile(before)
-    assert 0 < calls < 500_000

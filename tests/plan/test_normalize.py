@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.layout import lay_out
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from tests.bruteforce import plan_optimum, random_tight
-from tests.problems import random_plan, random_problem, store_all
+from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds
 
 
@@ -41,11 +40,6 @@ def test_what_is_optimal_stays_so(seed: int) -> None:
     if optimum is not None:
         cleaned = normalize(Plan(problem, optimum.instructions))
         assert simulate(cleaned, ram_bytes=ram_bytes).overhead_j == optimum.overhead_j
-
-
-def test_keeps_the_offsets_of_a_clean_plan() -> None:
-    plan = lay_out(normalize(store_all(random_problem(random.Random(3), operators=5))))
-    assert normalize(plan) is plan
 
 
 def chain(*, dma: bool = False) -> Problem:
@@ -84,12 +78,3 @@ def test_removes_what_has_no_effect(wasteful: str, cleaned: str) -> None:
     plan = Plan(chain(), steps(wasteful))
     simulate(plan)
     assert normalize(plan).instructions == steps(cleaned)
-
-
-def test_a_free_that_waits_for_a_page_out_stays_put() -> None:
-    head = "page_out 0 compute 0 compute 1 free 0 free 1 free 2"
-    tail = " page_in 0 compute 0 free 0 compute 1 free 1 compute 2 free 2 free 3"
-    early = Plan(chain(), steps(head + tail))
-    assert normalize(early).instructions == steps("page_out 0 compute 0 free 0 compute 1 free 1 free 2" + tail)
-    overlapped = Plan(chain(dma=True), early.instructions)
-    assert normalize(overlapped).instructions == steps("page_out 0 compute 0 compute 1 free 1 free 2 free 0" + tail)

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
-from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
 from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.gather import gather
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import check_layout, lay_out
 from poetopt.plan.normalize import normalize
-from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.testing.problems import small_problem
@@ -68,130 +66,21 @@ def steps(text: str) -> tuple[Instruction, ...]:
 STREAMED = "compute 0:2, compute 1:1, free 0, compute 2:1, free 3"
 
 
-def test_what_is_streamed_takes_no_room_and_is_on_storage_afterwards() -> None:
-    found = simulate(network(), steps(STREAMED))
-    assert found.live_bytes == (10 + 6, 10 + 40 + 3, 50, 40 + 8, 40)
-    assert (found.page_ins, found.page_outs, found.recomputes, found.streamed_runs) == (0, 0, 0, 3)
-    assert (found.bytes_streamed, found.bytes_streamed_out, found.bytes_paged) == (50 + 30 + 40, 30 + 20, 0)
-    assert found.overhead_j == (5 - 1) + (3.5 - 2) + (7 - 4)
-    assert found.energy_j == network().baseline_energy_j + found.overhead_j == 5 + 3.5 + 7
-    assert (found.compute_s, found.transfer_s, found.makespan_s) == (16.0, 0.0, 16.0)
-    assert found.stored_bytes == 24 + 32
-    assert run_thrice(Plan(network(), steps(STREAMED))) == list(found.live_bytes)
-
-
-def test_a_streamed_run_wakes_the_storage_as_a_transfer_does() -> None:
-    assert simulate(network(wake_j=1.0), steps(STREAMED)).wakes == 1  # one after the other, without a pause
-    plain = "page_in 1, compute 0, free 1, compute 1, free 0, free 2, compute 2:1, free 3"
-    found = simulate(network(wake_j=1.0), steps(plain))
-    assert found.wakes == 2
-    assert found.overhead_j == pytest.approx(2.0 + 0.1 + 3.0)
-
-
-def test_with_dma_a_streamed_run_takes_the_channel_too() -> None:
-    problem = network(dma=True)
-    slow = replace(problem.tensors[X].moved_for(page_out_s=50.0), updated_by=-1)
-    problem = replace(problem, tensors=(slow, *problem.tensors[1:]))
-    found = simulate(problem, steps(f"page_out 0, {STREAMED}"))
-    assert found.start_s[1] == 50.0  # what is under way comes first
-    assert found.waits_s == 50.0
-    after = simulate(
-        problem, steps("compute 0:1, page_out 2, compute 1, free 0, free 2, page_in 1, compute 2, free 3, page_out 1")
-    )
-    assert (after.start_s[1], after.start_s[2]) == (6.0, 6.0)
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
-    [
-        ("page_in 1, compute 0, compute 1:1", "it streams 'y' in, and it was never written out"),
-        ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, which is in RAM"),
-        ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, which is in RAM"),
-        ("compute 0:1, compute 0", "it reads 'w', which is not in RAM"),
-        ("compute 0:2, compute 1", "it reads 'y', which is not in RAM"),
-        ("compute 0:3", "it has no variant 3"),
-        ("compute 0:-1", "it has no variant -1"),
-        ("compute 1:1", "its turn comes only after 'forward'"),
-        (f"{STREAMED}, compute 0:1", "it reads 'w' as it was before 'update'"),
-    ],
-)
+    [("page_in 1, compute 0, compute 1:1", "it streams 'y' in, and it was never written out"),
+     ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, which is in RAM"),
+     ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, which is in RAM"),
+     ("compute 0:1, compute 0", "it reads 'w', which is not in RAM"),
+     ("compute 0:2, compute 1", "it reads 'y', which is not in RAM"), ("compute 0:3", "it has no variant 3"),
+     ("compute 0:-1", "it has no variant -1"), ("compute 1:1", "its turn comes only after 'forward'"),
+     (f"{STREAMED}, compute 0:1", "it reads 'w' as it was before 'update'")],
+)  # fmt: skip
 def test_what_is_refused(text: str, why: str) -> None:
     with pytest.raises(PlanError, match=why):
         simulate(network(), steps(text))
     with pytest.raises(BrokenError):
         run_thrice(Plan(network(), steps(text)))
-
-
-def test_the_device_has_to_have_storage_and_room_on_it() -> None:
-    with pytest.raises(PlanError, match="has no storage to page to"):
-        simulate(network(paging=False), steps(STREAMED))
-    with pytest.raises(PlanError, match="more than the storage"):
-        simulate(network(storage_bytes=55), steps(STREAMED))
-    assert simulate(network(storage_bytes=56), steps(STREAMED)).stored_bytes == 56
-
-
-def test_what_is_kept_from_step_to_step_is_not_streamed_anew() -> None:
-    """Its copy on storage would be old, or what is in RAM would."""
-    kept = network().keeping([W])
-    with pytest.raises(PlanError, match="it streams 'w' in, and it was never written out"):
-        simulate(kept, steps("compute 0, compute 1, free 0, free 2, free 1, compute 2:1"))
-
-
-def test_the_least_ram_is_that_of_the_smallest_way() -> None:
-    problem = network()
-    assert [problem.working_set_bytes(0, v) for v in range(3)] == [65, 44, 16]
-    assert [problem.least_working_set_bytes(k) for k in range(3)] == [16, 53, 48]
-    assert problem.least_ram_bytes == 53
-    assert replace(problem, paging=False).least_ram_bytes == 80
-
-
-def test_a_schedule_says_the_variant_of_each_run() -> None:
-    schedule = Schedule(variants=frozenset({(0, 0, 2), (1, 1, 1), (2, 2, 1)}))
-    plan = plan_of(network(), schedule)
-    assert plan.instructions == steps(STREAMED)
-    assert schedule_of(plan) == schedule
-    later = plan_of(network(), Schedule(variants=frozenset({(0, 0, 1), (1, 1, 1)}), page_ins=frozenset({(2, W)})))
-    assert later.instructions == steps(
-        "compute 0:1, page_out 2, free 2, compute 1:1, free 0, page_in 1, compute 2, free 3, page_out 1, free 1"
-    )
-    simulate(later)
-
-
-def test_a_recompute_may_be_streamed() -> None:
-    schedule = Schedule(recomputes=frozenset({(1, 0)}), variants=frozenset({(0, 0, 1), (1, 0, 1), (2, 2, 1)}))
-    plan = plan_of(network(), schedule)
-    assert plan.instructions == steps(
-        "compute 0:1, free 2, compute 0:1, compute 1, free 0, free 2, compute 2:1, free 3"
-    )
-    assert simulate(plan).overhead_j == (3 - 1) + 3 + (7 - 4)
-    assert schedule_of(plan) == schedule
-    assert normalize(plan) is plan
-    wasted = Plan(network(), steps(STREAMED.replace("compute 1:1", "compute 0:2, compute 1:1")))
-    assert normalize(wasted).instructions == steps(STREAMED)
-
-
-def test_plan_files_say_it_and_damage_is_refused() -> None:
-    plan = lay_out(Plan(network(), steps(STREAMED)))
-    data = json.loads(json.dumps(to_json(plan)))
-    assert data["instructions"][0][:3] == ["stream", 0, 2]
-    assert from_json(data).plan == plan
-    for row, why in (
-        (["stream", 0], "no number of a variant"),
-        (["stream", 0, 3, 0], "that can't be"),
-        (["stream", 9, 1, 0], "that can't be"),
-    ):
-        data["instructions"][0] = row
-        with pytest.raises(PlanError, match=why):
-            from_json(data)
-
-
-def test_compact_plans_say_it_and_are_as_before_without() -> None:
-    plan = Plan(network(), steps(STREAMED))
-    data = encode_compact(plan)
-    assert decode_compact(plan.problem, data).instructions == plan.instructions
-    other = replace(plan.problem.operators[0], variants=plan.problem.operators[0].variants[:1])
-    with pytest.raises(PlanError, match="of another problem"):
-        decode_compact(replace(plan.problem, operators=(other, *plan.problem.operators[1:])), data)
 
 
 def drawn(seed: int) -> tuple[random.Random, Problem]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,11 @@ import pytest
 from onnx import numpy_helper
 
 import poetopt as po
-from poetopt.api.verification import verify
 from poetopt.backends.onnxruntime import ScheduledStep, random_batch
 from poetopt.frontends import load
-from poetopt.frontends.summary import structure_hash
 from poetopt.graph import Graph
-from poetopt.plan.assemble import store_all
-from poetopt.plan.codec import decode_compact, encode_compact
-from poetopt.plan.layout import lay_out
 from poetopt.util.errors import PlanError
-from tests.backends.support import dropout, embedding, residual
+from tests.backends.support import dropout, residual
 
 
 def trained(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -42,14 +36,6 @@ def graph_of(model: Any) -> Graph:
     found = load(model)
     assert isinstance(found, Graph)
     return found
-
-
-@pytest.mark.parametrize("network", [residual, dropout, embedding])
-def test_weights_are_data(network: Any) -> None:
-    before, after = graph_of(network()), graph_of(trained(network()))
-    assert before.content_hash != after.content_hash
-    assert before.structure_hash == after.structure_hash == structure_hash(before)
-    assert len(before.structure_hash) == 64
 
 
 def test_all_else_is_structure() -> None:
@@ -77,7 +63,7 @@ def solved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(residual(), folder / "net.onnx")
     onnx.save(trained(residual()), folder / "further.onnx")
     onnx.save(residual(3), folder / "other.onnx")
-    report = po.solve(po.load(folder / "net.onnx").differentiate(optimizer="sgd").cost("a72"), ram="85%")
+    report = po.solve(po.load(folder / "net.onnx").differentiate(optimizer="sgd").cost("a72"), ram="85%", gap="100%")
     report.save(folder / "plan.json")
     return folder
 
@@ -101,36 +87,3 @@ def test_a_network_that_was_trained_further_runs_by_its_plan(plan: Path) -> None
         assert step.run(batch) != before.run(batch)
     with pytest.raises(PlanError, match=r"other.onnx: it is not the model .* operators, shapes or types are another"):
         po.load_plan(plan, model=plan.with_name("other.onnx"))
-
-
-def test_an_older_plan_knows_its_network_by_content(plan: Path) -> None:
-    document = json.loads(plan.read_text())
-    del document["model"]["structure"]
-    plan.write_text(json.dumps(document))
-    loaded = po.load_plan(plan)
-    assert loaded.plan.problem.structure_hash == ""
-    assert po.execute(loaded).bit_identical
-    with pytest.raises(PlanError, match="its content is another one's"):
-        po.load_plan(plan, model=plan.with_name("further.onnx"))
-    found = verify(plan)
-    assert (found.weights, found.structure) == (True, None)
-
-
-def test_verify_says_which_hash_matches(plan: Path) -> None:
-    found = verify(plan).to_dict()
-    assert (found["model_hash_matches"], found["structure_hash_matches"]) == (True, True)
-    after = verify(plan, model=plan.with_name("further.onnx"))
-    assert (after.weights, after.structure) == (False, True)
-    assert "its content another one: it was trained since" in " ".join(str(after).split())
-    alone = verify(plan, compare_model=False)
-    assert (alone.weights, alone.structure) == (None, None)
-
-
-def test_compact_plans_are_of_a_structure() -> None:
-    before, after = (po.load(model).differentiate().cost("a72") for model in (residual(), trained(residual())))
-    plan = lay_out(store_all(before))
-    data = encode_compact(plan)
-    assert decode_compact(after, data).instructions == decode_compact(before, data).instructions
-    other = po.load(residual(3)).differentiate().cost("a72")
-    with pytest.raises(PlanError, match="of another problem"):
-        decode_compact(other, data)

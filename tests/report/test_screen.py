@@ -1,96 +1,79 @@
-"""What a screen shows: figures that add up, few notes, what differs, and what would be cheap."""
+"""What a screen, a text and a picture show: figures that add up, lanes, names of what is done."""
 
 from __future__ import annotations
 
-import re
-from typing import Any
+import itertools
+import json
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import poetopt as po
-from poetopt.report import summary
-from poetopt.report.comparison import comparison_lines
-from poetopt.report.layout import table
-from poetopt.util.notes import few, show_all
-from poetopt.util.units import show_joules, show_seconds
-
-
-def lines(document: dict[str, Any]) -> dict[str, str]:
-    return dict(summary.rows(document, ()))
-
-
-@pytest.fixture(scope="module")
-def report() -> po.Report:
-    step = po.load("mlp", batch=8).differentiate(optimizer="sgd")
-    return po.solve(step.cost("m4", runtime="c", parameters="paged"), total_ram="120kB", time_limit=10)
+from poetopt.graph.problem import Problem
+from poetopt.plan.assemble import plan_of
+from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import lay_out
+from poetopt.plan.schedule import Schedule
+from poetopt.report.page import page_data
+from poetopt.report.show import text_form
+from poetopt.report.view import Lane, View, recomputed, streamed, timeline
+from tests.plan.test_streamed import STREAMED, network, steps
+from tests.report.views import hostile_view, random_view
+from tests.seeds import examples
 
 
-def test_transfers_are_all_that_moves_and_what_is_written(report: po.Report) -> None:
-    document = report.to_dict()
-    simulation = report.solution.simulation
-    assert simulation is not None
-    assert simulation.bytes_streamed > 0
-    assert document["storage_bytes"] == 32e9
-    moved = {**document, "bytes_paged": 1_000_000, "bytes_streamed": 2_000_000, "bytes_written": 320_000}
-    text = lines({**moved, "transfer_s": 0.5, "hidden_s": 0.1})["transfers"]
-    assert text == (
-        "3.00 MB (320 kB written, 0.001 % of the storage); 2.00 MB of it in chunks, in their operators' time; 1.00 MB "
-        "in 500 ms, 100 ms of it while the CPU computes"
-    )
-    text = lines({**moved, "bytes_streamed": 0, "storage_bytes": None, "transfer_s": 0.5, "hidden_s": 7.2e-16})[
-        "transfers"
-    ]
-    assert text == "1.00 MB (320 kB written) in 500 ms, while the CPU waits"
-    assert "written, under 0.001 % of" in lines({**moved, "storage_bytes": 10**15})["transfers"]
-    assert "transfers" not in lines({**document, "bytes_paged": 0, "bytes_streamed": 0})
+def view(*, dma: bool = False) -> View:
+    return View(lay_out(Plan(network(dma=dma), steps(STREAMED))), None, None, {})
 
 
-def test_no_figure_is_a_tiny_part_of_the_smallest_unit() -> None:
-    assert show_seconds(7.2e-16) == "under 0.001 ns"
-    assert show_joules(0.0) == "0 J"
-    assert show_seconds(7.2e-12) == "0.0072 ns"
+@pytest.mark.parametrize("dma", [False, True])
+def test_a_streamed_run_is_on_both_lanes_and_neither_is_taken_twice(dma: bool) -> None:
+    shown = timeline(view(dma=dma))
+    for lane in Lane:
+        own = [piece for piece in shown if piece.lane is lane]
+        assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(own))
+    chunks = [piece for piece in shown if piece.lane is Lane.CHANNEL]
+    assert [(piece.start_s, piece.end_s) for piece in chunks] == [(0.0, 9.0), (9.0, 13.0), (13.0, 16.0)]
 
 
-def test_an_absurd_plan_says_what_would_be_cheap(report: po.Report) -> None:
-    document = {**report.to_dict(), "parameters": "resident", "batch": 32, "scope": "full"}
-    absurd = {
-        **document,
-        "baseline_energy_j": 1.0,
-        "overhead_j": 66.05,
-        "ram_budget_bytes": 10,
-        "store_all_peak_bytes": 70,
-    }
-    assert lines(absurd)["cheaper"] == (
-        "66.0 times the energy of ordinary training is spent beside it: about a batch of 4, or --micro-batch 8, fits "
-        "without that; `poetopt fit` shows what each batch costs"
-    )
-    small = lines({**absurd, "batch": 1})["cheaper"]
-    assert small.endswith("is spent beside it; `poetopt fit` shows what each batch costs")
-    assert "cheaper" not in lines({**absurd, "overhead_j": 0.9})
+def test_joules_and_bytes_are_the_simulators() -> None:
+    found = view()
+    data = page_data(found)
+    more = [way["more_j"] for way in json.loads(json.dumps(data["streamed"])).values()]
+    assert sum(more) == pytest.approx(found.simulation.overhead_j)
+    assert set(streamed(found)) == {0, 1, 3}
+    assert found.simulation.bytes_written == found.simulation.bytes_streamed_out == 50
+    again = Schedule(recomputes=frozenset({(1, 0)}), variants=frozenset({(0, 0, 1), (1, 0, 1), (2, 2, 1)}))
+    assert recomputed(View(plan_of(network(), again), None, None, {}))[0].energy_j == 3.0
 
 
-def test_more_notes_than_three_are_counted() -> None:
-    rows = [("loss", "l"), *(("note", f"n{k}") for k in range(5)), ("written", "w")]
-    assert few(rows[:4]) == rows[:4]
-    assert few(rows) == [*rows[:3], ("note", "3 more with --verbose, and in --json"), rows[-1]]
-    show_all(wanted=True)
-    try:
-        assert few(rows) == rows
-        assert table("title", rows).count("note") == 5
-    finally:
-        show_all(wanted=False)
-    assert table("title", rows).count("note") == 3
+seeds = st.integers(0, 2**32 - 1)
+EMPTY = View(Plan(Problem("empty", "paper", (), ()), ()))
 
 
-def test_a_comparison_shows_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    found = po.compare("mlp", device="a72", ram="40%,80%", methods="capuchin,capuchin-paging-first,revolve,dtr")
-    text = comparison_lines(found)
-    assert sum("all methods: infeasible, the budget of" in line for line in text) == 1
-    assert any(re.fullmatch(r"  capuchin-paging-first +\S+ \S*s  as capuchin", line) for line in text)
-    assert any(line.startswith("  revolve, dtr: infeasible, ") for line in text)
-    monkeypatch.setenv("COLUMNS", "80")
-    narrow = comparison_lines(found)
-    assert all(len(line) <= 80 for line in narrow if re.match(r"  \w\S+ +\d", line))
-    assert "  capuchin-paging-first  as capuchin" in narrow
-    assert "  no room here, in --json: took, of baseline, recomputes" in narrow
+@settings(max_examples=examples(40), deadline=None)
+@given(seeds, st.integers(40, 200))
+def test_the_text_keeps_its_width_and_names_what_is_done(seed: int, width: int) -> None:
+    view = random_view(seed)
+    text = text_form(view, width)
+    for line in text.partition("\n\nRecomputed")[0].splitlines():
+        assert len(line) <= max(width, 60)
+    listed = {line.split()[0] for line in text.splitlines() if line.startswith("  ") and line.strip()}
+    for index, again in enumerate(view.again):
+        if again:
+            assert view.operator_names[view.plan.instructions[index].target] in listed
+
+
+@pytest.mark.parametrize("form", ["png", "svg"])
+def test_pictures_are_pictures_and_always_the_same(form: str) -> None:
+    pytest.importorskip("matplotlib")
+    from poetopt.report.page import figure_bytes
+
+    for view in (hostile_view(), EMPTY, random_view(2, dma=True)):
+        picture = figure_bytes(view, form)
+        if form == "svg":
+            assert ElementTree.fromstring(picture).tag.endswith("svg")
+        else:
+            assert picture.startswith(b"\x89PNG")
+    assert picture == figure_bytes(view, form)

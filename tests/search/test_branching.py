@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from poetopt.backends.solvers.highs import HighsBackend, HighsSession
+from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.solver import Outcome, Point, backend
 from poetopt.formulations import formulation
 from poetopt.formulations.rows import Row
@@ -64,15 +64,3 @@ def test_rows_that_wait_outside_come_in(seed: int) -> None:
             assert expected.outcome is Outcome.INFEASIBLE
         else:
             assert vertex.objective == pytest.approx(expected.objective, rel=1e-6, abs=1e-9)
-
-
-def test_a_search_that_is_given_up_ends_no_tree() -> None:
-    """A solver that overruns its time is told to stop by the session; its nodes have a life of their own."""
-    session = HighsBackend().open(milp.endless(), threads=1, scale=1.0)
-    session.relax(60.0)
-    nodes = session.nodes()
-    session._stop.set()
-    upper = nodes.upper.copy()
-    upper[nodes.integer] = nodes.lower[nodes.integer]
-    nodes.enter(nodes.lower, upper)
-    assert nodes.solve(None, math.inf) is not None

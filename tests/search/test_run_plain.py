@@ -1,4 +1,4 @@
-"""What is proven of plain runs isn't searched again where operators may stream: the answers stay those of all of it."""
+"""What is proven of plain runs, or of a scope inside, isn't searched again: the answers stay the same."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import retention
 from poetopt.formulations.retention.scope_difference import scope_difference, streaming_difference
-from poetopt.graph.problem import Feature, Problem
-from poetopt.plan.assemble import schedule_of
-from poetopt.search.deepening import Deepening
-from poetopt.search.run import Run
-from poetopt.search.search import plain_first, run_plain, search
-from poetopt.search.solution import Options, Solution
-from tests.closed import closed
+from poetopt.formulations.retention.space import RetentionSpace
+from poetopt.graph.problem import Problem
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Solution, Status
 from tests.formulations.test_streaming import tight_with_variants
+from tests.problems import random_budget, random_problem
 from tests.seeds import some
 
 AGAIN = replace(retention, name="again", streaming_difference=None)
@@ -49,20 +48,6 @@ def test_the_same_optimum_either_way(seed: int) -> None:
         assert parts.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
 
 
-def test_both_happen_streaming_pays_and_it_does_not() -> None:
-    ends = set()
-    for seed in range(12):
-        problem, ram_bytes = roomy(random.Random(seed))
-        found = solved(problem, ram_bytes, "full")
-        plain = solved(run_plain(problem, ram_bytes), ram_bytes, "full")
-        if found.simulation is None or plain.simulation is None or not closed(found):
-            continue
-        pays = found.simulation.overhead_j < plain.simulation.overhead_j - 1e-9
-        assert pays == (found.simulation.streamed_runs > 0)
-        ends.add(pays)
-    assert ends == {True, False}
-
-
 def test_the_row_counts_what_streams_and_what_the_proven_scope_lacks() -> None:
     problem, ram_bytes = next(
         (problem, ram_bytes)
@@ -80,21 +65,34 @@ def test_the_row_counts_what_streams_and_what_the_proven_scope_lacks() -> None:
     assert streaming_difference(model, "full", frozenset({"late"})) is None
 
 
-def test_the_plain_problem_is_searched_no_further_than_it_may_be_better() -> None:
-    """Its run begins with the whole one's plan, and ends at once where nothing plain costs less."""
-    seen = 0
-    for seed in range(10):
-        problem, ram_bytes = roomy(random.Random(seed))
-        options = Options(ram_bytes=ram_bytes, scope="full", gap=1e-7, threads=1, time_limit_s=60)
-        best = search(problem, options)
-        if best.plan is None or best.simulation is None or not best.simulation.streamed_runs:
-            continue
-        run = Run(problem, options, None)
-        assert Feature.STREAMED not in run_plain(problem, ram_bytes).features
-        assert run.offer(schedule_of(best.plan), "test")
-        proof = plain_first(run, Deepening(run).first, None)
-        assert proof is not None
-        assert proof.infeasible or proof.bound >= best.simulation.overhead_j * (1 - 1e-6)
-        assert run.incumbent.value == pytest.approx(best.simulation.overhead_j)
-        seen += 1
-    assert seen
+WHOLE = replace(retention, name="whole", scope_difference=None)
+
+
+@pytest.mark.parametrize("seed", some(range(60), 10))
+def test_what_lies_beyond_a_proven_scope_is_searched_to_the_same_optimum(seed: int) -> None:
+    rng = random.Random(seed)
+    problem = random_problem(rng, operators=11, training=True)
+    deadline_s = rng.choice([None, 1.15]) and 1.15 * problem.baseline_time_s
+    asked = Options(
+        ram_bytes=random_budget(rng, problem), scope=rng.choice(["forward", "full"]), gap=1e-7, deadline_s=deadline_s
+    )
+    parts, whole = solve(problem, asked), solve(problem, replace(asked, formulation=WHOLE))
+    assert parts.status is whole.status
+    if parts.simulation is None or whole.simulation is None:
+        assert parts.status is Status.INFEASIBLE
+        return
+    assert parts.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
+    assert parts.scope_bound_j == pytest.approx(parts.simulation.overhead_j, rel=1e-6, abs=1e-9)
+
+
+def test_the_row_counts_what_the_inner_scope_lacks() -> None:
+    problem = random_problem(random.Random(4), operators=12, training=True)
+    model = retention.build(problem, ram_bytes=random_budget(random.Random(4), problem), scope="full")
+    space: RetentionSpace = model.space
+    inner = retention.build(problem, ram_bytes=space.limits.ram_bytes, scope="depth:1").space
+    row = scope_difference(model, "depth:1", frozenset())
+    assert row is not None
+    assert len(row.variables) == len(space.recompute_of) - len(inner.recompute_of) > 0
+    nothing = scope_difference(model, "full", frozenset())
+    assert nothing is not None
+    assert not nothing.variables

@@ -13,7 +13,7 @@ import poetopt as po
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from poetopt.util.errors import FormulationError, PlanError
+from poetopt.util.errors import FormulationError
 from tests.problems import random_tight
 
 
@@ -50,36 +50,6 @@ def test_it_is_the_optimum_that_solve_proves() -> None:
     assert infeasible < 15
 
 
-def test_the_model_knows_what_it_was_built_of() -> None:
-    """Without being told, in both formulations and with blocks; every block judges the plan."""
-    compared = forbidden = 0
-    for seed in range(12):
-        problem, ram_bytes = random_tight(random.Random(seed), operators=6, training=True)
-        for base in (po.formulations.retention, po.formulations.poet):
-            free = base.build(problem, ram_bytes=ram_bytes)
-            if not settled(free):
-                continue
-            written = bytes_out(po.plan_of(free))
-            for most in {0, written}:
-                chosen = base.with_block(po.formulations.flash_wear.flash_wear(most))
-                model = chosen.build(problem, ram_bytes=ram_bytes)
-                if not settled(model):
-                    continue
-                plan = po.plan_of(model)
-                simulation = po.simulate(plan, ram_bytes=ram_bytes)
-                assert bytes_out(plan) <= most
-                assert simulation.overhead_j == pytest.approx(pyo.value(model.overhead_j), abs=1e-6)
-                compared += 1
-                if written > most:
-                    model.flash_wear.deactivate()  # the model forgets the rule, the judgement doesn't
-                    settled(model)
-                    with pytest.raises(PlanError, match="a block refuses it: the plan writes"):
-                        po.plan_of(model)
-                    forbidden += 1
-    assert compared > 10
-    assert forbidden
-
-
 def test_scenarios_are_models_inside_a_larger_one() -> None:
     """An extensive form of two scenarios, one as a block of its own kind and one of an indexed block."""
     problem, ram_bytes = random_tight(random.Random(1), operators=7, training=True)
@@ -106,10 +76,6 @@ def test_scenarios_are_models_inside_a_larger_one() -> None:
         po.plan_of(larger)
 
 
-def bytes_out(plan: po.Plan) -> int:
-    return sum(plan.problem.tensors[step.target].nbytes for step in plan.instructions if step.action == "page_out")
-
-
 def settled(model: Any) -> bool:
     """Solve until no rows come any more. Says whether there is a solution."""
     while optimal(model):
@@ -125,23 +91,3 @@ def optimal(model: Any) -> bool:
         return False
     solver.load_vars()
     return True
-
-
-def test_what_can_not_be_made_a_plan() -> None:
-    problem, ram_bytes = random_tight(random.Random(1), operators=7, training=True)
-    for formulation in (po.formulations.retention, po.formulations.poet):
-        model = formulation.build(problem, ram_bytes=ram_bytes, scope="full")
-        for ask in (po.plan_of, po.add_late_rows):
-            with pytest.raises(PlanError, match=r"no solution in it: none of its .* variables has a value"):
-                ask(model)
-        for variable in model.component_data_objects(pyo.Var):
-            variable.value = 0.4
-        with pytest.raises(PlanError, match="isn't solved to whole numbers"):
-            po.plan_of(model)
-        pyo.TransformationFactory("core.relax_integer_vars").apply_to(model)
-        with pytest.raises(PlanError, match="isn't solved to whole numbers"):
-            po.plan_of(model)
-    with pytest.raises(FormulationError, match="no model that a formulation's `build` has made"):
-        po.plan_of(pyo.ConcreteModel())
-    with pytest.raises(FormulationError, match="a Problem is no Pyomo model"):
-        po.plan_of(problem)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +13,7 @@ from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.solver import Capability, Outcome, Relaxation, Search
 from poetopt.formulations.rows import Row
 from poetopt.testing import ContractError
-from poetopt.util.errors import BackendUnavailableError
-from tests.contract import stops
 from tests.contract.backend import check_backend
-from tests.contract.subject import ENOUGH_S
 
 
 class NoConstant(HighsSession):
@@ -70,45 +66,15 @@ class Faulty:
 
 @pytest.mark.parametrize(
     ("session", "words"),
-    [
-        (NoConstant, "optimum is 4.5, not 1.5"),
-        (CallsItOptimal, "`stopped` also where it has an incumbent"),
-        (LosesFrozen, "frozen"),
-        (BoundTooHigh, "proves its optimum"),
-        (InfeasibleIsStopped, "the relaxation of an infeasible model is stopped"),
-        (DropsRows, "`added` holds the rows"),
-        (OtherCapabilities, "its sessions' capabilities"),
-    ],
-)
+    [(NoConstant, "optimum is 4.5, not 1.5"), (CallsItOptimal, "`stopped` also where it has an incumbent"),
+     (LosesFrozen, "frozen"), (BoundTooHigh, "proves its optimum"),
+     (InfeasibleIsStopped, "the relaxation of an infeasible model is stopped"), (DropsRows, "`added` holds the rows"),
+     (OtherCapabilities, "its sessions' capabilities")],
+)  # fmt: skip
 def test_one_fault(session: type[HighsSession], words: str) -> None:
     with pytest.raises(ContractError, match=words):
         check_backend(Faulty(session), problems=4, schedules=0)
 
 
-@pytest.fixture
-def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """What ends a search without a limit, once the test is over."""
-    event = threading.Event()
-    monkeypatch.setattr(stops, "PATIENCE_S", 1.0)
-    yield event
-    event.set()
-
-
-def test_a_search_without_a_limit_gets_a_verdict(released: threading.Event) -> None:
-    class IgnoresTime(HighsSession):
-        def search(self, **more: Any) -> Search:
-            if more["time_limit_s"] < ENOUGH_S:
-                released.wait()
-            return super().search(**more)
-
-    with pytest.raises(ContractError, match="backend 'faulty': it ignores time_limit_s"):
-        check_backend(Faulty(IgnoresTime), problems=1, schedules=0)
-
-
 def test_without_a_fault_it_passes() -> None:
     assert check_backend(Faulty(HighsSession), problems=2, schedules=1).name == "faulty"
-
-
-def test_what_is_absent_is_said() -> None:
-    with pytest.raises(BackendUnavailableError, match="unknown backend"):
-        check_backend("nothing-of-that-name")

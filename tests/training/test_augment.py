@@ -11,7 +11,7 @@ import pytest
 import poetopt as po
 from poetopt.training.augment import Augmented
 from poetopt.training.source import source_of
-from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.errors import OptionError
 from tests.training.support import graph_of, plan_of, rows
 from tests.training.test_trainer import copies, equal
 
@@ -74,15 +74,3 @@ def test_a_stopped_training_goes_on_to_the_same_bits(asked: Any, tmp_path: Path)
         pytest.raises(OptionError, match=r"it was made with --with augment .*(crop|noisy)"),
     ):
         trainer.fit(data, epochs=3, checkpoint=tmp_path / "whole", resume=True)
-
-
-def test_what_can_t_be_changed_so() -> None:
-    with po.Trainer(plan_of()) as trainer:
-        with pytest.raises(OptionError, match=r"augment=flop: unknown.*flip.*; there are flip, crop, and in Python"):
-            trainer.fit(rows(plan_of(), 8), augment="flop")
-        with pytest.raises(
-            ModelError, match=r"augment=flip: it is for one input of images .*fit\(\.\.\., augment=function\)"
-        ):
-            trainer.fit(rows(plan_of(), 8), augment="flip")
-        with pytest.raises(ModelError, match="batch 0 of epoch 1, augmented: it lacks the input 'input'"):
-            trainer.fit(rows(plan_of(), 8), augment=lambda batch, random: {"labels": batch["labels"]})

@@ -12,7 +12,6 @@ import pytest
 from onnx import numpy_helper
 
 import poetopt as po
-from poetopt.util.errors import ModelError
 
 DRAWN = "u = RandomUniformLike (r)  m = Less (u, p)  f = Cast <to = 1> (m)"
 LAYERS = {
@@ -104,72 +103,3 @@ def test_the_file_alone_is_what_validation_said(layer: str, source: Any, tmp_pat
             np.testing.assert_array_equal(numpy_helper.to_array(proto), values[proto.name])
     wrong = alone(kept, held_out, 1)
     assert np.abs(wrong - alone(out, held_out, 1)).max() > 0.1  # statistics of one row
-
-
-def test_a_name_behind_an_identity_and_an_input_that_nothing_reads(tmp_path: Path) -> None:
-    from poetopt.training.data import open_data
-    from poetopt.training.evaluate import evaluate_file
-
-    model = network("dropout")
-    normalization = next(node for node in model.graph.node if node.op_type == "BatchNormalization")
-    normalization.output[0] = "before"
-    place = [*model.graph.node].index(normalization) + 1
-    model.graph.node.insert(place, onnx.helper.make_node("Identity", ["before"], ["g"]))
-    model.graph.input.append(onnx.helper.make_tensor_value_info("idle", onnx.TensorProto.FLOAT, ["N", 2]))
-    with trained(model) as trainer:
-        trainer.fit(rows(0), epochs=1)
-        trainer.export(tmp_path / "trained.onnx")
-        data = open_data(rows(1), trainer.graph, None)
-        assert evaluate_file(tmp_path / "trained.onnx", trainer.graph, data) is None  # it would have to be fed
-        said = trainer.evaluate(rows(1)).accuracy
-    session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
-    found = session.run(None, {"x": rows(1)["x"], "idle": np.zeros((ROWS, 2), np.float32)})[0]
-    assert (found.argmax(axis=1) == rows(1)["labels"]).mean() == said
-
-
-def test_statistics_that_the_file_reads_stay(tmp_path: Path) -> None:
-    model = network("dropout")
-    model.graph.output.append(onnx.helper.make_tensor_value_info("ma", onnx.TensorProto.FLOAT, [16]))
-    with trained(model) as trainer:
-        trainer.fit(rows(0), epochs=1)
-        trainer.export(tmp_path / "trained.onnx")
-        mean = np.array(trainer.values()["mean"])
-    session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
-    np.testing.assert_array_equal(session.run(["ma"], {"x": rows(0)["x"]})[0], mean)
-
-
-def test_what_a_function_holds_is_refused_before_training(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "own" : 1]> net (float[N,6] x) => (float[N,3] z)'
-        "{ y = MatMul (x, w)  z = own.drop (y) }"
-        '<domain: "own", opset_import: ["" : 17]> drop (a) => (b)'
-        "{ q = Constant <value_float = 0.5> ()  yes = Cast <to = 9> (q)"
-        " t = Relu (a)  b = Dropout (t, q, yes) }"
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.ones((6, 3), np.float32), "w"))
-    with trained(model) as trainer:
-        with pytest.raises(
-            ModelError, match=r"no node that writes .*--keep-training-form writes the file as it trains"
-        ):
-            trainer.check_export()
-        trainer.check_export(training_form=True)
-        trainer.export(tmp_path / "trained.onnx", training_form=True)
-
-
-def test_another_file_is_another_evaluation(tmp_path: Path) -> None:
-    from poetopt.training.data import open_data
-    from poetopt.training.evaluate import evaluate_file
-
-    with trained(network("dropout")) as trainer:
-        trainer.fit(rows(0), epochs=3)
-        said = trainer.evaluate(rows(1))
-        trainer.export(tmp_path / "trained.onnx")
-        data = open_data(rows(1), trainer.graph, None)
-        found = evaluate_file(tmp_path / "trained.onnx", trainer.graph, data)
-        onnx.save(network("none"), tmp_path / "fresh.onnx")
-        other = evaluate_file(tmp_path / "fresh.onnx", trainer.graph, data)
-    assert found is not None
-    assert (found.rows, found.accuracy) == (ROWS, said.accuracy)
-    assert found.loss == pytest.approx(said.loss, rel=1e-5)
-    assert other is not None
-    assert other.accuracy != said.accuracy

@@ -1,4 +1,4 @@
-"""What `emit` writes, and what it refuses."""
+"""What `emit` writes and refuses, also as a package of somebody else's build and twice in one image."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.c.build import build, write
-from poetopt.backends.c.operators import comment, identifier, literal
+from poetopt.backends.c.build import FLAGS, FORMS, STEP, build, write
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.targets import compiler
 from poetopt.cli.app import invoke
@@ -24,9 +22,9 @@ from poetopt.ops.runtimes.c import steps as registry
 from poetopt.plan.assemble import store_all
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
-from poetopt.util.errors import OutputError, PlanError, UnsupportedOpError
-from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, graph, needs_host, network, paged, tiny, unscheduled
+from poetopt.util.errors import OutputError, UnsupportedOpError
+from tests.backends.c.support import HOST, WARNINGS, needs_host, network, paged, paged_parameters, unscheduled
+from tests.seeds import some
 
 
 @needs_host
@@ -57,16 +55,6 @@ def test_the_folder_that_is_emitted_builds_as_its_readme_says_and_trains(
     assert (folder / "results.bin").stat().st_size == 4 + 4 * 235_146
 
 
-@needs_host
-def test_compilers_assume_no_more_of_the_ram_than_that_it_begins_at_a_multiple_of_8(tmp_path: Path) -> None:
-    """clang takes arrays of 16 bytes and more for aligned to 16 on x86-64, unless their declaration says less."""
-    po.emit(paged(), tmp_path / "out")
-    seen = tmp_path / "out" / "seen.c"
-    wanted = "".join(f'_Static_assert(__alignof__({name}) == 8, "{name}");\n' for name in ("po_arena", "po_resident"))
-    seen.write_text(f'#include "po.h"\n{wanted}')
-    compiler(HOST).run(("-std=c11", "-c", seen), tmp_path)
-
-
 def test_an_operator_without_a_kernel_is_named_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,31 +80,8 @@ def test_only_a_folder_that_was_emitted_is_replaced(tmp_path: Path) -> None:
     assert (other / "thesis.tex").read_text() == "years of work"
 
 
-def test_every_byte_of_the_resident_region_is_a_tensors(tmp_path: Path) -> None:
-    """Sum and alignment; the first values are the network's."""
-    from poetopt.backends.c.operators import lay_out_resident
-
-    found, flash = lay_out_resident(graph(), tiny())
-    assert found.nbytes == tiny().resident_bytes
-    assert flash.nbytes == tiny().flash_bytes > 0
-    assert not {*found.offsets} & {*flash.offsets}
-    taken = sorted((at, at + graph().tensors[name].nbytes) for name, at in found.offsets.items())
-    assert all(end <= start for (_, end), (start, _) in pairwise(taken))
-    for name, at in found.offsets.items():
-        tensor = graph().tensors[name]
-        assert at % (tensor.nbytes // max(tensor.size, 1)) == 0
-
-
 NASTY = 'a*/ int x; /*"\\\n??/\x1b]0;owned\x07\x1b[2Jé??=\u202e$model ${model} PO_ARENA(7u) //\\'
 """Ends comments, strings and lines, is a trigraph or a template's, and writes to a terminal."""
-
-
-def test_names_of_a_model_can_do_nothing_in_c() -> None:
-    assert re.fullmatch("[ -~]*", comment(NASTY))
-    assert not any(piece in comment(NASTY) for piece in ("*/", "/*", "\\", "??"))
-    assert literal('"\\?é') == '"\\042\\134\\077\\303\\251"'
-    assert literal("\x1b1") == '"\\0331"'
-    assert identifier("layer.1/conv") == "layer_1_conv"
 
 
 @needs_host
@@ -144,16 +109,128 @@ def test_whatever_a_model_calls_things_its_files_are_plain_text_and_compile(tmp_
     assert all(re.fullmatch("[ -~\n]*", path.read_text(encoding="utf-8")) for path in texts)
 
 
-def test_what_no_loop_counts_and_no_linker_places_is_refused(tmp_path: Path) -> None:
-    """From 2^31 bytes on: by `solve`, that of a tensor; by `emit`, that of arena and resident region."""
-    net = Network("wide", 1)
-    x = net.relu(net.linear(net.input("x", (1, 8)), "first", 8, 64), "relu")
-    model = net.model(net.linear(x, "second", 64, 2), (1, 2))
-    huge = replace(po.devices.device("a72"), ram_bytes=2**40)
-    with pytest.raises(UnsupportedOpError, match=r"tensor '.*' has 2,147,483,648 B, and loops .* smaller --batch"):
-        po.solve(po.load(model, batch=2**23), device=huge, runtime="c")
-    plan = po.solve(po.load(model, batch=2**22), device=huge, runtime="c").plan
-    assert plan is not None
-    with pytest.raises(PlanError, match=r"a program in C links less than 2,147,483,648"):
-        po.emit(plan, tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+APP = """
+#include <stdio.h>
+#include "kws.h"
+int kws_read(uint32_t block, void *address, uint32_t bytes) { (void)block; (void)address; return bytes != 0u; }
+int kws_write(uint32_t block, const void *address, uint32_t bytes) { (void)block; (void)address; return bytes != 0u; }
+int main(void)
+{
+    int code = kws_load();
+    for (uint32_t k = 0; k < KWS_INPUTS; k++) {
+        for (uint32_t at = 0; at < kws_inputs[k].bytes; at++) {
+            ((unsigned char *)kws_inputs[k].address)[at] = 0;
+        }
+    }
+    code = code != KWS_DONE ? code : kws_step();
+    printf("%d %g\\n", code, (double)*(const float *)kws_results[0].address);
+    return code;
+}
+"""
+
+
+def packages() -> list[str]:
+    return sorted(form for form in FORMS if form != "plain")
+
+
+@needs_host
+@pytest.mark.parametrize("form", some(packages(), 2))
+def test_its_sources_build_from_anywhere(form: str, tmp_path: Path) -> None:
+    """By the list that the build is given; the loss is that of a batch of zeros, by parameters out of the arrays."""
+    folder = tmp_path / "kws"
+    po.emit(unscheduled(), folder, prefix="kws", form=form)
+    there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert not {name for name in there if "main" in name or "startup" in name}
+    sources = sorted(name for name in there if name.endswith(".c"))
+    if "CMakeLists.txt" in there:
+        assert re.findall(r"^ +(\w+\.c)$", (folder / "CMakeLists.txt").read_text(), re.MULTILINE) == sources
+    if "library.json" in there:
+        json.loads((folder / "library.json").read_text())
+    readme = (folder / "README.md").read_text()
+    assert "-ffast-math" in readme
+    assert "main.c" not in readme.split("## Call")[0]
+    (tmp_path / "app.c").write_text(APP)
+    include = f"-I{folder / 'src' if form == 'arduino' else folder}"
+    made = [str(folder / name) for name in sources]
+    compiler(HOST).run((*FLAGS, "-Werror", *WARNINGS, include, *made, "app.c", "-lm", "-o", "app"), tmp_path)
+    code, loss = subprocess.run([tmp_path / "app"], capture_output=True, text=True, check=True).stdout.split()
+    assert code == "0"
+    assert float(loss) == pytest.approx(loss_of_zeros(), rel=1e-5)
+
+
+def loss_of_zeros() -> float:
+    plan = unscheduled()
+    graph = plan.problem.graph
+    assert graph is not None
+    batch = {name: np.zeros(graph.tensors[name].shape, graph.tensors[name].dtype) for name in graph.inputs}
+    return float(np.asarray(po.execute_on(plan, "host", data=batch).loss))
+
+
+PEDANTIC = ("-Werror", *WARNINGS, "-Wpedantic")
+CALLS = """
+int {0}_read(uint32_t block, void *address, uint32_t bytes)
+{{
+    return std::memcpy(address, {0}_pages + block * {1}_BLOCK_BYTES, bytes) == nullptr;
+}}
+int {0}_write(uint32_t block, const void *address, uint32_t bytes)
+{{
+    return std::memcpy({0}_pages + block * {1}_BLOCK_BYTES, address, bytes) == nullptr;
+}}
+"""
+PREFIX_APP = """
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include "first/first.h"
+#include "second/second.h"
+
+static unsigned char first_pages[FIRST_BLOCKS * FIRST_BLOCK_BYTES];
+static unsigned char second_pages[SECOND_BLOCKS * SECOND_BLOCK_BYTES];
+{calls}
+int main()
+{{
+    std::FILE *file = std::fopen("second/second_storage.bin", "rb");
+    if (file == nullptr || std::fread(second_pages, 1, sizeof second_pages, file) == 0) {{
+        return 1;
+    }}
+    (void)std::fclose(file);
+    if (first_load() != FIRST_DONE || second_load() != SECOND_DONE) {{
+        return 2;
+    }}
+    for (std::uint32_t k = 0; k < FIRST_INPUTS; k++) {{
+        (void)std::memset(first_inputs[k].address, 0, first_inputs[k].bytes);
+    }}
+    for (std::uint32_t k = 0; k < SECOND_INPUTS; k++) {{
+        if (second_inputs[k].address != nullptr) {{
+            (void)std::memset(second_inputs[k].address, 0, second_inputs[k].bytes);
+        }}
+    }}
+    if (first_step() != FIRST_DONE || second_step() != SECOND_DONE || first_predict() != FIRST_DONE) {{
+        return 3;
+    }}
+    (void)std::printf("%s %s\\n", first_outputs[0].name, second_results[0].name);
+    return 0;
+}}
+"""
+
+
+@needs_host
+def test_two_steps_in_one_image_of_an_application_in_cpp(tmp_path: Path) -> None:
+    objects = []
+    host = compiler(HOST)
+    for name, plan in (("first", paged()), ("second", paged_parameters())):
+        po.emit(plan, tmp_path / name, prefix=name)
+        assert not [file.name for file in (tmp_path / name).iterdir() if file.name.startswith("po")]
+        for source in STEP:
+            made = source.replace("po_", f"{name}_")
+            host.run((*FLAGS, *PEDANTIC, "-c", made, "-o", f"{made}.o"), tmp_path / name)
+            objects.append(f"{name}/{made}.o")
+    calls = "".join(CALLS.format(name, name.upper()) for name in ("first", "second"))
+    (tmp_path / "app.cpp").write_text(PREFIX_APP.format(calls=calls))
+    cpp = ("-x", "c++", "-std=c++11", "-O1", *PEDANTIC, "-c", "app.cpp", "-o", "app.o")
+    host.run(cpp, tmp_path)
+    host.run(("app.o", *objects, "-lm", "-o", "app"), tmp_path)
+    ended = subprocess.run([tmp_path / "app"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    graph = paged().problem.graph
+    assert graph is not None
+    assert ended.stdout.split()[0] == graph.outputs[0]

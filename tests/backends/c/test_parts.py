@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 import poetopt as po
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on, train_on
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.run import Ran, fed_with, run, run_steps
+from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
-from poetopt.cli.app import invoke
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_plan
-from poetopt.plan.codec import save
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
-from tests.test_micro_batches import network, normalized, tight
+from tests.backends.c.support import HOST, WARNINGS, needs_host, same
+from tests.test_micro_batches import network, tight
 
 PARTS = 4
 
@@ -128,66 +123,3 @@ def test_what_is_left_out_shows(dropped: str, tmp_path: Path) -> None:
     assert wrong != text
     place.write_text(wrong)
     assert not same(run(build(program, HOST, tmp_path), batch_of(away().problem)).results, expected)
-
-
-@needs_host
-def test_without_updates_each_step_begins_with_sums_of_zero(tmp_path: Path) -> None:
-    """Gradients are results of the step; two steps on one batch have the same."""
-    program = program_of(lay_out(store_all(step("none"))))
-    once = ran(program, tmp_path).results
-
-    def again() -> Batch:
-        built = build(program, HOST, tmp_path, measuring=False)
-        return run_steps(built, 2 * [batch_of(program.plan.problem)], 2 * [{}]).results
-
-    assert same(again(), once)
-    text = (tmp_path / "po_step.c").read_text()
-    (tmp_path / "po_step.c").write_text(text.replace("if (part == 0u)", "if (part == 9u)"))
-    assert not same(again(), once)
-
-
-@pytest.mark.parametrize("optimizer", ["none", "momentum", "adam"])
-@pytest.mark.parametrize("parameters", ["resident", "paged"])
-def test_every_byte_of_the_resident_region_is_counted(optimizer: str, parameters: str) -> None:
-    problem = step(optimizer, parameters=parameters)
-    program = program_of(lay_out(store_all(problem)))
-    assert program.resident.nbytes == problem.resident_bytes
-    assert program.flash.nbytes == problem.flash_bytes
-
-
-@other_board
-def test_statistics_of_parts_on_a_cortex_m4_with_exactly_the_ram() -> None:
-    model = po.load(normalized(), batch=8, micro_batch=PARTS, micro_batch_statistics=True)
-    assert isinstance(model, po.Model)
-    problem = model.differentiate(optimizer="adam").cost("m4", runtime="c", parameters="paged")
-    found = train_on(tight(problem, 64), "cortex-m4", 3, 0.01)
-    assert found.ok, found.message
-    assert found.linked_ram_bytes == found.planned_ram_bytes
-    assert not np.array_equal(found.statistics["bn.mean"], np.zeros(3))
-
-
-@needs_host
-def test_the_folder_that_is_emitted_trains_by_parts_as_its_readme_says(tmp_path: Path) -> None:
-    onnx.save(network(0), tmp_path / "net.onnx")
-    model = po.load(tmp_path / "net.onnx", batch=8, micro_batch=PARTS)
-    assert isinstance(model, po.Model)
-    plan = lay_out(store_all(model.differentiate(optimizer="sgd").cost("m4", runtime="c")))
-    save(plan, tmp_path / "plan.json")
-    folder = tmp_path / "out"
-    assert invoke(["emit", str(tmp_path / "plan.json"), "-o", str(folder)]) == 0
-    readme = (folder / "README.md").read_text()
-    assert "`po_part(0)`" in readme
-    (command,) = (line for line in readme.splitlines() if line.startswith("    cc "))
-    if not shutil.which("cc"):
-        pytest.skip("the README's compiler isn't here")
-    subprocess.run(command.split(), cwd=folder, check=True)
-    one = fed_with(program_of(plan), batch_of(plan.problem))
-    (folder / "batches.bin").write_bytes(5 * one)
-    ended = subprocess.run(["./train"], cwd=folder, check=True, capture_output=True, text=True)
-    losses = [float(line.rpartition(" ")[2]) for line in ended.stdout.splitlines()]
-    assert len(losses) == 5
-    assert losses[-1] < losses[0]
-    (folder / "batches.bin").write_bytes(one[: len(one) // 2])
-    short = subprocess.run(["./train"], cwd=folder, check=False, capture_output=True, text=True)
-    assert short.returncode == 1
-    assert "batches.bin ends within a batch" in short.stderr

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
-from poetopt.backends.c.build import FLAGS, STEP, build, write
-from poetopt.backends.c.emulator import emulate
-from poetopt.backends.c.generations import blocks, copy_at
+from poetopt.backends.c.build import FLAGS, STEP, write
+from poetopt.backends.c.generations import copy_at
 from poetopt.backends.c.golden import golden_of
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.targets import compiler
@@ -22,8 +21,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.search.predicting import prediction_of
-from poetopt.util.errors import ExecutionError
-from tests.backends.c.support import HOST, M4, WARNINGS, dropping_model, needs_emulator, needs_host, network
+from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
 from tests.backends.c.test_parts import paged as in_parts
 from tests.backends.c.test_predicting import plan_of
 from tests.test_forward_only import branching
@@ -119,42 +117,3 @@ def test_every_number_counts(kind: str, what: str, tmp_path: Path) -> None:
     write(replace(program, golden=replace(golden, **{what: other})), HOST, tmp_path)
     (tmp_path / "main.c").write_text(MAIN)
     assert said(tmp_path)[0] == "5"
-
-
-@needs_host
-def test_an_operator_that_does_not_run_is_seen(tmp_path: Path) -> None:
-    write(program_of("gradients"), HOST, tmp_path)
-    (tmp_path / "main.c").write_text(MAIN)
-    text = (tmp_path / "po_step.c").read_text()
-    start = text.index("int po_step(void)")
-    calls = text[start:].split("\n")
-    last = max(k for k, line in enumerate(calls) if "po_op_" in line)
-    calls[last] = f"    if (PO_ARENA_BYTES == 0u) {{ {calls[last].strip()} }}"
-    (tmp_path / "po_step.c").write_text(text[:start] + "\n".join(calls))
-    assert said(tmp_path)[0] == "5"
-
-
-@needs_host
-def test_by_another_prefix_and_as_a_package(tmp_path: Path) -> None:
-    plan = plain(network())
-    po.emit(plan, tmp_path / "c", prefix="kws", form="cmake", selftest=True)
-    assert "int kws_selftest(void);" in (tmp_path / "c" / "kws.h").read_text()
-    compiler(HOST).run((*FLAGS, "-Werror", *WARNINGS, "-c", "kws_save.c"), tmp_path / "c")
-    assert "po_" not in (tmp_path / "c" / "kws_save.c").read_text()
-
-
-@needs_emulator
-def test_on_a_board_with_just_the_steps_ram(tmp_path: Path) -> None:
-    program = program_of("tight")
-    write(program, M4, tmp_path)
-    text = (tmp_path / "main.c").read_text()
-    assert text.count("po_load() != 0") == 1
-    (tmp_path / "main.c").write_text(text.replace("po_load() != 0", "po_selftest() != 0"))
-    built = build(program, M4, tmp_path, warnings=("-Werror", *WARNINGS))
-    pages = bytearray((tmp_path / "po_storage.bin").read_bytes().ljust(blocks(program) * BLOCK_BYTES, b"\xff"))
-    assert built.sizes is not None
-    assert built.sizes.ram_bytes == program.ram_bytes
-    emulate(built, {"batches.bin": b"", "pages.bin": bytes(pages)})
-    pages[copy_at(program, 0) * BLOCK_BYTES + 12] ^= 64
-    with pytest.raises(ExecutionError, match="says that it failed"):
-        emulate(built, {"batches.bin": b"", "pages.bin": bytes(pages)})

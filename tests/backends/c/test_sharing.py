@@ -1,26 +1,22 @@
-"""Operators that share a function: what is one, what tells them apart, and whose instructions are whose."""
+"""Operators that share a function, and profiles of an emulated core: whose instructions are whose."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from poetopt.backends.c import tracing
 from poetopt.backends.c.build import build, emitted
-from poetopt.backends.c.operators import OperatorCode, shared
+from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.targets import Target
-from poetopt.backends.c.tracing import Trace
+from poetopt.backends.c.tracing import CLASSES, core, timed
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, M4, dropping, needs_host, other_board, same
+from tests.backends.c.support import HOST, dropping, needs_emulator, needs_host, network, same
 
 
 def program() -> DeviceProgram:
@@ -36,34 +32,6 @@ def ran(made: DeviceProgram, folder: Path, target: Target = HOST) -> Ran:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return run(build(made, target, folder, warnings=("-Werror",)), random_batch(made.graph, 3))
-
-
-def code(name: str, body: str) -> OperatorCode:
-    """An operator without tensors."""
-    return OperatorCode(
-        name, name, (), True, f"/* {name} */\nPO_OPERATOR {name}(void *work)\n{{\n{body}}}\n", (), (), 0
-    )
-
-
-def test_what_differs_is_a_parameter_and_small_numbers_are_not() -> None:
-    text = "    /* Add: {0} -> y */\n    po_add(PO_RESIDENT({1}u), PO_RESIDENT(8u), {2}, {3}, {4}f, work);\n"
-    bodies = [("a", 64, 100, 3, "0.25"), ("b", 128, 200, 3, "0.5"), ("c", 64, 200, 3, "0.5"), ("d", 64, 200, 4, "0.5")]
-    found = shared({name: code(name, text.format(name, *rest)) for name, *rest in bodies})
-    assert found["d"].text
-    assert not found["d"].given
-    a, b, c = (found[name] for name in "abc")
-    assert a.function == b.function == c.function == "a_and_2"
-    assert (b.text, c.text) == ("", "")
-    assert "PO_OPERATOR a_and_2(void *p0, int32_t n1, float n2, void *work)\n" in a.text
-    assert "    /* Add */\n    po_add(p0, PO_RESIDENT(8u), n1, 3, n2, work);\n" in a.text
-    assert b.given == ("PO_RESIDENT(128u)", "200", "0.5f")
-    assert c.given == ("PO_RESIDENT(64u)", "200", "0.5f")
-
-
-def test_sizes_of_arrays_and_of_copies_stay_numbers() -> None:
-    for line in ("float tile[{}];", "memcpy(work, work, {});"):
-        found = shared({k: code(f"op{k}", f"    {line.format(k)}\n") for k in (100, 200)})
-        assert all(made.text and not made.given for made in found.values())
 
 
 @needs_host
@@ -86,41 +54,40 @@ def test_a_shared_function_works_on_what_it_is_given(tmp_path: Path) -> None:
     assert not same(results, wrong)
 
 
-@other_board
-def test_instructions_are_counted_with_the_operator_that_takes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where operators share a function, on soft floats too; counting in Python and in C is the same."""
-    made = program()
-    counts = ran(made, tmp_path / "c", M4).counts
-    assert counts is not None
-    assert (counts[:-1, 0] > 0).all()
-    assert counts[-1, 0] < counts[:-1, 0].sum()
-    alike: dict[tuple[str, str], set[int]] = {}
-    for (index, _), one in made.routines[0].operators.items():
-        if one.given and not any(given.rstrip("u").isdigit() for given in one.given):
-            alike.setdefault((one.function, ""), set()).add(int(counts[index, 0]))
-    assert alike
-    assert all(max(of) - min(of) <= 0.05 * max(of) for of in alike.values())  # what a Relu or a mask decides
+@pytest.mark.parametrize(
+    ("instruction", "kind", "middle"),
+    [(("adds", "r0, r1, r2"), "arithmetic", 1), (("smull", "r0, r1, r2, r3"), "multiply", 1),
+     (("smulbb", "r0, r1, r2"), "arithmetic", 1), (("sdiv", "r0, r1, r2"), "divide", 7),
+     (("ldr.w", "r0, [r1, #4]"), "load", 1.5), (("ldrd", "r0, r1, [r2]"), "load", 3),
+     (("pop.w", "{r4, r5, r6, pc}"), "load", 5), (("vpush", "{d8, d9}"), "store", 5),
+     (("vldmia", "r0!, {s0, s1, s2}"), "load", 4), (("blt", "#0x80"), "branch", 1),
+     (("bic", "r0, r1, r2"), "arithmetic", 1), (("vmul.f32", "s0, s1, s2"), "float", 1.25),
+     (("vfma.f32", "s0, s1, s2"), "float", 3), (("vsqrt.f32", "s0, s1"), "float divide", 14),
+     (("vcvt.f32.s32", "s0, s1"), "float move", 1)],
+)  # fmt: skip
+def test_an_instruction_takes_what_the_manual_says(instruction: tuple[str, str], kind: str, middle: float) -> None:
+    """Cortex-M4: DDI 0439, tables 3-1 and 7-1."""
+    found, (low, mid, high) = timed(core("cortex-m4"), *instruction)
+    assert (found, mid) == (kind, middle)
+    assert low <= mid <= high
 
-    def count(trace: Any, machine: Any, address: int, size: int, data: object) -> None:
-        """What po_count does."""
-        c, first, end = trace._counts, address // 2, (address + size) // 2
-        if end > c.halfwords:
-            return
-        trace.sums[c.row, -1] += np.uint64(first != c.end)
-        if trace.kind[first] == tracing.SCHEDULE:
-            c.row = c.rest
-        elif trace.kind[first] == tracing.ENTRY and c.last == tracing.SCHEDULE:
-            c.row = int(trace.order[c.call % c.calls])
-            c.call += 1
-        trace.sums[c.row, :-1] += trace.before[end] - trace.before[first]
-        c.end, c.last = end, int(trace.kind[first])
 
-    def attach(trace: Trace, machine: Any, unicorn: Any) -> None:
-        machine.hook_add(unicorn.UC_HOOK_BLOCK, partial(count, trace))
-
-    monkeypatch.setattr(Trace, "attach", attach)
-    here = ran(made, tmp_path / "python", M4).counts
-    assert here is not None
-    assert np.array_equal(counts, here)
+@needs_emulator
+def test_a_profile_has_what_a_run_counts() -> None:
+    pytest.importorskip("capstone")
+    step = network().differentiate()
+    problem = step.cost("m4")
+    found = step.on("c").profile_on("cortex-m4")
+    counted = execute_on(lay_out(store_all(problem)), "cortex-m4").by_operator
+    assert {name: one.instructions for name, one in found.operators.items()} == pytest.approx(counted, rel=0.01)
+    for one in found.operators.values():
+        low, middle, high = one.cycles
+        assert sum(one.classes[kind] for kind in CLASSES) == one.instructions
+        assert one.instructions * 0.9 < low < middle < high < 4 * one.instructions
+    costed = step.cost("m4", profile=found.profile)
+    for operator in costed.operators:
+        one = found.operators[operator.name]
+        assert operator.time_s == pytest.approx(one.cycles[1] / 64e6, rel=0.3)  # the mean of those alike
+    taken = sum(operator.time_s for operator in costed.operators)
+    assert taken == pytest.approx(sum(one.cycles[1] for one in found.operators.values()) / 64e6)
+    assert any("modelled (emulated cortex-m4 at 64 MHz)" in note for note in costed.notes)

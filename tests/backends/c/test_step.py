@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import poetopt as po
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on, measured_reference, moved
 from poetopt.backends.c.execution import TOLERANCE
@@ -18,25 +17,20 @@ from poetopt.backends.c.linking import board
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.sensitivity import distance
-from poetopt.backends.onnxruntime.batch import Batch, random_batch
-from poetopt.devices.cost import homes
-from poetopt.graph.problem import Problem
+from poetopt.backends.onnxruntime.batch import Batch
 from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
-from poetopt.util.errors import ExecutionError, PlanError
+from poetopt.util.errors import ExecutionError
 from tests.backends.c.support import (
     HOST,
     M4,
     batch,
     built,
-    dropping,
-    dropping_model,
     graph,
     needs_emulator,
     needs_host,
     on_qemu,
-    other_board,
     paged,
     paged_parameters,
     same,
@@ -72,33 +66,6 @@ def test_a_step_that_updates_its_parameters_moves_them_as_onnxruntime_does() -> 
 
 
 @needs_host
-def test_what_random_kernels_keep_is_resident_and_begins_anew() -> None:
-    """A word for each Dropout, which the plan counts; the second step on the host draws what the first one drew."""
-    problem = dropping()
-    assert problem.graph is not None
-    assert problem.resident_bytes == sum(homes_bytes(problem)) + 2 * 4
-    found = execute_on(lay_out(store_all(problem)), "host", data=random_batch(problem.graph, 2))
-    assert found.ok, found.message
-    assert found.resident_bytes == problem.resident_bytes
-    assert found.linked_ram_bytes in (None, found.planned_ram_bytes)
-
-
-def test_inspect_counts_what_random_kernels_keep() -> None:
-    """Two masks' words, beside parameters, states and constants."""
-    found = po.inspect(dropping_model(), device="m4", loss="cross-entropy")
-    assert found.resident["kernels' states"] == 2 * 4
-    assert found.needs is not None
-    assert sum(found.resident.values()) == found.needs.problem.resident_bytes
-
-
-@other_board
-def test_what_random_kernels_keep_is_where_the_linker_has_it() -> None:
-    found = execute_on(lay_out(store_all(dropping())), "cortex-m4")
-    assert found.ok, found.message
-    assert found.linked_ram_bytes == found.planned_ram_bytes
-
-
-@needs_host
 def test_parameters_on_storage_are_updated_there(tmp_path: Path) -> None:
     """As onnxruntime moves them; a write-back that is left out shows, in what isn't moved."""
     plan = paged_parameters()
@@ -120,22 +87,6 @@ def test_parameters_on_storage_are_updated_there(tmp_path: Path) -> None:
     lost = run(build(program, HOST, tmp_path), batch()).results
     unmoved = {name for name in graph.trained if np.array_equal(lost[name], graph.values[name])}
     assert unmoved >= away & set(graph.trained)
-
-
-@other_board
-def test_parameters_on_storage_give_the_same_bits_on_a_cortex_m4() -> None:
-    plan = paged_parameters()
-    found = execute_on(plan, "cortex-m4", data=batch())
-    assert found.ok, found.message
-    assert found.linked_ram_bytes == found.arena_bytes + found.resident_bytes
-    assert 0 < found.stack_bytes <= plan.problem.stack_bytes
-
-
-def homes_bytes(problem: Problem) -> list[int]:
-    """The storages of the resident region."""
-    graph = problem.graph
-    assert graph is not None
-    return [graph.tensors[name].nbytes for name in homes(graph, po.devices.device("m4")).ram]
 
 
 def is_far(mine: Batch) -> bool:
@@ -166,35 +117,6 @@ def test_shifted_offsets_show_in_the_gradients(tmp_path: Path) -> None:
     step.write_text(text.replace(call[0], call[0].replace(f"{call[1]}u", f"{int(call[1]) + 8}u")))
     found = run(build(device_program(unscheduled(), graph()), HOST, tmp_path), batch())
     assert is_far(found.results)
-
-
-def test_plans_of_other_networks_runtimes_and_kernels_are_refused() -> None:
-    plan = unscheduled()
-    other = po.load("mlp", batch=1).differentiate().cost("m4", runtime="c").graph
-    assert other is not None
-    with pytest.raises(PlanError, match="are not the"):
-        device_program(plan, other)
-    for problem, told in (
-        (replace(plan.problem, runtime="onnxruntime"), "the plan is for the runtime onnxruntime"),
-        (replace(plan.problem, runtime_version="0"), "version 0 of the kernels"),
-    ):
-        with pytest.raises(PlanError, match=told):
-            device_program(replace(plan, problem=problem), graph())
-
-
-@needs_emulator
-def test_small_code_gives_the_same_bits(tmp_path: Path) -> None:
-    """Loops as they are: fewer bytes, more instructions."""
-    found = []
-    for name, flags in (("fast", ()), ("small", ("-DPO_SMALL",))):
-        program = written(unscheduled(), tmp_path / name, "cortex-m4")
-        made = build(program, M4, tmp_path / name, warnings=flags)
-        assert made.sizes is not None
-        found.append((run(made, batch()), made.sizes.code_bytes))
-    (fast, more), (small, less) = found
-    assert same(fast.results, small.results)
-    assert less < more
-    assert (fast.instructions or 0) < (small.instructions or 0)
 
 
 @needs_emulator
