@@ -18,6 +18,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.simulate import simulate
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
+from poetopt.util.errors import ModelError, OptionError
 from tests.bruteforce import plan_optimum
 from tests.problems import random_problem
 from tests.seeds import seeds
@@ -80,6 +81,34 @@ def test_a_branching_network_runs_in_less_ram_and_gives_what_onnxruntime_does(ou
     assert (execution.loss, execution.gradients, execution.outputs) == (None, 0, len(outputs))
 
 
+def test_one_output_alone_may_be_asked_for() -> None:
+    report = po.solve(branching(outputs=("y", "t2")), loss="forward-only", output="y", device="a72", ram="100%")
+    assert po.execute(report).results.keys() == {"y"}
+    with pytest.raises(OptionError, match="the model has y, t2"):
+        po.load(branching(outputs=("y", "t2"))).differentiate(loss="forward-only", output="z")
+
+
+def test_what_nothing_computes_is_left_out_and_named() -> None:
+    model = branching(outputs=("y",))
+    model.graph.output.append(helper.make_tensor_value_info(model.graph.input[0].name, TensorProto.FLOAT, None))
+    report = po.solve(model, loss="forward-only", device="a72", ram="100%")
+    assert po.execute(report).results.keys() == {"y"}
+    assert f"left out, as no operator computes it: {model.graph.input[0].name}" in str(report.to_dict()["notes"])
+
+
+def test_layers_are_as_in_inference() -> None:
+    model, evaluated = branching(normalized=True), branching(normalized=True)
+    for node in evaluated.graph.node:
+        if node.op_type == "BatchNormalization":
+            del node.attribute[:], node.output[1:]
+        if node.op_type == "Dropout":
+            del node.input[1:]
+    execution = po.execute(po.solve(model, loss="forward-only", device="a72", ram="100%"))
+    theirs = on_onnxruntime(evaluated, dict(execution.batch))
+    np.testing.assert_allclose(np.asarray(execution.results["y"], np.float32), theirs["y"], rtol=1e-5, atol=1e-6)
+    assert execution.statistics == 0
+
+
 def test_it_is_emitted_in_c_alone(tmp_path: Path) -> None:
     model = branching()
     report = po.solve(model, loss="forward-only", device="m4", ram="80%", time_limit=20)
@@ -89,6 +118,30 @@ def test_it_is_emitted_in_c_alone(tmp_path: Path) -> None:
     theirs = on_onnxruntime(model, dict(execution.batch))
     np.testing.assert_allclose(np.asarray(execution.results["y"], np.float32), theirs["y"], rtol=1e-5, atol=1e-6)
     assert po.emit(report, tmp_path / "c", target="linux").prediction_bytes is None
+
+
+def test_weights_may_be_paged() -> None:
+    report = po.solve(branching(), loss="forward-only", device="a72", parameters="paged", total_ram="300kB")
+    assert report.to_dict()["optimizer"] == "none"
+    assert po.execute(report).ok
+
+
+def test_what_makes_no_sense_is_one_message() -> None:
+    model = branching()
+    for wrong in ({"optimizer": "sgd"}, {"micro_batch": 2}, {"label_smoothing": 0.1}, {"rates": {"w*": 0.1}}):
+        with pytest.raises(OptionError, match="--loss forward-only: nothing is trained; leave out"):
+            po.solve(model, loss="forward-only", device="a72", ram="100%", **wrong)
+    report = po.solve(model, loss="forward-only", device="a72", ram="100%")
+    with pytest.raises(OptionError, match="of a network alone"):
+        po.train(report, 1, 0.1)
+    with pytest.raises(OptionError, match="of a network alone"):
+        po.Trainer(report)
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    nothing = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "nothing", [given], [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])
+    ])  # fmt: skip
+    with pytest.raises(ModelError, match="no operator computes an output"):
+        po.load(helper.make_model(nothing)).differentiate(loss="forward-only")
 
 
 @pytest.mark.parametrize("seed", seeds(500))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.helper import make_node
 
 import poetopt as po
@@ -15,18 +16,19 @@ from poetopt.api.training import scheduled
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
-from poetopt.graph import Graph, Role, TrainingGraph
+from poetopt.graph import Graph, Role, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
+from poetopt.util.errors import ModelError, PoetError, UnsupportedOpError
 from tests.autodiff.oracle import run
 from tests.backends.c.support import needs_host
 from tests.frontends.support import floats, model_of
 from tests.frontends.support import run as run_model
 from tests.quantized import KINDS, TRAINED, dequantized, lora, operator_own, packed, weight, with_own
-from tests.seeds import some
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+CASE = Path(__file__).parents[1] / "../shared/cases/dq_lora.onnx"
 TYPES = ("int8", "uint8", "int4", "uint4")
 FEEDS: dict[str, Array] = {"x": floats(4, 64, seed=3), "labels": np.array([1, 0, 7, 9])}
 
@@ -48,6 +50,9 @@ def bytes_of(graph: Graph, dtypes: tuple[str, ...]) -> int:
     return sum(graph.tensors[name].nbytes for name in graph.values if graph.tensors[name].dtype in dtypes)
 
 
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("dtype", "nbytes"), [("int8", 1), ("uint8", 1), ("int4", 0.5), ("uint4", 0.5)])
 def test_a_weight_has_the_bytes_that_the_file_has(dtype: str, nbytes: float) -> None:
     graph = load_onnx(lora(dtype, "tensor"), train=TRAINED)
@@ -63,6 +68,40 @@ def test_a_weight_has_the_bytes_that_the_file_has(dtype: str, nbytes: float) -> 
 def lora_values(dtype: str) -> Array:
     model = lora(dtype, "tensor")
     return numpy_helper.to_array(next(i for i in model.graph.initializer if i.name == "q0")).astype(int)
+
+
+def test_an_odd_element_of_four_bits_takes_a_byte() -> None:
+    assert Tensor("q", (3, 5), "int4", Role.CONSTANT).nbytes == 8
+    assert Tensor("q", (3, 5), "int4", Role.CONSTANT).array_shape == (8,)
+
+
+def test_biases_and_numbers_are_folded_as_they_take_no_more_room() -> None:
+    nodes = [make_node("DequantizeLinear", ["q", "s"], ["b"]), make_node("DequantizeLinear", ["w32", "s"], ["w"]),
+             make_node("MatMul", ["x", "w"], ["h"]), make_node("Add", ["h", "b"], ["i"]),
+             make_node("MatMul", ["i", "k"], ["y"])]  # fmt: skip
+    stored: dict[str, Any] = {"q": np.arange(3, dtype=np.int8), "w32": np.ones((4, 3), np.int32), "k": floats(3, 2)}
+    graph = load_onnx(model_of(nodes, {"x": [2, 4]}, ["y"], {**stored, "s": np.array(0.5, np.float32)}), train="k")
+    assert [o.kind for o in graph.operators] == ["MatMul", "Add", "MatMul"]
+
+
+@pytest.mark.skipif(not CASE.exists(), reason="a shared file")
+def test_a_megabyte_of_integers_stays_one_and_moves_as_one(tmp_path: Path) -> None:
+    graph = load_onnx(str(CASE), train="*lora*")
+    assert bytes_of(graph, ("int8",)) == 1_048_576
+    assert sum(graph.tensors[name].nbytes for name in graph.values) < 1_210_000
+    found = po.solve(
+        str(CASE), device="a72", train="*lora*", optimizer="adamw", parameters="paged", total_ram="1.4MB", time_limit=20
+    )
+    told = figures(found)
+    assert told["total_ram_bytes"] <= 1_400_000
+    stored = {t.name: t.nbytes for t in problem_of(found).tensors if t.name.endswith("weight_q")}
+    assert stored == {f"l{k}.weight_q": 512 * 512 for k in range(4)}
+    ran = po.execute(found)
+    assert ran.bit_identical
+    assert 0 < ran.bytes_paged <= 3 * 1_048_576  # twice what is there is read, and little else
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -114,6 +153,17 @@ def test_gradients_are_finite_differences_of_the_loss() -> None:
         assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=2e-4, abs=2e-6), name
 
 
+def test_neither_integers_nor_scales_are_trained() -> None:
+    assert set(load_onnx(lora(), train="*").trained) == {"A0", "A1", "B0", "B1", "head"}
+    with pytest.raises(ModelError, match=r"--train 'q0' names 'q0', which is int8: only floats are trained"):
+        load_onnx(lora(), train="q0")
+    with pytest.raises(ModelError, match=r"--train 's0' names 's0', which is input 1 of DequantizeLinear"):
+        load_onnx(lora(), train="s0")
+
+
+# --- executed in a budget ---------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("dtype", "kind"), [("int8", "channel"), ("uint8", "block"), ("int4", "block"), ("uint4", "tensor")]
 )
@@ -134,7 +184,7 @@ IN_C = [
 
 
 @needs_host
-@pytest.mark.parametrize(("dtype", "kind", "axis"), some(IN_C, 2))
+@pytest.mark.parametrize(("dtype", "kind", "axis"), IN_C)
 def test_in_c_no_step_has_the_floats_of_a_weight(dtype: str, kind: str, axis: int) -> None:
     model = lora(dtype, kind, axis=axis)
     graph = scheduled(stepped(model), "operator", "c")
@@ -147,6 +197,87 @@ def test_in_c_no_step_has_the_floats_of_a_weight(dtype: str, kind: str, axis: in
     assert problem_of(found).flash_bytes <= weights + scales + 64 * 10 * 4 + 64  # the head, and the loss's
     ran = po.execute_on(found, "host")
     assert ran.bit_identical
+
+
+def convolutions(*, twin: bool) -> onnx.ModelProto:
+    """Two convolutions with frozen weights of 8 bits, or of the same floats, and what is trained between them."""
+    rng, nodes, stored, x, ins = np.random.default_rng(2), [], dict[str, Any](), "x", 3
+    for k, outs in enumerate((24, 32)):
+        held, attributes = weight(rng, (outs, ins * 9), "int8", "channel")
+        if twin:
+            stored[f"w{k}"] = dequantized(held, attributes).reshape(outs, ins, 3, 3)
+        else:
+            stored |= {f"{name}{k}": v.reshape(outs, ins, 3, 3) if name == "q" else v for name, v in held.items()}
+            nodes.append(make_node("DequantizeLinear", [f"{n}{k}" for n in held], [f"w{k}"], axis=0))
+        stored |= {f"A{k}": np.ones(outs, np.float32), f"B{k}": np.zeros(outs, np.float32)}
+        nodes += [make_node("Conv", [x, f"w{k}"], [f"c{k}"], pads=[1] * 4, strides=[2, 2]),
+                  make_node("InstanceNormalization", [f"c{k}", f"A{k}", f"B{k}"], [f"i{k}"]),
+                  make_node("Relu", [f"i{k}"], [f"r{k}"])]  # fmt: skip
+        x, ins = f"r{k}", outs
+    nodes += [make_node("GlobalAveragePool", [x], ["p"]), make_node("Flatten", ["p"], ["y"])]
+    return model_of(nodes, {"x": [1, 3, 16, 16]}, ["y"], stored)
+
+
+@needs_host
+def test_in_c_convolutions_take_no_more_ram_than_with_floats_in_flash() -> None:
+    options: dict[str, Any] = {
+        "time_limit": 20,
+        "device": "m4",
+        "runtime": "c",
+        "train": TRAINED,
+        "optimizer": "sgd",
+        "loss": "mse",
+    }
+    mine, floating = (po.solve(convolutions(twin=twin), ram="100%", **options) for twin in (False, True))
+    kinds = [o.kind for o in problem_of(mine).operators if "DequantizeLinear" in o.kind]
+    assert kinds == ["DequantizeLinear+Conv"] * 2 + ["DequantizeLinear+Conv.grad_input"]
+    assert figures(mine)["peak_bytes"] <= figures(floating)["peak_bytes"] + 1024
+    assert problem_of(mine).flash_bytes < 0.3 * problem_of(floating).flash_bytes
+    ran = po.execute_on(mine, "host")
+    assert ran.bit_identical
+
+
+def test_a_weight_that_is_also_read_in_another_shape_stays_an_operator_in_c() -> None:
+    model = lora("int8", "channel", layers=1)
+    model.graph.node.append(make_node("Flatten", ["w0"], ["flat"], axis=0))
+    model.graph.node.append(make_node("ReduceSum", ["flat"], ["total"], keepdims=0))
+    model.graph.node.append(make_node("Add", ["logits", "total"], ["y"]))
+    model.graph.output[0].name = "y"
+    graph = scheduled(stepped(model), "operator", "c")
+    assert [o.kind for o in graph.operators].count("DequantizeLinear") == 1
+
+
+# --- what exporters and onnxruntime write -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_transpose_goes_to_the_integers(kind: str, axis: int) -> None:
+    held, attributes = weight(np.random.default_rng(1), (12, 20), "int8", kind, axis=axis, block=8)
+    nodes = [make_node("DequantizeLinear", list(held), ["w"], **attributes),  # type: ignore[arg-type]
+             make_node("Transpose", ["w"], ["t"]), make_node("Mul", ["x", "a"], ["h"]),
+             make_node("MatMul", ["h", "t"], ["y"])]  # fmt: skip
+    model = model_of(nodes, {"x": [3, 20]}, ["y"], {**held, "a": floats(20)}, opset=21, ir_version=10)
+    graph = load_onnx(model, train="a")
+    assert [o.kind for o in graph.operators] == ["Mul", "DequantizeLinear", "MatMul"]
+    feeds = {"x": floats(3, 20)}
+    np.testing.assert_array_equal(run_model(model_proto(graph), feeds)[0], run_model(model, feeds)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_of_a_table_are_picked_before_they_are_floats(dtype: str, kind: str, axis: int) -> None:
+    held, attributes = weight(np.random.default_rng(1), (12, 20), dtype, kind, axis=axis, block=4)
+    nodes = [make_node("DequantizeLinear", list(held), ["w"], **attributes),  # type: ignore[arg-type]
+             make_node("Gather", ["w", "ids"], ["e"]), make_node("Mul", ["e", "a"], ["y"])]  # fmt: skip
+    model = model_of(nodes, {"ids": [2, 3]}, ["y"], {**held, "a": floats(20)}, opset=21, ir_version=10)
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    graph = load_onnx(model, train="a")
+    whole = [o for o in graph.operators if graph.tensors[o.outputs[0]].shape == (12, 20)]
+    assert bool(whole) == (kind == "block" and axis == 0)  # blocks of several rows
+    feeds: dict[str, Array] = {"ids": np.array([[0, 11, -1], [3, 3, -12]])}
+    np.testing.assert_array_equal(run_model(model_proto(graph), feeds)[0], run_model(model, feeds)[0])
 
 
 def product(bits: int, *, zero: bool, bias: bool, opset: int, **more: int) -> onnx.ModelProto:
@@ -199,3 +330,69 @@ def test_a_table_of_onnxruntimes_own_is_read(dtype: str, zero: bool) -> None:
     graph = load_onnx(model, train="a")
     feeds: dict[str, Array] = {"ids": np.array([[0, 11, 5], [3, 3, 7]])}
     np.testing.assert_array_equal(run_model(model_proto(graph), feeds)[0], run_model(model, feeds)[0])
+
+
+# --- hostile files: one message each ----------------------------------------------------------------------------------
+
+
+def broken(kind: str = "channel", **changed: Any) -> onnx.ModelProto:
+    """The network of one layer with other operands, or other attributes."""
+    model = lora("int8", kind, layers=1)
+    node = model.graph.node[0]
+    for name, value in changed.items():
+        for held in model.graph.initializer:
+            if held.name == name:
+                held.CopyFrom(numpy_helper.from_array(value, name))
+        if isinstance(value, int):
+            kept = [a for a in node.attribute if a.name != name]
+            del node.attribute[:]
+            node.attribute.extend([*kept, helper.make_attribute(name, value)])
+    return model
+
+
+ONES = np.ones(64, np.float32)
+HOSTILE = {
+    "its scale has shape .63., but must have one element for each step of axis 0": broken(
+        s0=ONES[:63], z0=np.zeros(63, np.int8)
+    ),
+    "its scale has shape .4, 64., but must have one element for each block of 5 along axis 0": broken(
+        "block", block_size=5
+    ),
+    "its block_size is -16, but must be 0 or more": broken("block", block_size=-16),
+    "its block_size is 16, but it has one scale for all": broken("tensor", block_size=16),
+    "its axis is 2, but its input has 2 axes": broken(axis=2),
+    "its zero point has shape .3., but its scale .64.": broken(z0=np.zeros(3, np.int8)),
+    "its zero point is uint8, but its input int8": broken(z0=np.zeros(64, np.uint8)),
+    "its scale has NaN or infinite values": broken(s0=np.where(np.arange(64) == 9, np.float32(np.inf), ONES)),
+}
+
+
+@pytest.mark.parametrize("message", HOSTILE)
+def test_what_does_not_fit_is_refused(message: str) -> None:
+    with pytest.raises(ModelError, match=rf"'w0' \(DequantizeLinear, opset 21\): {message}.*; the file is damaged"):
+        load_onnx(HOSTILE[message], train=TRAINED)
+
+
+def changed(model: onnx.ModelProto, name: str, value: Array) -> onnx.ModelProto:
+    for held in model.graph.initializer:
+        if held.name == name:
+            held.CopyFrom(numpy_helper.from_array(value, name))
+    return model
+
+
+PLAIN: dict[str, Any] = {"zero": True, "bias": False, "opset": 21}
+OWN: dict[str, tuple[onnx.ModelProto, type[PoetError]]] = {
+    "weights of 2 bits": (product(2, **PLAIN), UnsupportedOpError),
+    "another order of the weights": (product(4, weight_prepacked=1, **PLAIN), UnsupportedOpError),
+    "its K, N and block_size are 40, 24 and 0": (product(4, block_size=0, **PLAIN), ModelError),
+    "its weight 'q' has shape .24, 3, 8., but must have 768 elements": (product(4, block_size=32, **PLAIN), ModelError),
+    "its scale 's' has shape .5., but must have 72": (changed(product(4, **PLAIN), "s", ONES[:5]), ModelError),
+    "its zero point 'z' is float": (changed(product(4, **PLAIN), "z", ONES), UnsupportedOpError),
+}
+
+
+@pytest.mark.parametrize("message", OWN)
+def test_what_does_not_fit_onnxruntimes_own_is_refused(message: str) -> None:
+    model, kind = OWN[message]
+    with pytest.raises(kind, match=rf"\(com.microsoft.MatMulNBits, opset 21\): {message}"):
+        load_onnx(model)

@@ -1,8 +1,9 @@
-"""A batch in parts: the whole batch's gradients and steps; and the largest batch that fits, by proof."""
+"""A batch in parts: the whole batch's gradients and steps, to rounding; the unscheduled accumulation, to the bit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,16 +12,19 @@ import pytest
 from onnx import helper
 
 import poetopt as po
+from poetopt.api.apart import prepared
 from poetopt.api.batches import known_schedule
 from poetopt.api.problems import asked
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
+from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
+from poetopt.plan import codec
 from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_of, closing_plan
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import check_layout, lay_out
+from poetopt.plan.layout import arena_bytes, check_layout, lay_out
+from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError, ModelError, OptionError
-from tests.cli.support import Runner, runner
 from tests.frontends.support import floats, model_of, text_model
 
 TOLERANCE = 2e-6
@@ -147,6 +151,28 @@ def test_energy_and_time_are_those_of_all_parts_and_the_updates() -> None:
     assert po.simulate(plan).energy_j == pytest.approx(wanted)
 
 
+def test_updates_that_stream_give_the_bits_of_the_unscheduled_accumulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnnxRuntime, "chunk_bytes", 256)
+    nodes = [helper.make_node("Gemm", ["x", "a"], ["b"]), helper.make_node("Relu", ["b"], ["c"])]
+    nodes += [helper.make_node("Gemm", ["c", "d"], ["e"]), helper.make_node("Relu", ["e"], ["f"])]
+    nodes += [helper.make_node("Gemm", ["f", "g"], ["y"])]
+    weights = {"a": 0.1 * floats(64, 256), "d": 0.1 * floats(256, 128), "g": 0.1 * floats(128, 4)}
+    problem = step(model_of(nodes, {"x": ["batch", 64]}, ["y"], weights), 4, "momentum", parameters="paged")
+    plan = tight(problem, 4000)
+    behind = closing_of(plan.problem, plan.instructions)
+    assert behind is not None
+    assert sum(given.variant > 0 for given in behind.instructions) > 1
+    sums = {i for i, held in enumerate(problem.tensors) if held.zero_first}
+    ways = [problem.operators[s.target].variants[s.variant - 1] for s in plan.instructions if s.variant]
+    assert any(sums.intersection(way.streamed_in) for way in ways)
+    mine = po.train(plan, 2, 0.05, check=1)
+    assert mine.bit_identical, mine.message
+    said = po.simulate(plan)
+    assert said.streamed_runs == 4 * len(ways) + behind.simulation.streamed_runs
+    moved = sum(4 * (way.read_bytes + way.written_bytes) - way.zero_first_bytes for way in ways)
+    assert said.bytes_streamed == moved + behind.simulation.bytes_streamed
+
+
 def words() -> onnx.ModelProto:
     nodes = [helper.make_node("Gather", ["words", "ids"], ["a"]), helper.make_node("Tanh", ["a"], ["b"])]
     nodes += [helper.make_node("ReduceMean", ["b"], ["c"], axes=[1], keepdims=0)]
@@ -189,6 +215,22 @@ def test_tables_by_rows_have_the_rows_of_all_parts(optimizer: str) -> None:
     assert set(np.flatnonzero(changed)) == set((ids % 90).reshape(-1))
 
 
+def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> None:
+    onnx.save(network(0), tmp_path / "net.onnx")
+    problem = step(tmp_path / "net.onnx", 4, "adam", parameters="paged")
+    plan = tight(problem, 600)
+    codec.save(plan, tmp_path / "plan.json")
+    again = po.load_plan(tmp_path / "plan.json")
+    bare = codec.load(tmp_path / "plan.json").plan
+    assert again.plan.problem == bare.problem == plan.problem
+    assert plan.problem.parts == 4
+    assert po.simulate(again.plan) == po.simulate(plan) == po.simulate(bare)
+    assert arena_bytes(again.plan) <= problem.least_ram_bytes + 600 - problem.reserve_bytes
+    with prepared(tmp_path / "plan.json") as made:
+        assert made.fed is not None
+        assert {name: len(array) for name, array in made.fed.items()} == {"x": 8, "labels": 8}
+
+
 def test_what_updates_move_is_part_of_what_is_minimised_and_proven() -> None:
     """With room for all of it but one parameter, five stay in RAM, and the schedule that pages all is far from that."""
     problem = step(network(0), 4, "sgd", parameters="paged")
@@ -203,6 +245,14 @@ def test_what_updates_move_is_part_of_what_is_minimised_and_proven() -> None:
     laid_out = closing_plan(found.plan)
     assert laid_out is not None
     check_layout(laid_out, said["arena_bytes"])
+
+
+def test_updates_that_do_not_fit_are_refused() -> None:
+    problem = step(network(0), 8, "adam", parameters="paged")
+    assert problem.closing is not None
+    assert problem.closing.least_ram_bytes > replace(problem, closing=None).least_ram_bytes
+    with pytest.raises(InfeasibleError, match="needs"):
+        po.solve(problem, ram=problem.closing.least_ram_bytes - 1)
 
 
 def test_statistics_of_a_batch_are_refused_unless_each_part_may_have_its_own() -> None:
@@ -239,15 +289,30 @@ MIXED = {
         f"g ({HEAD}) => (float l) {WEIGHTS} {{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss<ignore_index=2>(a, t) }}",
         "no plain mean",
     ),
+    "classes weigh": (
+        f"g ({HEAD}) => (float l) <float[4, 3] w = {{1,2,3, 4,5,6, 7,8,9, 1,3,5}}, float[3] c = {{1,2,3}}> "
+        "{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss(a, t, c) }",
+        "no plain mean",
+    ),
     "a sum": (
         "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
         "{ a = MatMul(x, w)\n b = Mul(a, a)\n l = ReduceSum<keepdims=0>(b) }",
         "no plain mean",
     ),
+    "a root of a mean": (
+        "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n b = Mul(a, a)\n c = ReduceMean<keepdims=0>(b)\n l = Sqrt(c) }",
+        "none itself",
+    ),
     "each with each": (
         "g (float[batch, 4] x) => (float[batch, batch] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
         "{ a = MatMul(x, w)\n b = Transpose(a)\n y = MatMul(a, b) }",
         "has shape",
+    ),
+    "shares of a batch": (
+        "g (float[batch, 4] x) => (float[batch, 3] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
+        "{ a = MatMul(x, w)\n y = Softmax<axis=0>(a) }",
+        "looks along axis 0",
     ),
     "centred": (
         "g (float[batch, 4] x) => (float[batch, 3] y) "
@@ -265,6 +330,41 @@ def test_samples_that_are_not_alone_are_refused_with_the_node(case: str) -> None
         po.load(text_model(body), batch=8, micro_batch=2)
 
 
+def test_a_mean_that_the_model_computes_is_one_over_its_parts() -> None:
+    body = f"g ({HEAD}) => (float l) {WEIGHTS} {{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss(a, t) }}"
+    split, batch = executed(step(text_model(body), 4))
+    whole, _ = executed(step(text_model(body), 1), batch)
+    close(split, whole)
+
+
+def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_that_do() -> None:
+    with pytest.raises(OptionError, match="a batch of 8 has no 3 parts of one size; take one of 1, 2, 4, 8"):
+        po.load("lenet", batch=8, micro_batch=3)
+    for parts in (0, "auto"):
+        with pytest.raises(OptionError, match=f"--micro-batch {parts}: must be a whole number of parts from 1 on$"):
+            po.load("lenet", batch=8, micro_batch=parts)  # type: ignore[arg-type]
+
+
+def test_inspect_says_what_a_part_takes_and_what_binds() -> None:
+    said: Any = po.inspect(network(0), device="m4", runtime="c", batch=8, micro_batch=4).to_dict()
+    loaded = po.load(network(0), batch=8, micro_batch=4).differentiate()
+    problem, paged = (loaded.cost("m4", runtime="c", parameters=parameters) for parameters in ("resident", "paged"))
+    assert said["micro_batches"] == 4
+    assert said["training"]["ram_bound_bytes"] == problem.least_ram_bytes
+    assert sum(said["resident"].values()) == problem.resident_bytes
+    assert said["paged"]["total_ram_bound_bytes"] == paged.least_ram_bytes + paged.beside_bytes
+    assert said["paged"]["least_total_ram_bytes"] >= said["paged"]["total_ram_bound_bytes"]
+
+
+def test_updates_that_take_the_most_are_named() -> None:
+    problem = step(network(0), 8, "adam", parameters="paged")
+    assert problem.closing is not None
+    found = needs(problem)
+    assert found.binding_operator in {operator.name for operator in problem.closing.operators}
+    assert found.ram_bound_bytes == problem.closing.least_ram_bytes == problem.least_ram_bytes
+    assert sum(nbytes for _, _, nbytes in found.peak) == found.store_all_peak_bytes
+
+
 def test_auto_takes_the_number_of_parts_of_least_energy() -> None:
     """The numbers are solved one by one here; the whole batch fits too, and pages."""
     given: dict[str, Any] = {"device": "m4", "batch": 8, "ram": 18_000, "threads": 1, "time_limit": "20s"}
@@ -276,6 +376,11 @@ def test_auto_takes_the_number_of_parts_of_least_energy() -> None:
     assert [one["micro_batches"] for one in said["micro_batches_tried"]] == [1, 2, 4, 8]
     for one in said["micro_batches_tried"]:
         assert one["why"] if one["energy_j"] is None else one["energy_j"] == energies[one["micro_batches"]]
+
+
+def test_auto_says_where_no_number_of_parts_fits() -> None:
+    with pytest.raises(InfeasibleError, match="--micro-batch auto: in none of 1 parts does the batch have a schedule"):
+        po.solve(network(0), device="m4", batch=1, micro_batch="auto", ram=1000, threads=1)
 
 
 RULES: list[dict[str, Any]] = [
@@ -304,34 +409,3 @@ def test_the_mean_over_labels_that_count_is_that_of_the_whole_batch(rule: Mappin
     assert made(2).graph.whole.inputs == ("x", "labels")  # type: ignore[union-attr]
     with pytest.raises(OptionError, match="on the runtime c a batch comes part by part; leave --micro-batch out"):
         made(2, "c")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
-
-
-def largest(model: str, **options: object) -> po.Report:
-    return po.solve(model, device="a72", batch="max", time_limit=20, gap=1.0, **options)  # type: ignore[arg-type]
-
-
-def at(model: str, batch: int, **options: object) -> po.Report:
-    return po.solve(model, device="a72", batch=batch, time_limit=20, gap=1.0, **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("model", "options"),
-    [("mlp", {"total_ram": "3MB"}), ("mlp", {"total_ram": "3MB", "parameters": "resident"}), ("mlp", {"ram": "100kB"}),
-     ("lenet", {"total_ram": "1.2MB", "optimizer": "adam"})],
-)  # fmt: skip
-def test_one_sample_more_has_no_schedule(model: str, options: dict[str, object]) -> None:
-    report = largest(model, **options)
-    found = report.largest
-    assert found is not None
-    assert found.proven
-    assert found.batch > 1
-    assert report.plan is not None
-    assert report.problem.recipe["batch"] == found.batch
-    assert at(model, found.batch, **options).plan is not None
-    with pytest.raises(InfeasibleError, match="below the"):
-        at(model, found.batch + 1, **options)

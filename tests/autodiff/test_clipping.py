@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +22,24 @@ from poetopt.devices import cost, device
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import TrainingGraph
 from poetopt.ops.runtimes.onnxruntime import runtime
+from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.layout import lay_out
+from poetopt.plan.simulate import simulate
+from poetopt.util.errors import OptionError, PlanError
 from tests.autodiff.build import graph
 from tests.autodiff.by_hand import SETTINGS, Array, data, perceptron, trained, weights
-from tests.autodiff.test_update_graphs import STEPS, compared, recomputed
+from tests.autodiff.test_update_graphs import STEPS, compared, recomputed, tied
 from tests.autodiff.test_update_rules import far
+from tests.backends.c.support import needs_host, network
+from tests.keeping_nothing import keeping_nothing
 from tests.later import later, uses_torch
 from tests.problems import store_all
 from tests.test_micro_batches import tight
-from tests.training.support import MODELS, rows
+from tests.training.support import MODELS, plan_of, rows
 
 torch = later("torch")
 COUNT = 6
+PAGES = (Action.PAGE_OUT, Action.PAGE_IN)
 
 
 def clipped(dtype: str, optimizer: str, bound: float) -> TrainingGraph:
@@ -81,6 +88,15 @@ def test_steps_are_those_of_torch(optimizer: str, bound: float) -> None:
     assert (moved > 1e-4) == (bound < 1e9)
 
 
+def test_half_precision_sums_in_float32() -> None:
+    """The squares of small gradients are no numbers of float16 any more."""
+    bound = 1e-3
+    _, wanted = trained(clipped("float32", "momentum", bound), 1, "float32")
+    _, found = trained(clipped("float16", "momentum", bound), 1, "float16")
+    for name in ("w1.momentum_buffer", "w2.momentum_buffer"):
+        assert far(found[name], wanted[name].astype(np.float64)) <= 0.05
+
+
 def test_long_sums_are_exact_enough() -> None:
     """Row by row: as one float32 sum onnxruntime's is 1e-5 off here."""
     w = np.random.default_rng(1).standard_normal((1, 700, 900)).astype(np.float32)
@@ -113,11 +129,48 @@ def test_every_update_waits_for_all_gradients(name: str) -> None:
         assert place[scale.name] < place[update.name]
 
 
+def test_rows_that_occur_twice_are_summed_before() -> None:
+    """The table is tied too: what its uses give is one gradient."""
+    found = with_updates(differentiate(tied(), loss="mse"), "sgd", clip=True)
+    batch = random_batch(found)
+    values = {**found.values, found.hyperparameters["lr"]: np.array(1.0), found.hyperparameters[CLIP]: np.array(1e-2)}
+    done = NodeByNode(found, Sessions(found), values, ("w.new",)).run(batch)
+    target: Any = batch["target"]
+    new: Any = done["w.new"]
+    w, ids = found.values["w"].astype(np.float64), [3, 9, 3, 3, 0, 39]
+    h = np.tanh(w[ids])
+    dy = 2 * (h @ w.T - target) / target.size
+    gradient = dy.T @ h
+    np.add.at(gradient, ids, (dy @ w) * (1 - h * h))
+    wanted = w - gradient * 1e-2 / (np.linalg.norm(gradient) + 1e-6)
+    assert far(new, wanted) <= 1e-6
+    assert np.linalg.norm(new - w) == pytest.approx(1e-2, rel=1e-4)
+
+
 @pytest.mark.parametrize(("name", "optimizer"), [("residual", "adam"), ("lenet", "sgd"), ("dropout", "momentum")])
 def test_a_scheduled_step_leaves_the_parameters_of_an_unscheduled_one(name: str, optimizer: str) -> None:
     found = cost(in_place(with_updates(STEPS[name], optimizer, clip=True), runtime), device("a72"))
     assert compared(lay_out(store_all(found)))
     assert compared(recomputed(found))
+
+
+def test_an_update_before_the_norm_is_refused() -> None:
+    found = cost(in_place(with_updates(STEPS["lenet"], "sgd", clip=True), runtime), device("a72"))
+    names = [operator.name for operator in found.operators]
+    update, scale = names.index("fc2.bias.update"), names.index(SCALE)
+    assert scale < update
+    computes = [Instruction(Action.COMPUTE, k) for k in range(len(names))]
+    simulate(found, computes)
+    early = [*computes[:scale], computes[update], *computes[scale:update], *computes[update + 1 :]]
+    with pytest.raises(PlanError, match=r"fc2\.bias\.update"):
+        simulate(found, early)
+
+
+def test_without_an_optimizer_nothing_is_clipped() -> None:
+    with pytest.raises(OptionError, match=r"--with clip-norm: the step ends with gradients.*name one with --optimizer"):
+        with_updates(STEPS["lenet"], "none", clip=True)
+    plain: Any = with_updates(STEPS["lenet"], "sgd")
+    assert CLIP not in plain.hyperparameters
 
 
 def small_step(parts: int = 1, **more: Any) -> po.Problem:
@@ -138,3 +191,44 @@ def test_a_batch_in_parts_is_clipped_by_the_norm_of_its_sum() -> None:
             np.testing.assert_allclose(found, value, rtol=0, atol=1e-6 * np.abs(value).max())
     ended = po.train(plan, 2, 0.5, check=1)
     assert ended.bit_identical, ended.message
+
+
+def test_training_is_told_the_bound_and_a_checkpoint_knows_it(tmp_path: Path) -> None:
+    plan = tight(small_step(parameters="paged"), 100)
+    data = rows(plan, 8)
+    with po.Trainer(plan, lr=1.0, momentum=0.0, clip_norm=0.25) as trainer:
+        before: dict[str, Any] = {name: np.array(value) for name, value in trainer.values().items()}
+        trainer.step({name: array[:4] for name, array in data.items()})
+        moved = {name: np.array(value) - before[name] for name, value in trainer.values().items()}
+        change = [np.linalg.norm(value) for name, value in moved.items() if name in trainer.graph.trained]
+        assert np.linalg.norm(change) == pytest.approx(0.25, rel=1e-4)
+        trainer.save(tmp_path)
+    with po.Trainer(plan) as trainer:
+        assert trainer.hyperparameters[CLIP] == 1.0
+        trainer.load(tmp_path)
+        assert trainer.hyperparameters[CLIP] == 0.25
+    with pytest.raises(OptionError, match=r"--clip-norm 0: must be more than 0"):
+        po.Trainer(plan, clip_norm=0.0)
+    with pytest.raises(OptionError, match=r"--clip-norm 2: .*solve with --optimizer and --with clip-norm"):
+        po.Trainer(plan_of("small", "sgd"), clip_norm=2.0)
+
+
+def test_a_clipped_plan_says_so_and_is_verified(tmp_path: Path) -> None:
+    model = tmp_path / "small.onnx"
+    onnx.save(MODELS["small"](), model)
+    asked: Any = {"device": "a72", "optimizer": "sgd", "parameters": "paged", "remat": False}
+    report = po.solve(model, clip_norm=True, total_ram=13930, **asked)
+    (tmp_path / "plan.json").write_text(report.plan_text(), encoding="utf-8")
+    po.verify(tmp_path / "plan.json")
+    said, free = report.to_dict(), po.solve(model, total_ram=13930, **asked).to_dict()
+    assert (said["clip_norm"], free["clip_norm"]) == (True, False)
+    assert free["overhead_j"] < said["overhead_j"]  # type: ignore[operator]
+
+
+@needs_host
+def test_a_clipped_step_streams_in_c() -> None:
+    """Nothing is kept in RAM between two operators, so that whatever can be streamed is."""
+    found = network().differentiate(optimizer="adamw", clip_norm=True).cost("m4", parameters="paged")
+    ran = po.execute_on(keeping_nothing(found), "host")
+    assert ran.bit_identical
+    assert ran.distance <= 5 * ran.sensitivity

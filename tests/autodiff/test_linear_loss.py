@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +115,62 @@ def test_a_step_has_no_scores_and_predictions_have_them(monkeypatch: pytest.Monk
     )
 
 
+def test_a_tied_table_is_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "CLASSES", 16)
+    table = np.random.default_rng(0).standard_normal((90, 4), np.float32)
+    weights = {"table": table, "w": np.ones((4, 4), np.float32)}
+    text = (
+        "i = Cast<to=7>(x)\ne = Gather(table, i)\nh = MatMul(e, w)\nt = Transpose<perm=[1 0]>(table)\ny = MatMul(h, t)"
+    )
+    step = differentiate(graph(text, {"x": [5]}, weights, ["y"], "w"))
+    assert [name for name in step.values if step.tensors[name].size == table.size] == ["table"]
+    feeds = {"x": np.array([5, 7, 5, 0, 9], np.float32), "labels": np.array([7, 89, 0, 0, 1])}
+    both = differentiate(graph(text, {"x": [5]}, weights, ["y"]))
+    assert f"{LINEAR}.grad_weight" in kinds(both)
+    together = run(both, feeds)
+    monkeypatch.setattr(linear_loss, "CLASSES", 90)
+    apart = run(differentiate(graph(text, {"x": [5]}, weights, ["y"])), feeds)
+    for name in ("loss", "w.grad", "table.grad"):
+        np.testing.assert_allclose(together[name], apart[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_a_batch_has_its_share_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "CLASSES", 16)
+    net = Drawn("gemm", 9, 4, 90, trained="w,head,bias").graph
+    feeds: dict[str, Array] = {"x": np.random.default_rng(0).standard_normal((9, 4), np.float32)}
+    feeds["labels"] = np.arange(9) * 10
+    whole, half = differentiate(net), differentiate(replace(net, parts=2))
+    found, wanted = run(half, feeds), run(whole, feeds)
+    for name in ("w.grad", "head.grad", "bias.grad"):
+        np.testing.assert_allclose(found[name], wanted[name] / 2, rtol=1e-5, atol=1e-7)
+    told = [one.node.inputs[5] for o in half.operators for one in o.whole if f"{LINEAR}." in one.node.op_type]
+    assert len(told) == 2
+    assert all(told)  # C multiplies by it
+
+
 def kinds(step: TrainingGraph) -> list[str]:
     return [operator.kind for operator in step.operators]
 
 
-@pytest.mark.parametrize(("trained", "runtime"), [(False, "onnxruntime"), (True, "c")])
+def test_few_classes_a_trained_layer_of_columns_or_other_rules_keep_scores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LINEAR not in kinds(differentiate(Drawn("gemm", 3, 4, linear_loss.CLASSES).graph))
+    assert LINEAR not in kinds(differentiate(Drawn("gemm", 2, 64, 9000).graph))  # a chunk of the weight takes more
+    monkeypatch.setattr(linear_loss, "CLASSES", 16)
+    net = Drawn("gemm", 3, 4, 90).graph
+    assert LINEAR in kinds(differentiate(net))
+    assert LINEAR not in kinds(differentiate(net, label_rule=LabelRule(smoothing=0.1)))
+    assert LINEAR not in kinds(differentiate(net, loss="mse"))
+    squares = Drawn("gemm", 3, 4, 90, "y = Mul(g, g)").graph
+    assert LINEAR not in kinds(differentiate(squares, loss="cross-entropy"))
+    for text, rows, shape in [("y = MatMul(x, w)", 9, (4, 90)), ("y = Gemm<transB=1>(x, w)", 4, (90, 4))]:
+        trained = graph(text, {"x": [rows, 4]}, {"w": np.ones(shape, np.float32)}, ["y"])
+        assert LINEAR not in kinds(differentiate(trained))
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "c"])
+@pytest.mark.parametrize("trained", [False, True])
 def test_a_layer_on_storage_is_read_once_a_pass_chunk_by_chunk(*, trained: bool, runtime: str, tmp_path: Path) -> None:
     classes, size = 40_000, 32
     text = "h = MatMul(x, w)\ny = Gemm<transB=1>(h, head, bias)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from onnx.helper import make_node
 
+import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import TrainingGraph
@@ -16,6 +18,7 @@ from poetopt.util.errors import ModelError
 from tests.autodiff.oracle import Array, run
 from tests.frontends.support import floats, model_of
 
+CASE = Path(__file__).parents[2] / "../shared/cases/int8_backbone_float_head.onnx"
 SCALE, ZERO = np.array(0.05, np.float32), np.array(3, np.int8)
 
 
@@ -74,6 +77,20 @@ def test_the_head_of_a_quantized_backbone_trains(kind: str, train: str | None) -
     np.testing.assert_allclose(found["head.b.grad"], slope.sum(0), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", BACKBONES)
+def test_a_quantized_backbone_is_planned_and_executed(kind: str) -> None:
+    ran = po.execute(po.solve(po.load(backbone(kind)), device="a72", ram="100%", time_limit=10))
+    assert ran.bit_identical
+    assert ran.gradients == 2
+
+
+@pytest.mark.skipif(not CASE.exists(), reason="a shared file")
+def test_a_file_of_somebody_else() -> None:
+    assert set(differentiate(load_onnx(str(CASE), train="head.*")).gradients) == {"head.w", "head.b"}
+
+
+# --- training with quantization: weights float -> Q -> DQ -> layer ----------------------------------------------------
+
 PAIRS = [
     make_node("QuantizeLinear", ["x", "s", "z"], ["xq"], "qx"), make_node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
     make_node("QuantizeLinear", ["conv.w", "sw", "zw"], ["wq"], "qw", axis=0),
@@ -98,6 +115,15 @@ def test_what_was_named_before_a_quantizer_is_refused() -> None:
     message = r"'conv.w' reaches the loss through quantizer 'qw' \(QuantizeLinear\) only: .*--with straight-through$"
     with pytest.raises(ModelError, match=message):
         differentiate(load_onnx(qat(), train="conv.w,head.*"))
+
+
+def test_by_default_what_stands_behind_the_last_quantizer_is_trained() -> None:
+    step = differentiate(load_onnx(qat()))
+    assert set(step.gradients) == {"head.w", "head.b"}
+    (note,) = (note for note in step.notes if "quantizer" in note)
+    assert note.startswith("2 parameters stand before a quantizer and are not trained")
+    assert "conv.w before 'qw', conv.b before 'qr'" in note
+    assert "--with straight-through" in note
 
 
 def straight() -> TrainingGraph:
@@ -132,3 +158,42 @@ def test_straight_through_is_that_of_torch() -> None:
         want = parameter.grad.numpy()
         error = np.linalg.norm(found[f"{name}.grad"] - want)
         assert error <= 1e-5 * max(1.0, float(np.linalg.norm(want))), name
+
+
+def test_a_plan_keeps_that_gradients_pass(tmp_path: Path) -> None:
+    path = tmp_path / "qat.onnx"
+    onnx.save(qat(), path)
+    found = po.solve(path, device="a72", ram="100%", straight_through=True, time_limit=10)
+    found.save(tmp_path / "plan.json")
+    ran = po.execute(tmp_path / "plan.json")
+    assert ran.bit_identical
+    assert ran.gradients == 4
+
+
+def test_integers_that_are_computed_with_stop_gradients_all_the_same() -> None:
+    weights = {**SHARED, **BACKBONES["integer"][1], "gain": np.ones((1, 2, 1, 1), np.float32)}
+    nodes = [make_node("Mul", ["x", "gain"], ["xs"]), *INTEGER[1:], *HEAD]
+    nodes.insert(1, make_node("QuantizeLinear", ["xs", "s", "z"], ["xq"], "q0"))
+    graph = load_onnx(model_of(nodes, {"x": [2, 2, 6, 6]}, ["y"], weights), train="gain")
+    for asked in (False, True):
+        with pytest.raises(
+            ModelError, match=r"'gain' .* quantizer 'q0' .*, and 'conv' \(QLinearConv\) computes with its"
+        ):
+            differentiate(graph, straight_through=asked)
+
+
+def test_a_way_beside_a_quantizer_is_said() -> None:
+    nodes = [
+        make_node("Mul", ["x", "gain"], ["h"]), make_node("QuantizeLinear", ["h", "s", "z"], ["hq"], "q"),
+        make_node("DequantizeLinear", ["hq", "s", "z"], ["hd"]), make_node("Add", ["h", "hd"], ["y"]),
+    ]  # fmt: skip
+    weights: dict[str, Array] = {"s": SCALE, "z": ZERO, "gain": floats(5)}
+    graph = load_onnx(model_of(nodes, {"x": [2, 5]}, ["y"], weights), train="gain")
+    x, target = floats(2, 5), floats(2, 5, seed=1)
+    plain, passing = (differentiate(graph, loss="mse", straight_through=asked) for asked in (False, True))
+    assert any("also beside it" in note and "gain before 'q'" in note for note in plain.notes)
+    assert not any("quantizer" in note for note in passing.notes)
+    found = [run(step, {"x": x, "target": target}, ("gain.grad",))["gain.grad"] for step in (plain, passing)]
+    inside = np.abs(x * weights["gain"] / SCALE + 3) < 127
+    assert inside.all()
+    np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5)

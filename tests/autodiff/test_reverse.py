@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import declare_nondifferentiable, differentiate, register_vjp, registry, unsupported
+from poetopt.autodiff.emit import GraphBuilder
 from poetopt.graph import Role, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError
 from tests.autodiff.build import graph
@@ -69,12 +70,55 @@ def test_contributions_of_several_readers_add_up() -> None:
         assert found[index] == pytest.approx(slope, rel=1e-4, abs=1e-4)
 
 
+def test_input_and_weight_gradients_are_operators_of_their_own() -> None:
+    step = differentiate(
+        graph("a = Conv(x, v, b)\nr = Relu(a)\nc = Conv(r, w)", {"x": [1, 2, 5, 5]},
+              {"v": weight(3, 2, 3, 3), "b": weight(3), "w": weight(2, 3, 3, 3)}, ["c"]),
+        loss="mse",
+    )  # fmt: skip
+    consistent(step)
+    kinds = [o.kind for o in step.operators if o.backward]
+    assert sorted(kinds) == sorted(
+        ["MeanSquaredError.grad_input", "Conv.grad_input", "Conv.grad_weight", "Relu.grad_input", "Conv.grad_weight",
+         "Conv.grad_bias"]
+    )  # fmt: skip
+    assert step.added_inputs == ("target",)
+
+
 def test_backward_stops_where_nothing_upstream_is_trained() -> None:
     weights = {"v": weight(4, 4), "w": weight(4, 4, seed=1)}
     model = graph("a = MatMul(x, v)\nb = Erf(a)\ny = MatMul(b, w)", {"x": [2, 4]}, weights, ["y"], train="w")
     step = differentiate(model, loss="mse")
     assert [o.kind for o in step.operators if o.backward] == ["MeanSquaredError.grad_input", "MatMul.grad_weight"]
     assert dict(step.gradients) == {"w": "w.grad"}
+
+
+def test_a_gradient_shared_by_two_parameters_has_bytes_for_each() -> None:
+    weights = {"a": weight(2, 3), "b": weight(2, 3, seed=1), "c": weight(6, seed=2)}
+    step = differentiate(
+        graph("s = Constant<value_ints=[2 3]>()\nc2 = Reshape(c, s)\nu = Sum(x, a, b, c2)", {"x": [2, 3]}, weights,
+              ["u"]),
+        loss="mse",
+    )  # fmt: skip
+    consistent(step)
+    roots = {step.root(name) for name in step.gradients.values()}
+    assert len(roots) == 3
+    assert all(step.tensors[root].role is Role.PARAMETER_GRADIENT for root in roots)
+    found = run(step, batch(step, 0))
+    assert np.array_equal(found["a.grad"], found["b.grad"])
+    assert np.array_equal(found["a.grad"].reshape(-1), found["c.grad"])
+
+
+def test_views_are_differentiated_by_views() -> None:
+    step = differentiate(
+        graph("h = MatMul(x, w)\nf = Flatten<axis=0>(h)\ny = MatMul(f, v)", {"x": [2, 3]},
+              {"w": weight(3, 4), "v": weight(8, 2)}, ["y"]),
+        loss="mse",
+    )  # fmt: skip
+    consistent(step)
+    back = [o for o in step.operators if o.backward and o.view]
+    assert [o.kind for o in back] == ["Flatten.grad_input"]
+    assert step.root("h.grad") == "f.grad"
 
 
 @pytest.mark.parametrize("product", ["MatMul(h, t)", "Gemm<alpha=0.5>(h, t)", "Gemm<transA=1>(g, t)"])
@@ -129,11 +173,53 @@ def test_a_dropout_mask_is_drawn_once_and_from_a_fixed_seed() -> None:
     assert np.allclose(first["d"], first["h"] * first[mask] / 0.75, rtol=1e-6)
 
 
+def test_a_constant_that_happens_to_be_one_stays_an_operand() -> None:
+    weights = {"w": weight(3, 3), "frozen": np.ones((3,), np.float32)}
+    step = differentiate(
+        graph("h = MatMul(x, w)\ny = Mul(h, frozen)", {"x": [2, 3]}, weights, ["y"], train="w"), loss="mse"
+    )
+    assert any("frozen" in o.inputs for o in step.operators if o.backward)
+
+
+def test_every_operator_of_a_step_is_written_once_and_in_order() -> None:
+    model = graph("a = Relu(x)\nb = MatMul(a, w)\nc = Concat<axis=1>(a, b)\ny = MatMul(c, v)", {"x": [2, 3]},
+                  {"w": weight(3, 3), "v": weight(6, 2)}, ["y"])  # fmt: skip
+    one, two = differentiate(model, loss="mse"), differentiate(model, loss="mse")
+    consistent(one)
+    assert one.operators == two.operators
+    assert list(one.tensors) == list(two.tensors)
+
+
 def test_a_missing_rule_names_node_op_opset_and_remedy() -> None:
     model = graph("h = MatMul(x, w)\ny = Det(h)", {"x": [3, 3]}, {"w": weight(3, 3)}, ["y"])
     with pytest.raises(MissingVjpError, match=r"'det1'.*Det .*ai\.onnx.*opset \d+.*no rule.*register_vjp\('Det'"):
         differentiate(model, loss="none")
     assert unsupported(model) == [("det1", "Det")]
+
+
+def test_what_nothing_flows_through_needs_no_rule() -> None:
+    model = graph("h = MatMul(x, w)\ns = Sign(h)\ny = Mul(h, s)", {"x": [3, 3]}, {"w": weight(3, 3)}, ["y"])
+    assert unsupported(model) == []
+    consistent(differentiate(model, loss="mse"))
+
+
+def test_parameters_that_miss_the_loss() -> None:
+    model = graph("y = MatMul(x, w)\nz = MatMul(x, v)", {"x": [3, 3]}, {"w": weight(3, 3), "v": weight(3, 2)},
+                  ["y", "z"])  # fmt: skip
+    step = differentiate(model, loss="mse", output="y")
+    assert dict(step.gradients) == {"w": "w.grad"}
+    assert "v" in step.notes[-1]
+    assert step.outputs == ("y", "z")
+    only = graph("y = MatMul(x, w)\nz = MatMul(x, v)", {"x": [3, 3]}, {"w": weight(3, 3), "v": weight(3, 2)},
+                 ["y", "z"], train="v")  # fmt: skip
+    with pytest.raises(ModelError, match=r"no trained parameter \(v\) reaches the loss"):
+        differentiate(only, loss="mse", output="y")
+
+
+def test_a_name_that_a_gradient_needs_must_be_free() -> None:
+    model = graph("w.grad = MatMul(x, w)\ny = Relu(w.grad)", {"x": [3, 3]}, {"w": weight(3, 3)}, ["y"])
+    with pytest.raises(ModelError, match=r"'w\.grad' already"):
+        differentiate(model, loss="mse")
 
 
 def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,3 +245,10 @@ def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     declare_nondifferentiable("Det")
     with pytest.raises(ModelError, match="declared non-differentiable already"):
         declare_nondifferentiable("Det")
+
+
+def test_constants_are_shared_by_content() -> None:
+    builder = GraphBuilder({}, {}, 18)
+    assert builder.ints([1, 2]) == builder.ints([1, 2])
+    assert builder.ints([1, 2]) != builder.ints([2, 1])
+    assert builder.scalar(1.0, "float32") != builder.scalar(1.0, "float64")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
+from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph, Node, TrainingGraph
 from poetopt.util.errors import ModelError
 from tests.autodiff.build import graph
@@ -67,6 +69,11 @@ def bce(y: Array, target: Array) -> float:
 def mse(y: Array, target: Array) -> float:
     """Of anything."""
     return float(((y - target) ** 2).mean())
+
+
+def log_nll(y: Array, labels: Array, axis: int) -> float:
+    """Of their logarithms."""
+    return nll(np.exp(y), labels, axis)
 
 
 def feeds_of(step: TrainingGraph, seed: int = 1) -> dict[str, Array]:
@@ -126,6 +133,18 @@ def test_a_softmax_is_found(name: str) -> None:
     check(model(SOFTMAXES[name]), "cross-entropy", lambda y, feeds: nll(y, feeds["labels"], y.ndim - 1))
 
 
+def test_to_half_precision_and_back() -> None:
+    """To rounding of the output, which has ten bits; the loss is the plain one."""
+    plain, cast = (
+        differentiate(model(f"p = Softmax<axis=-1>(z)\n{tail}"))
+        for tail in ("y = Identity(p)", "q = Cast<to=10>(p)\ny = Cast<to=1>(q)")
+    )
+    feeds = feeds_of(plain)
+    want, got = run(plain, feeds), run(cast, feeds)
+    assert all(np.array_equal(want[name], got[name]) for name in ("loss", *plain.gradients.values()))
+    assert not np.array_equal(want["y"], got["y"])
+
+
 @pytest.mark.parametrize(
     ("shape", "tail", "axis"),
     [((4, 5), "p = Softmax<axis=-1>(z)\ny = Transpose<perm=[1 0]>(p)", 0),
@@ -140,6 +159,16 @@ def test_a_softmax_is_found(name: str) -> None:
 )  # fmt: skip
 def test_classes_lie_where_the_softmax_was(shape: tuple[int, ...], tail: str, axis: int) -> None:
     check(model(tail, shape), "cross-entropy", lambda y, feeds: nll(y, feeds["labels"], axis))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["p = Softmax<axis=-1>(z)\ny = Log(p)", "p = Softmax<axis=-1>(z)\nq = Clip(p, tiny, one)\ny = Log(q)",
+     "y = LogSoftmax<axis=-1>(z)", "p = LogSoftmax<axis=-1>(z)\ny = Transpose<perm=[1 0]>(p)"],
+)  # fmt: skip
+def test_logarithms_of_probabilities(tail: str) -> None:
+    axis = 0 if "Transpose" in tail else 1
+    check(model(tail), "cross-entropy", lambda y, feeds: log_nll(y, feeds["labels"], axis))
 
 
 SIGMOIDS = {
@@ -160,6 +189,25 @@ SIGMOIDS = {
 def test_a_sigmoid_is_found(name: str) -> None:
     shape, outputs, tail = SIGMOIDS[name]
     check(model(tail, shape, outputs), "bce", lambda y, feeds: bce(y, feeds["target"]))
+
+
+def test_logarithms_of_a_sigmoid() -> None:
+    check(model("p = Sigmoid(z)\ny = Log(p)"), "bce", lambda y, feeds: bce(np.exp(y), feeds["target"]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tail"),
+    [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")],
+)
+def test_an_output_of_the_inputs_shape_gets_mse(shape: tuple[int, ...], tail: str) -> None:
+    found = model(tail, shape)
+    check(found, "mse", lambda y, feeds: mse(y, feeds["target"]))
+    assert "as it has the shape of the input 'x'" in differentiate(found).notes[-1]
+
+
+@pytest.mark.parametrize(("tail", "kind"), [("Softmax<axis=-1>", "cross-entropy"), ("Sigmoid", "bce")])
+def test_a_chance_shape_is_no_autoencoder(tail: str, kind: str) -> None:
+    assert differentiate(model(f"y = {tail}(z)", (4, 3))).loss_kind == kind
 
 
 BLIND = {
@@ -191,6 +239,41 @@ def test_no_softmax_is_taken_twice(name: str, loss: str) -> None:
     assert differentiate(found, loss="mse").loss_kind == "mse"
 
 
+@pytest.mark.parametrize(
+    "tail",
+    ["p = Softmax<axis=-1>(z)\ny = MatMul(p, w3)", "y = Relu(z)", "y = Mul(z, half)", "y = Add(z, z)",
+     "q = LeakyRelu(z)\ny = Slice(q, nought1, two1, place)"],
+)  # fmt: skip
+def test_what_a_layer_wrote_are_logits(tail: str) -> None:
+    found = model(tail)
+    assert differentiate(found).loss_kind == "cross-entropy"
+    assert "it reads" not in differentiate(found).notes[-1]
+    assert differentiate(found, loss="bce").loss_kind == "bce"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    ["p = Softmax<axis=-1>(z)\ny = Mul(p, z)", "p = Sigmoid(z)\ny = Add(p, z)", "y = Tanh(z)",
+     "l = LogSoftmax<axis=-1>(z)\ny = Neg(l)", "y = Mul(z, z)", "y = Clip(z, zero1, one)",
+     "p = Sigmoid(z)\ny = Concat<axis=1>(p, z)"],
+)  # fmt: skip
+@pytest.mark.parametrize("loss", ["cross-entropy", "bce", "mse"])
+def test_of_anything_else_the_loss_is_asked_for(tail: str, loss: str) -> None:
+    found = model(tail)
+    with pytest.raises(ModelError, match=r"say --loss mse .*--loss cross-entropy .*--loss bce"):
+        differentiate(found)
+    assert differentiate(found, loss=loss).loss_kind == loss
+
+
+def test_what_goes_with_what() -> None:
+    with pytest.raises(ModelError, match=r"final Sigmoid .*--loss bce"):
+        differentiate(model("y = Sigmoid(z)"), loss="cross-entropy")
+    with pytest.raises(ModelError, match=r"final Softmax makes values that sum to 1.*--loss cross-entropy"):
+        differentiate(model("y = Softmax<axis=-1>(z)"), loss="bce")
+    with pytest.raises(ModelError, match="axis of length 1"):
+        differentiate(model("y = Softmax<axis=-1>(z)", outputs=1))
+
+
 @pytest.mark.torch
 def test_bce_is_stable_and_equals_torchs() -> None:
     torch = pytest.importorskip("torch")
@@ -209,3 +292,32 @@ def test_bce_is_stable_and_equals_torchs() -> None:
         assert got["loss"] == pytest.approx(want.item(), rel=1e-5)
         for name, parameter in (("w1", w1), ("w2", w2), ("b", b)):
             np.testing.assert_allclose(got[f"{name}.grad"], parameter.grad.numpy(), rtol=2e-4, atol=1e-6)
+
+
+def test_bce_of_half_precision_is_computed_in_single() -> None:
+    found = model("c = Cast<to=10>(z)\ny = Sigmoid(c)")
+    step = differentiate(found)
+    assert (step.tensors["target"].dtype, step.tensors["loss"].dtype) == ("float16", "float32")
+    feeds = feeds_of(step)
+    want = run(differentiate(model("y = Sigmoid(z)")), {**feeds, "target": feeds["target"].astype(np.float32)})
+    got = run(step, feeds)
+    assert got["loss"] == pytest.approx(float(want["loss"]), rel=2e-3)
+    np.testing.assert_allclose(got["w1.grad"], want["w1.grad"], atol=2e-3)
+
+
+CASES = Path(__file__).resolve().parents[3] / "shared" / "cases"
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the cases aren't there")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("softmax_cast", "cross-entropy"), ("softmax_clip", "cross-entropy"), ("sigmoid_one", "bce"),
+     ("autoencoder_shape", "mse")],
+)  # fmt: skip
+def test_files_of_others(name: str, kind: str) -> None:
+    step = differentiate(load_onnx(str(CASES / f"{name}.onnx")))
+    assert step.loss_kind == kind
+    if kind == "cross-entropy":
+        plain = differentiate(load_onnx(str(CASES / "softmax_plain.onnx")))
+        feeds = feeds_of(plain)
+        assert run(step, feeds)["loss"] == pytest.approx(run(plain, feeds)["loss"], rel=1e-6)

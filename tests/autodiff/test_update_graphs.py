@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import poetopt as po
 from poetopt.autodiff import differentiate
 from poetopt.autodiff.optimizers import with_updates
 from poetopt.autodiff.passes.in_place import in_place
@@ -29,9 +31,11 @@ from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.ops.runtimes.workspace import shared_storage
 from poetopt.plan.assemble import plan_of
-from poetopt.plan.instructions import Plan
+from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
+from poetopt.plan.simulate import simulate
+from poetopt.util.errors import ModelError, OptionError, PlanError
 from tests.autodiff.build import graph
 from tests.autodiff.test_in_place import random_network
 from tests.backends.support import NETWORKS
@@ -95,6 +99,22 @@ def test_the_gradient_by_a_weight_is_fused_where_nobody_else_reads_it(name: str)
         assert not whole & {*STEPS[name].gradients.values()}
 
 
+def test_a_tied_weight_has_one_update_after_the_sum() -> None:
+    found = with_updates(STEPS["tied"], "adam")
+    (update,) = (o for o in found.operators if any(old == "w" for old, _ in o.updates))
+    assert update.kind.endswith("Add.accumulate+adam.update")
+    assert not any(operator.over for operator in found.operators)
+    apart = with_updates(STEPS["tied"], "adam", fuse=False)
+    assert {o.kind for o in apart.operators if o.updates} == {"adam.update"}
+
+
+def test_the_gradient_by_the_input_comes_before_the_update() -> None:
+    found = with_updates(STEPS["lenet"], "sgd")
+    place = {operator.name: k for k, operator in enumerate(found.operators)}
+    assert place["fc2.grad_input"] < place[found.updaters["fc2.weight"].name]
+    assert place["conv2.grad_input"] < place[found.updaters["conv2.weight"].name]
+
+
 def problem(name: str, optimizer: str, *, fuse: bool) -> Problem:
     return cost(in_place(with_updates(STEPS[name], optimizer, fuse=fuse), runtime), device("a72"))
 
@@ -141,6 +161,33 @@ def test_a_scheduled_step_leaves_the_parameters_of_an_unscheduled_one(name: str,
         assert compared(recomputed(found))
 
 
+def test_what_reads_a_weight_is_not_run_after_its_update() -> None:
+    """The simulator refuses it, and so does what chooses recomputes."""
+    found = problem("lenet", "sgd", fuse=False)
+    assert found.graph is not None
+    reader = found.graph.readers["conv2.weight"][0].name
+    (conv,) = (k for k, operator in enumerate(found.operators) if operator.name == reader)
+    last = found.last_run[conv]
+    assert found.operators[last].name in ("conv2.weight.update", "conv2.bias.update")
+    computes = [Instruction(Action.COMPUTE, k) for k in range(len(found.operators))]
+    again = Instruction(Action.COMPUTE, conv)
+    simulate(found, [*computes[:last], again, *computes[last:]])
+    with pytest.raises(PlanError, match=r"it reads a resident tensor as it was before 'conv2.*update'"):
+        simulate(found, [*computes[: last + 1], again, *computes[last + 1 :]])
+
+
+def test_the_resident_region_has_states_and_no_gradients() -> None:
+    without = cost(in_place(STEPS["lenet"], runtime), device("a72"))
+    weights = sum(STEPS["lenet"].tensors[name].nbytes for name in STEPS["lenet"].trained)
+    for optimizer, states in (("sgd", 0), ("momentum", 1), ("adam", 2)):
+        fused, apart = (problem("lenet", optimizer, fuse=fuse) for fuse in (True, False))
+        assert 0 <= fused.resident_bytes - (without.resident_bytes + (states - 1) * weights) < 200
+        assert fused.resident_bytes == apart.resident_bytes
+        names = {tensor.name for tensor in apart.tensors}
+        assert names >= {f"{name}.grad" for name in STEPS["lenet"].trained}
+        assert names.isdisjoint(apart.graph.carried.values() if apart.graph else ())
+
+
 def test_a_temporary_lies_on_the_new_value_only_once_the_old_one_is_read() -> None:
     """q = p s; r = p q; new = q - r: q may not lie where `new` will, since p is read after it."""
     nodes = (Node("Mul", ("p", "s"), ("q",)), Node("Mul", ("p", "q"), ("r",)), Node("Sub", ("q", "r"), ("new",)))
@@ -149,3 +196,27 @@ def test_a_temporary_lies_on_the_new_value_only_once_the_old_one_is_read() -> No
     assert shared_storage(runtime, operator, tensors).get("q") != "new"
     assert shared_storage(runtime, replace(operator, updates=()), tensors)["q"] == "new"
     assert shared_storage(runtime, operator, tensors) == {"r": "new"}
+
+
+def test_names_that_are_taken_are_told() -> None:
+    taken = graph("h = Mul(x, w)\nw.new = Tanh(h)", {"x": [2, 3]}, {"w": np.ones(3, np.float32)}, ["w.new"])
+    with pytest.raises(ModelError, match=r"a tensor is named 'w.new' already; rename it"):
+        with_updates(differentiate(taken, loss="mse"), "sgd")
+    named = graph("y = Mul(lr, w)", {"lr": [2, 3]}, {"w": np.ones(3, np.float32)}, ["y"])
+    assert with_updates(differentiate(named, loss="mse"), "sgd").hyperparameters["lr"] == "lr.2"
+    with pytest.raises(OptionError, match=r"--optimizer adm: unknown.*adam"):
+        with_updates(STEPS["lenet"], "adm")
+
+
+def test_a_plan_trains_with_its_own_optimizer(tmp_path: Any) -> None:
+    """A plan file knows it; and descent in the graph is bit for bit the descent on its gradients."""
+    report = po.solve("lenet", device="a72", ram="100%", optimizer="sgd")
+    (tmp_path / "plan.json").write_text(report.plan_text(), encoding="utf-8")
+    ended = po.train(po.load_plan(tmp_path / "plan.json"), 3, 0.01, check=1)
+    assert ended.bit_identical, ended.message
+    assert ended.optimizer == "sgd"
+    plain = po.train(po.solve("lenet", device="a72", ram="100%"), 3, 0.01)
+    assert ended.losses == plain.losses
+    assert compare(ended.values, plain.values, tuple(plain.values)).identical
+    with pytest.raises(OptionError, match=r"--momentum 0.5: the plan's optimizer is sgd"):
+        po.train(report, 3, 0.01, momentum=0.5)

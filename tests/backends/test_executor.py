@@ -13,21 +13,22 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.backends.onnxruntime import Execution, execute, random_batch
+from poetopt.backends.onnxruntime import Execution, execute, random_batch, save_results
 from poetopt.backends.onnxruntime.execution import compare
+from poetopt.backends.onnxruntime.executor import store_all_program
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
-from poetopt.backends.step.region import ResidentRegion
+from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.frontends import load
 from poetopt.plan.assemble import plan_of, store_all_bytes
 from poetopt.plan.instructions import Action, Plan
-from poetopt.plan.layout import arena_bytes, buffers, lay_out
+from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from poetopt.util.errors import PlanError
+from poetopt.util.errors import ModelError, OptionError, OutputError, PlanError
 from tests.backends.support import NETWORKS, dropout, embedding, problem, problem_of, store_all
 from tests.problems import random_plan
 from tests.seeds import turns
@@ -71,6 +72,22 @@ def test_a_step_holds_no_more_than_the_plan_reserves(monkeypatch: pytest.MonkeyP
     assert kept.high_water_bytes > kept.arena_bytes + reserve
 
 
+def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() -> None:
+    found = problem("residual")
+    graph = found.graph
+    assert graph is not None
+    plan = lay_out(random_plan(random.Random(5), found))
+    sessions, region, batch = Sessions(graph), ResidentRegion.of(graph), random_batch(graph)
+    names = (graph.loss, *graph.gradients.values(), *graph.states.values())
+    with PageFile(slots(plan)) as pages:
+        compared = store_all_program(Program(plan, graph, MappedBlock(arena_bytes(plan)), region, sessions, pages))
+    assert compared.arena.nbytes == store_all_bytes(found) - found.reserve_bytes
+    assert {step.action for step in compared.plan.instructions} == {Action.COMPUTE, Action.FREE}
+    compared.run_checked(batch)
+    theirs = NodeByNode(graph, sessions, region.given, names).run(batch)
+    assert compare({name: compared.result(name) for name in names}, theirs, names).identical
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_store_all(name: str) -> None:
     found = problem(name)
@@ -107,7 +124,7 @@ def test_any_valid_plan(name: str, seed: int, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["lenet", "dropout"])
+@pytest.mark.parametrize("name", ["lenet", "residual", "dropout"])
 def test_recompute_and_page(name: str, tmp_path: Path) -> None:
     """Every recomputable operator again right before the last that reads its output; inputs and masks paged."""
     found = problem(name)
@@ -148,6 +165,22 @@ def test_dropout_draws_the_same_masks_every_time() -> None:
 @pytest.mark.parametrize("loss", ["cross-entropy", "mse"])
 def test_losses_and_indices(loss: str) -> None:
     passed(execute(store_all(problem_of(load(embedding()), loss)), seed=5))
+
+
+def test_the_unscheduled_gradients_are_those_of_one_session() -> None:
+    assert executed("mlp").fused_bit_identical
+
+
+def test_more_threads_compute_the_same() -> None:
+    plan = store_all(problem("mlp"))
+    execution = execute(plan, threads=2)
+    assert execution.bit_identical
+    assert execution.threads == 2
+    with pytest.raises(OptionError, match="--threads 0"):
+        execute(plan, threads=0)
+
+
+# --- what must be noticed ------------------------------------------------------------------------------
 
 
 def test_overlapping_offsets_are_refused_and_would_be_noticed() -> None:
@@ -192,3 +225,74 @@ def test_freed_bytes_are_poisoned() -> None:
         if buffer.last == len(plan.instructions) - 1 and plan.instructions[-1].action is not Action.FREE:
             kept[buffer.offset : buffer.offset + buffer.nbytes] = True
     assert (arena.bytes[~kept] == 0xFF).all()
+
+
+def test_plans_that_can_t_be_executed() -> None:
+    plan = store_all(problem("mlp"))
+    with pytest.raises(PlanError, match="a problem file, which has no network to execute"):
+        execute(replace(plan, problem=replace(plan.problem, graph=None)))
+    with pytest.raises(PlanError, match="lay it out first"):
+        execute(replace(plan, offsets=()))
+    with pytest.raises(PlanError, match="more than the RAM budget"):
+        execute(plan, ram_bytes=simulate(plan).peak_bytes - 1)
+    with pytest.raises(PlanError, match="solve the model again"):
+        execute(plan, graph=problem("lenet").graph)
+    with pytest.raises(PlanError, match="aside for what kernels allocate"):
+        execute(replace(plan, problem=replace(plan.problem, reserve_bytes=0)))
+    cut = replace(plan, instructions=plan.instructions[:-3])
+    with pytest.raises(PlanError, match="every operator must be computed"):
+        execute(cut)
+
+
+def test_the_reserve_is_not_the_arena_s() -> None:
+    """An arena that leaves no room for kernels is refused, though it fits the budget."""
+    plan = store_all(problem("lenet"))
+    reserve = plan.problem.reserve_bytes
+    assert reserve > 0
+    peak = simulate(plan).peak_bytes
+    shifted = replace(plan, offsets=tuple(offset + reserve // 64 * 64 for offset in plan.offsets))
+    check_layout(shifted, peak)
+    with pytest.raises(PlanError, match="ends at byte"):
+        execute(shifted, ram_bytes=peak)
+
+
+def test_a_failed_check_says_what_differs() -> None:
+    execution = executed("mlp")
+    failed = replace(execution, bit_identical=False, different=("fc1.weight.grad",), max_abs_diff=math.inf)
+    assert not failed.ok
+    assert "differ in 1 of 7 tensors ('fc1.weight.grad')" in failed.message
+    assert failed.to_dict()["max_abs_diff"] is None
+    over = replace(execution, measured_peak_bytes=execution.budget_bytes + 1, kernel_workspace_bytes=1)
+    assert not over.ok
+    assert "more than the budget" in over.message
+    assert replace(execution, measured_peak_bytes=None).ok
+
+
+# --- data and dumps ------------------------------------------------------------------------------------
+
+
+def test_a_dump_can_be_the_data_of_another_run(tmp_path: Path) -> None:
+    plan = store_all(problem("mlp"))
+    first = execute(plan, seed=9)
+    place = tmp_path / "step.npz"
+    save_results(first, place)
+    with np.load(place) as archive:
+        names = set(archive.files)
+        assert archive["loss"].shape == ()
+    assert names == {"input", "labels", *first.results}
+    second = execute(plan, data=place)
+    assert compare(first.results, second.results, tuple(first.results)).identical
+    assert second.loss == first.loss
+
+
+def test_an_unwritable_dump(tmp_path: Path) -> None:
+    execution = executed("mlp")
+    with pytest.raises(OutputError, match="can't write"):
+        save_results(execution, tmp_path / "missing" / "step.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_data_are_checked_before_anything_runs() -> None:
+    plan = store_all(problem("mlp"))
+    with pytest.raises(ModelError, match="lacks 'input'"):
+        execute(plan, data={})

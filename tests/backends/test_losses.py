@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 import poetopt as po
+from poetopt.backends.onnxruntime import check_batch, random_batch
 from poetopt.cli.app import invoke
 from poetopt.graph import TrainingGraph
+from poetopt.util.errors import ModelError
 
 Array = NDArray[Any]
 TAILS: dict[str, list[tuple[str, list[str], list[str], dict[str, Any]]]] = {
@@ -80,3 +82,44 @@ def test_solve_run_and_grad_agree(loss: str, tmp_path: Path, capsys: pytest.Capt
         for name, found in zip(names, session.run(names, feeds), strict=True):
             np.testing.assert_array_equal(found, step[name])
     assert invoke(["run", plan, "--steps", "3", "--lr", "0.01"]) == 0
+
+
+def test_targets_of_bce_are_true_or_false_where_drawn() -> None:
+    graph = graph_of("bce")
+    drawn = random_batch(graph)["target"]
+    assert drawn.dtype == np.float32
+    assert set(np.unique(drawn)) == {0.0, 1.0}
+    assert len(np.unique(random_batch(graph_of("mse"))["target"])) > 2
+
+
+@pytest.mark.parametrize("kind", [bool, np.int64, np.uint8])
+def test_targets_may_be_whole_numbers(kind: type) -> None:
+    graph = graph_of("bce")
+    batch = {**random_batch(graph)}
+    given = check_batch(graph, {**batch, "target": np.asarray(batch["target"], kind)})
+    np.testing.assert_array_equal(given["target"], batch["target"])
+    assert given["target"].dtype == np.float32
+    other = graph_of("mse")
+    batch = {**random_batch(other), "target": np.full((2, 3, 4, 5), 1, kind)}
+    assert check_batch(other, batch)["target"].dtype == np.float32
+    with pytest.raises(ModelError, match="'target' has type int64"):
+        check_batch(other, {**batch, "target": np.full((2, 3, 4, 5), 2**24 + 1)})
+    with pytest.raises(ModelError, match="'x' has type int64"):
+        check_batch(other, {**batch, "x": np.ones((2, 3, 4, 5), np.int64)})
+
+
+@pytest.mark.parametrize("value", [-1.0, 2, np.nan])
+def test_targets_of_bce_lie_between_0_and_1(value: float) -> None:
+    graph = graph_of("bce")
+    target = np.full(graph.tensors["target"].shape, value, np.float32)
+    with pytest.raises(ModelError, match=rf"'target' holds {value:g}; with the loss bce .*0\.\.1.*--loss mse"):
+        check_batch(graph, {**random_batch(graph), "target": target})
+
+
+def test_labels_in_another_order_are_labels() -> None:
+    graph = graph_of("cross-entropy")
+    assert graph.tensors["labels"].shape == (2, 5, 3)
+    drawn = np.concatenate([random_batch(graph, seed)["labels"] for seed in range(9)])
+    assert (drawn.min(), drawn.max()) == (0, 3)
+    with pytest.raises(ModelError, match="holds the label 4"):
+        check_batch(graph, {**random_batch(graph), "labels": np.full((2, 5, 3), 4)})

@@ -135,6 +135,29 @@ def test_what_has_no_answer_yet_ends_at_once(run: Runner, folder: Path, inside: 
     assert os.listdir(folder) == ["chain.json"]
 
 
+@pytest.mark.parametrize("inside", ["remedies", "_tried"])
+def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(run: Runner, folder: Path, inside: str) -> None:
+    with signal_at(f"_helped/{inside}"):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 60s"))
+    assert ended.code == 3, ended.err
+    assert "interrupted in looking for what would help" in ended.err
+    assert ended.err.count("poetopt: ") == 1
+
+
+def test_an_interrupt_whose_exception_is_lost_is_none_lost(run: Runner, folder: Path) -> None:
+    with signal_at("greedy", lost=True):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 600s"))
+    assert (ended.code, ended.out, ended.err) == INTERRUPTED
+
+
+@pytest.mark.parametrize("inside", ["solve/failure_words", "solve/write_json"])
+def test_a_proof_is_told_though_the_signal_comes_as_it_is_written(run: Runner, folder: Path, inside: str) -> None:
+    with signal_at(inside):
+        ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 600s"))
+    assert ended.code == 3
+    assert sorted(os.listdir(folder)) == ["chain.json", "made.json"]
+
+
 @pytest.mark.parametrize(("inside", "wait_s"), [("solve/plan_text", None), ("plan_text", 0.0), ("deepen", 0.02)])
 def test_a_plan_is_written_though_a_signal_comes_then_or_twice(
     run: Runner, folder: Path, inside: str, wait_s: float | None
@@ -144,6 +167,22 @@ def test_a_plan_is_written_though_a_signal_comes_then_or_twice(
         ended = run(*command("solve chain.json --ram 40% --gap 5% -o plan.json"))
     assert (ended.code, ended.err) == (0, "")
     assert sorted(os.listdir(folder)) == ["chain.json", "made.json", "plan.json"]
+
+
+def test_a_second_signal_ends_a_solve_without_its_plan(run: Runner, folder: Path) -> None:
+    with signal_at("plan_text", wait_s=0.7):
+        ended = run(*command("solve chain.json --ram 60% --gap 50% -o plan.json"))
+    assert (ended.code, ended.out, ended.err) == INTERRUPTED
+    assert os.listdir(folder) == ["chain.json"]
+
+
+def test_a_signal_after_the_end_changes_nothing() -> None:
+    program = "import atexit, os, signal\nfrom poetopt.cli.app import main\n"
+    program += "atexit.register(os.kill, os.getpid(), signal.SIGTERM)"
+    line = [sys.executable, "-c", f"{program}\nmain()", "devices"]
+    ended = subprocess.run(line, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "a72" in ended.stdout
 
 
 def test_a_terminated_run_leaves_no_half_written_dump(run: Runner, folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import poetopt as po
 from poetopt import zoo
 from poetopt.cli.app import invoke
+from poetopt.plan import codec
 from tests.cli.support import Runner, chain, write_problem
 from tests.each import each
 from tests.seeds import turns
@@ -54,20 +55,63 @@ def test_the_bound_is_certified(plan: Path, tmp_path: Path) -> None:
 
 
 CONTRADICTIONS: list[tuple[str, object]] = [
-    ("energy_j", 0.5), ("energy_j", 10**400), ("energy_j", "0.5"), ("energy_j", None), ("energy_j", True),
-    ("overhead_bound_j", 1e9), ("overhead_bound_j", -1.0), ("overhead_bound_j", None), ("energy_bound_j", 1e9),
-    ("energy_bound_j", None), ("overhead_gap", 0.5), ("overhead_gap", None), ("gap", "none"), ("status", "proven"),
-    ("status", "infeasible"), ("status", None), ("scope", "5"), ("scope", "depth<=x"), ("scope", "store-all"),
-    ("scope", None), ("arena_bytes", 1), ("arena_bytes", None), ("recomputes", 1), ("page_ins", 1.5), ("page_outs", 99),
-    ("bytes_paged", 0), ("plan_bytes", 1), ("ram_budget_bytes", 10**6), ("store_all_peak_bytes", 5),
-    ("store_all_fits", True), ("baseline_energy_j", 0.0), ("baseline_time_s", "1"), ("makespan_s", []),
-    ("hidden_s", 7.0), ("deadline_s", 1e-6), ("deadline_s", None), ("deadline_model", "foo"),
-    ("deadline_model", "paper"), ("deadline_model", None), ("deadline_model", 5), ("device", "m4"),
-    ("model_hash", "0" * 64), ("operators", 3), ("resident_bytes", 17), ("paging", False), ("paging", 1),
-    ("formulation", None), ("solve_s", "soon"), ("objective", None), ("ram_bound_bytes", 1), ("least_ram_bytes", 10**9),
-    ("deadline_bound_s", 1e-9), ("least_deadline_s", 10.0), ("why", ["no schedule has less"]),
-    ("asked_scope", "all orders"), ("solve_s", 1e6),
-]  # fmt: skip
+    ("energy_j", 0.5),
+    ("energy_j", 10**400),
+    ("energy_j", "0.5"),
+    ("energy_j", None),
+    ("energy_j", True),
+    ("overhead_bound_j", 1e9),
+    ("overhead_bound_j", -1.0),
+    ("overhead_bound_j", None),
+    ("energy_bound_j", 1e9),
+    ("energy_bound_j", None),
+    ("overhead_gap", 0.5),
+    ("overhead_gap", None),
+    ("gap", "none"),
+    ("status", "proven"),
+    ("status", "infeasible"),
+    ("status", None),
+    ("scope", "5"),
+    ("scope", "depth<=x"),
+    ("scope", "store-all"),
+    ("scope", None),
+    ("arena_bytes", 1),
+    ("arena_bytes", None),
+    ("recomputes", 1),
+    ("page_ins", 1.5),
+    ("page_outs", 99),
+    ("bytes_paged", 0),
+    ("plan_bytes", 1),
+    ("ram_budget_bytes", 10**6),
+    ("store_all_peak_bytes", 5),
+    ("store_all_fits", True),
+    ("baseline_energy_j", 0.0),
+    ("baseline_time_s", "1"),
+    ("makespan_s", []),
+    ("hidden_s", 7.0),
+    ("deadline_s", 1e-6),
+    ("deadline_s", None),
+    ("deadline_model", "foo"),
+    ("deadline_model", "paper"),
+    ("deadline_model", None),
+    ("deadline_model", 5),
+    ("device", "m4"),
+    ("model_hash", "0" * 64),
+    ("operators", 3),
+    ("resident_bytes", 17),
+    ("paging", False),
+    ("paging", 1),
+    ("formulation", None),
+    ("solve_s", "soon"),
+    ("objective", None),
+    ("ram_bound_bytes", 1),
+    ("least_ram_bytes", 10**9),
+    ("deadline_bound_s", 1e-9),
+    ("least_deadline_s", 10.0),
+    ("why", ["no schedule has less"]),
+    ("asked_scope", "all orders"),
+    ("solve_s", 1e6),
+]
 """Fields of a report, and what its plan isn't."""
 
 
@@ -84,6 +128,24 @@ def test_a_report_that_its_plan_contradicts_is_refused(
     assert f"{key} = " in ended.err
     assert "computed again" in ended.err
     assert "differs" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("name", "time"), ("unit", "s"), ("value", 0.0), ("overhead", 0.01), ("bound", 1e9), ("baseline", None)],
+)
+def test_an_objective_that_the_plan_contradicts_is_refused(
+    run: Runner, solved: Path, tmp_path: Path, key: str, value: object
+) -> None:
+    place = forged(solved, tmp_path, lambda document: document["report"]["objective"].update({key: value}))
+    assert run("verify", place).code == 5
+
+
+def test_a_field_that_every_report_has_is_missed(run: Runner, solved: Path, tmp_path: Path) -> None:
+    place = forged(solved, tmp_path, lambda document: document["report"].pop("overhead_bound_j"))
+    ended = run("verify", place)
+    assert ended.code == 5
+    assert "overhead_bound_j (the report lacks" in ended.err
 
 
 def test_optimal_is_no_word_for_an_open_gap(run: Runner, solved: Path, tmp_path: Path) -> None:
@@ -103,13 +165,82 @@ def test_optimal_is_no_word_for_an_open_gap(run: Runner, solved: Path, tmp_path:
     assert run("verify", forged(solved, tmp_path, own_up)).code == 0
 
 
+def test_a_plan_that_misses_its_deadline_is_refused(run: Runner, solved: Path, tmp_path: Path) -> None:
+    def hurry(document: dict[str, Any]) -> None:
+        document["budget"]["deadline_s"] = document["report"]["deadline_s"] = 1e-6
+
+    place = forged(solved, tmp_path, hurry)
+    run("verify", place).assert_one_message(str(place), "deadline of 1e-06 s", code=2)
+
+
+def test_the_paper_s_deadline_is_of_the_computes(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    asked = ("--device", "m4", "--ram", "70%", "--deadline", "1.05x", "--deadline-model", "paper")
+    assert run("solve", problem, *asked, "-o", place).code == 0
+    assert run("verify", place, "--bound").code == 0
+    late = forged(place, tmp_path, lambda document: document["report"].update(deadline_s=1e-6))
+    assert "deadline_s = 1e-06 in the file" in run("verify", late).err
+
+
+def test_a_file_without_a_layout_is_told_so(run: Runner, solved: Path, tmp_path: Path) -> None:
+    assert "layout sound" in run("verify", solved).out
+
+    def strip(document: dict[str, Any]) -> None:
+        document["inputs_at"] = None
+        document["instructions"] = [step[:2] for step in document["instructions"]]
+
+    ended = run("verify", forged(solved, tmp_path, strip))
+    assert ended.code == 0
+    assert "layout sound" not in ended.out
+    assert "no layout to check" in " ".join(ended.out.split())
+
+
+def test_a_bare_plan_is_one_without_budget_and_report(run: Runner, solved: Path, tmp_path: Path) -> None:
+    place = tmp_path / "bare.json"
+    codec.save(codec.load(solved).plan, place)
+    ended = run("verify", place)
+    assert ended.code == 0
+    assert "names no budget" in ended.out
+    assert "report" in ended.out
+    run("verify", place, "--bound").assert_one_message(str(place), "no RAM budget", code=2)
+
+
+def test_a_budget_that_was_taken_out_is_missed(run: Runner, solved: Path, tmp_path: Path) -> None:
+    place = forged(solved, tmp_path, lambda document: document["budget"].update(ram_bytes=None))
+    assert "ram_budget_bytes" in run("verify", place).err
+
+
+def test_what_was_forbidden_is_said_with_the_bound(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    assert run("solve", problem, "--device", "m4", "--ram", "70%", "--no-remat", "-o", place).code == 0
+    assert "no schedule with nothing recomputed has less overhead" in " ".join(
+        run("verify", place, "--bound").out.split()
+    )
+
+
+def test_a_plan_that_recomputes_was_not_made_without(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    assert run("solve", problem, "--device", "m4", "--ram", "85%", "--no-paging", "-o", place).code == 0
+    assert "nothing paged has less overhead" in " ".join(run("verify", place, "--bound").out.split())
+    place = forged(place, tmp_path, lambda document: document["report"].update(remat=False))
+    ended = run("verify", place, "--bound")
+    assert (ended.code, "remat = false in the file, true" in ended.err) == (5, True)
+
+
 @pytest.mark.parametrize(
     "asked",
-    [(), ("--ram", "100%"), ("--ram", "85%", "--formulation", "poet", "--time-limit", "2s"), ("--no-remat",),
-     ("--with", "flash-wear=10kB"), ("--with", "static-power=1W"), ("--with", "energy-limit=2x"),
-     ("--scope", "forward", "--deadline", "3x")],
+    [
+        (),
+        ("--ram", "100%"),
+        ("--ram", "85%", "--formulation", "poet", "--time-limit", "2s"),
+        ("--no-remat",),
+        ("--with", "flash-wear=10kB"),
+        ("--with", "static-power=1W"),
+        ("--with", "energy-limit=2x"),
+        ("--scope", "forward", "--deadline", "3x"),
+    ],
     ids=" ".join,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("device", ["a72", "m4"])
 def test_what_solve_writes_is_valid(
     run: Runner, problem: Path, tmp_path: Path, asked: tuple[str, ...], device: str
@@ -160,3 +291,33 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     moved = tmp_path / "moved.onnx"
     assert f"from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
     run("verify", place, "--model", model, "--no-model").assert_one_message("--no-model", code=2)
+
+
+def test_a_problem_file_is_compared_too(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    assert run("solve", problem, "--device", "m4", "--ram", "70%", "-o", place).code == 0
+    write_problem(problem, chain(nbytes=2000))
+    run("verify", place).assert_one_message("not the model", str(place), code=2)
+
+
+def test_certificates_that_are_not_there_name_the_file(run: Runner, problem: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    asked = ("--device", "m4", "--ram", "85%", "--formulation", "poet", "--time-limit", "2s")
+    assert run("solve", problem, *asked, "-o", place).code == 0
+    run("verify", place, "--bound").assert_one_message(str(place), "retention", code=2)
+
+
+def test_a_missing_plan_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["verify", str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_network_that_is_called_like_its_file_may_be_moved(run: Runner, tmp_path: Path) -> None:
+    model = zoo.build("mlp", 2)
+    model.graph.name = "main_graph"
+    onnx.save(model, tmp_path / "spotter.onnx")
+    place = tmp_path / "plan.json"
+    assert run("solve", tmp_path / "spotter.onnx", "--device", "m4", "--ram", "100%", "-o", place).code == 0
+    (tmp_path / "spotter.onnx").rename(tmp_path / "moved.onnx")
+    assert run("verify", place, "--model", tmp_path / "moved.onnx").code == 0
+    assert run("run", place, "--model", tmp_path / "moved.onnx").code == 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import poetopt as po
-from poetopt.devices import device
+from poetopt.devices import Device, Storage, device
 from poetopt.devices.cost import cost
+from poetopt.devices.loading import CATALOGUE
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.flops import work
-from poetopt.ops.runtimes.onnxruntime import runtime
+from poetopt.ops.nodes import resident_breakdown
+from poetopt.ops.runtimes.onnxruntime import PAGE, runtime
+from poetopt.util.errors import DeviceError, ModelError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -59,26 +64,44 @@ def graph(
 def linear() -> TrainingGraph:
     """x -> reshape -> x w -> square -> sum, with the gradient of w reshaped last, as a rule may do."""
     tensors = [
-        tensor("x", (4, 2, 3), Role.INPUT), tensor("labels", (4,), Role.INPUT, "int64"),
-        tensor("w", (6, 5), Role.PARAMETER), tensor("two", (), Role.CONSTANT), tensor("unused", (9,), Role.CONSTANT),
-        tensor("flat", (4, 6)), tensor("y", (4, 5)), tensor("sq", (4, 5)), tensor("loss", (), Role.LOSS),
-        tensor("dy", (4, 5), Role.GRADIENT), tensor("dwt", (30,), Role.GRADIENT),
-        tensor("w.grad", (6, 5), Role.PARAMETER_GRADIENT), tensor("stat", (5,), Role.STATE),
-    ]  # fmt: skip
+        tensor("x", (4, 2, 3), Role.INPUT),
+        tensor("labels", (4,), Role.INPUT, "int64"),
+        tensor("w", (6, 5), Role.PARAMETER),
+        tensor("two", (), Role.CONSTANT),
+        tensor("unused", (9,), Role.CONSTANT),
+        tensor("flat", (4, 6)),
+        tensor("y", (4, 5)),
+        tensor("sq", (4, 5)),
+        tensor("loss", (), Role.LOSS),
+        tensor("dy", (4, 5), Role.GRADIENT),
+        tensor("dwt", (30,), Role.GRADIENT),
+        tensor("w.grad", (6, 5), Role.PARAMETER_GRADIENT),
+        tensor("stat", (5,), Role.STATE),
+    ]
     operators = [
-        op("Reshape", "x", "flat", view=True), op("MatMul", "flat w", "y"), op("ReduceMean", "y", "stat"),
-        op("Mul", "y y", "sq"), op("ReduceSum", "sq labels", "loss"), op("Mul.grad", "y two", "dy", backward=True),
+        op("Reshape", "x", "flat", view=True),
+        op("MatMul", "flat w", "y"),
+        op("ReduceMean", "y", "stat"),
+        op("Mul", "y y", "sq"),
+        op("ReduceSum", "sq labels", "loss"),
+        op("Mul.grad", "y two", "dy", backward=True),
         op("MatMul.grad_weight", "flat dy", "dwt", backward=True),
         op("Reshape", "dwt", "w.grad", view=True, backward=True),
-    ]  # fmt: skip
+    ]
     return graph(tensors, operators, "x labels", {"w": np.zeros((6, 5), np.float32)})
 
 
 def test_views_and_resident_tensors_disappear() -> None:
     problem = cost(linear(), A72)
     assert [t.name for t in problem.tensors] == ["x", "labels", "y", "sq", "dy"]
-    assert [o.name for o in problem.operators] == ["MatMul:y", "ReduceMean:stat", "Mul:sq", "ReduceSum:loss",
-                                                   "Mul.grad:dy", "MatMul.grad_weight:dwt"]  # fmt: skip
+    assert [o.name for o in problem.operators] == [
+        "MatMul:y",
+        "ReduceMean:stat",
+        "Mul:sq",
+        "ReduceSum:loss",
+        "Mul.grad:dy",
+        "MatMul.grad_weight:dwt",
+    ]
     assert [t.producer for t in problem.tensors] == [-1, -1, 0, 2, 4]
     # the reader of a view reads the root; the squared tensor is listed once
     assert [o.inputs for o in problem.operators] == [(0,), (2,), (2,), (1, 3), (2,), (0, 4)]
@@ -86,6 +109,87 @@ def test_views_and_resident_tensors_disappear() -> None:
     assert [o.outputs for o in problem.operators] == [(2,), (), (3,), (), (4,), ()]
     assert [o.backward for o in problem.operators] == [False] * 4 + [True] * 2
     assert problem.at_start == (0, 1)
+
+
+def test_the_resident_region() -> None:
+    parts = resident_breakdown(linear())
+    # the weight's gradient is the matrix product itself: its reshape shares the storage
+    assert parts == {"parameters": 120, "gradients": 120, "constants": 4 + 36, "states": 20, "loss": 4}
+    assert cost(linear(), A72).resident_bytes == sum(parts.values())
+
+
+def test_a_view_of_a_parameter_is_free_and_resident() -> None:
+    found = graph(
+        [
+            tensor("x", (2, 3), Role.INPUT),
+            tensor("w", (6,), Role.PARAMETER),
+            tensor("w2", (3, 2)),
+            tensor("y", (2, 2)),
+        ],
+        [op("Reshape", "w", "w2", view=True), op("MatMul", "x w2", "y")],
+        "x",
+    )
+    problem = cost(found, A72)
+    assert [t.name for t in problem.tensors] == ["x", "y"]
+    assert problem.resident_bytes == 24
+    assert resident_breakdown(found)["parameters"] == 24
+
+
+def test_two_gradients_in_one_storage_count_once() -> None:
+    found = graph(
+        [
+            tensor("x", (6,), Role.INPUT),
+            tensor("g", (6,), Role.GRADIENT),
+            tensor("a.grad", (6,), Role.PARAMETER_GRADIENT),
+            tensor("b.grad", (2, 3), Role.PARAMETER_GRADIENT),
+        ],
+        [op("Neg", "x", "g"), op("Identity", "g", "a.grad", view=True), op("Reshape", "g", "b.grad", view=True)],
+        "x",
+    )
+    assert resident_breakdown(found)["gradients"] == 24
+    assert cost(found, A72).operators[0].outputs == ()
+
+
+def test_what_lives_inside_an_operator_is_never_resident() -> None:
+    """Training BatchNormalization lists statistics that nobody keeps: they are workspace."""
+    parts = [tensor(name, (3,), Role.CONSTANT) for name in ("scale", "bias", "mean", "var")]
+    nodes = (Node("BatchNormalization", ("x", *(p.name for p in parts)), ("y", "m2", "v2"), {"training_mode": 1}),)
+    inputs = ("x", *(p.name for p in parts))
+    norm = Operator("bn", "BatchNormalization", nodes, inputs, ("y",))
+    found = graph(
+        [
+            tensor("x", (2, 3), Role.INPUT),
+            *parts,
+            tensor("y", (2, 3)),
+            tensor("m2", (3,), Role.STATE),
+            tensor("v2", (3,), Role.STATE),
+        ],
+        [norm],
+        "x",
+    )
+    problem = cost(found, A72)
+    assert problem.resident_bytes == 4 * 12
+    assert problem.operators[0].workspace_bytes >= 24
+
+
+def test_kernels_get_one_reserve_for_the_whole_step() -> None:
+    softmax = Operator("soft", "Softmax", (Node("Softmax", ("x",), ("y",), {"axis": 0}),), ("x",), ("y",))
+    where = Operator("where", "Where", (Node("Where", ("c", "y", "y"), ("z",)),), ("c", "y"), ("z",))
+    found = graph(
+        [
+            tensor("x", (4, 16), Role.INPUT),
+            tensor("c", (8, 4, 16), Role.CONSTANT, "bool"),
+            tensor("y", (4, 16)),
+            tensor("z", (8, 4, 16)),
+        ],
+        [softmax, where],
+        "x",
+    )
+    problem = cost(found, A72)
+    # whole pages, and the two that it may only touch
+    assert problem.reserve_bytes == 2 * 8 * 4 * 16 * 4 + 2 * PAGE
+    assert [o.workspace_bytes for o in problem.operators] == [0, 0]
+    assert cost(linear(), A72).reserve_bytes == 2 * PAGE
 
 
 def test_costs_are_the_device_s() -> None:
@@ -121,6 +225,30 @@ def test_time_is_the_longer_of_arithmetic_and_traffic() -> None:
     # nodes run one after another: each waits for its own bottleneck
     both = replace(A72, flop_per_s=1.0, memory_bytes_per_s=1.0)
     assert both.compute_s([node, node]) == 2 * max(node.flops, node.nbytes)
+
+
+def test_energy_is_flops_or_power_times_time() -> None:
+    (node,) = work(linear().operators[1], linear().tensors)
+    by_power = replace(A72, active_power_w=7.0)
+    assert by_power.compute_j([node]) == pytest.approx(7.0 * A72.compute_s([node]), rel=1e-15)
+    by_flops = replace(by_power, flop_per_j=100.0)
+    assert by_flops.compute_j([node]) == node.flops / 100.0
+
+
+def test_a_device_without_storage_only_recomputes() -> None:
+    bare: Device = replace(A72, name="bare", storage=None)
+    problem = cost(linear(), bare)
+    assert not problem.paging
+    assert not problem.dma
+    assert problem.notes == ("bare has no storage: schedules can only recompute",)
+    assert all(t.page_in_s == t.page_out_j == 0.0 for t in problem.tensors)
+
+
+def test_order_is_checked() -> None:
+    found = linear()
+    swapped = replace(found, operators=(found.operators[0], found.operators[3], found.operators[1]))
+    with pytest.raises(ModelError, match="operator 'Mul:sq' reads 'y', which is neither a graph input nor written"):
+        cost(swapped, A72)
 
 
 @st.composite
@@ -163,6 +291,15 @@ def mlp() -> TrainingGraph:
     return model.differentiate().graph
 
 
+def test_a_storage_too_small_for_all_tensors_is_noted() -> None:
+    graph = mlp()
+    assert A72.storage is not None
+    assert not cost(graph, A72).notes
+    small = replace(A72, storage=replace(A72.storage, capacity_bytes=4096))
+    (note,) = cost(graph, small).notes
+    assert "a72's storage holds 4,096 B and all tensors take" in note
+
+
 def test_transfers_are_charged_by_whole_blocks() -> None:
     graph = mlp()
     assert A72.storage is not None
@@ -171,3 +308,27 @@ def test_transfers_are_charged_by_whole_blocks() -> None:
         seconds = A72.storage.page_out_latency_s + 1e6 / A72.storage.page_out_bytes_per_s
         assert tensor.page_out_s == pytest.approx(seconds)
         assert tensor.page_in_j == tensor.page_in_s * A72.storage.power_w
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"flop_per_s": 0.0}, "flop_per_s must be above 0, and is 0"),
+        ({"flop_per_s": float("nan")}, "flop_per_s must be a finite number, and is nan"),
+        ({"ram_bytes": -5}, "ram_bytes must be above 0"),
+        ({"active_power_w": None, "flop_per_j": None}, "the energy of computing is missing"),
+        ({"active_power_w": "3"}, "active_power_w must be a finite number, and is '3'"),
+        ({"storage": Storage(0.1, 1e6, 0.1, 1e6, power_w=-1.0, cpu_power_w=0.0)}, "power_w must be 0 or above"),
+    ],
+)
+def test_devices_made_in_python_are_looked_at(changes: dict[str, Any], wrong: str) -> None:
+    training = po.load("mlp").differentiate()
+    assert training.cost(replace(po.device("m4"), ram_bytes=np.int64(300_000))).operators  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match=wrong):
+        training.cost(replace(po.device("m4"), **changes))
+
+
+def test_a_device_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "board.toml"
+    shutil.copyfile(CATALOGUE / "m4.toml", path)
+    assert po.load("mlp").differentiate().cost(path).operators

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,13 +10,14 @@ import onnx
 import onnxruntime as ort
 import onnxruntime.quantization
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import poetopt as po
 from benchmarks.language import Llama, llama
 from poetopt.autodiff import differentiate, linear_loss
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.util.errors import ModelError
+from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
+from tests.frontends.support import model_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +67,67 @@ def test_merged_weights_are_those_with_their_pairs(alpha: float | None) -> None:
     assert len(load_onnx(merged).trained) > 8  # all is trained again
 
 
+def test_pairs_of_a_layer_with_a_bias_are_merged_into_its_weight() -> None:
+    nodes = [helper.make_node("Gemm", ["x", "w", "c"], ["y"], name="layer", transB=1, alpha=0.5)]
+    draw = np.random.default_rng(0)
+    stored = {"w": draw.standard_normal((3, 16), np.float32), "c": np.ones(3, np.float32)}
+    adapted = learned(po.lora(model_of(nodes, {"x": [1, 16]}, ["y"], stored), 2, "layer"))
+    merged = po.merge_lora(adapted)
+    x = draw.standard_normal((1, 16), np.float32)
+    mine, theirs = (
+        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (adapted, merged)
+    )
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+    assert [node.op_type for node in merged.graph.node] == ["Gemm", "Identity"]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"targets": "*k_porj"}, r"'\*k_porj' match no product with a stored matrix.*k_proj"),
+        ({"targets": " , "}, "no pattern"),
+        ({"rank": 0}, "rank 0"),
+        ({"alpha": 0.0}, "alpha 0"),
+        ({"alpha": 1e40}, "float32's range"),
+    ],
+)
+def test_what_says_nothing_is_named(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        po.lora(network(), **options)
+
+
+def test_a_weight_of_two_products_has_a_pair_beside_each() -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("MatMul", ["a", "w"], ["y"])]
+    stored = {"w": np.random.default_rng(0).standard_normal((8, 8), np.float32)}
+    adapted = learned(po.lora(model_of(nodes, {"x": [1, 8]}, ["y"], stored), 2, "w"))
+    x = np.random.default_rng(1).standard_normal((1, 8), np.float32)
+    mine, theirs = (
+        ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for m in (adapted, po.merge_lora(adapted))
+    )
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ModelError, match="pairs already"):
+        po.lora(adapted, 2, "w")
+
+
+def test_weights_in_a_file_beside_the_model_are_not_overwritten(tmp_path: Path) -> None:
+    path, beside = tmp_path / "net.onnx", tmp_path / "net.bin"
+    onnx.save_model(network(), path, save_as_external_data=True, location=beside.name, size_threshold=100)
+    before = beside.read_bytes()
+    with pytest.raises(OptionError, match="it has weights of"):
+        po.lora(path, out=beside)
+    assert beside.read_bytes() == before
+
+
+def test_a_network_without_pairs_has_nothing_to_merge() -> None:
+    with pytest.raises(ModelError, match="no pair of LoRA's"):
+        po.merge_lora(network())
+
+
+# --- quantized --------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("kind", "share", "apart"), [("int4", 0.17, 0.6), ("int8", 0.285, 0.05)])
 def test_a_quantized_network_is_near_and_small(
     kind: str, share: float, apart: float, monkeypatch: pytest.MonkeyPatch
@@ -82,3 +145,17 @@ def test_a_quantized_network_is_near_and_small(
     assert held < 1.1 * small  # the tied table once, and no weight as floats
     with pytest.raises(ModelError, match="is quantized, and can't take up its pair"):
         po.merge_lora(made)
+
+
+@pytest.mark.parametrize(("options", "what"), [({"kind": "int5"}, "int4 or int8"), ({"block": 24}, "must be one of")])
+def test_other_kinds_and_blocks_are_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(OptionError, match=what):
+        po.quantize(network(), **options)
+
+
+def test_what_the_quantizer_needs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "onnxruntime.quantization.matmul_nbits_quantizer", raising=False)
+    monkeypatch.delattr(onnxruntime.quantization, "matmul_nbits_quantizer", raising=False)
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    with pytest.raises(BackendUnavailableError, match=r"poetopt\[quantize\]"):
+        po.quantize(network())

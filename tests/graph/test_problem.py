@@ -23,9 +23,12 @@ def whole_memory() -> Problem:
     tensors = (
         ProblemTensor("x", 10, -1, home=Home.STORAGE),
         ProblemTensor("w", 100, -1, Transfers(1.0, 2.0, 3.0, 4.0), home=Home.STORAGE, carried=True, updated_by=3),
-        ProblemTensor("y", 20, 0), ProblemTensor("dy", 20, 1), ProblemTensor("stat", 4, -1, carried=True, updated_by=3),
-        ProblemTensor("table", 50, -1, home=Home.FLASH, carried=True), ProblemTensor("dw", 100, 2, result=True),
-    )  # fmt: skip
+        ProblemTensor("y", 20, 0),
+        ProblemTensor("dy", 20, 1),
+        ProblemTensor("stat", 4, -1, carried=True, updated_by=3),
+        ProblemTensor("table", 50, -1, home=Home.FLASH, carried=True),
+        ProblemTensor("dw", 100, 2, result=True),
+    )
     operators = (
         ProblemOperator(
             "layer", (X, W, TABLE), (Y,), 1.0, 1.0, variants=(Variant((W,), (), 32, 2.0, 3.0, 100),), updaters=(3,)
@@ -57,6 +60,45 @@ def test_what_reads_a_resident_tensor_runs_no_more_after_its_update() -> None:
     assert problem.last_run == (1, 1)
     with pytest.raises(ProblemError, match=r'"updaters" must be operators that come after it'):
         operator(1, updaters=(1,))(plain())
+
+
+def test_where_tensors_begin_and_end() -> None:
+    problem = whole_memory()
+    assert problem.at_start == (STAT,)
+    assert problem.stored_at_start == (X, W)
+    assert problem.given == (X, W, STAT, TABLE)
+    assert problem.start_bytes == 4 + 7
+    assert problem.at_end == (STAT, DW)
+    assert [i for i in range(7) if problem.outlives(i)] == [W, STAT, TABLE, DW]
+
+
+def test_what_brings_a_tensor_back() -> None:
+    problem = whole_memory()
+    assert [i for i in range(7) if problem.may_recompute(i)] == [Y, DW]
+    assert [i for i in range(7) if problem.may_page_out(i)] == [W, Y, DY, STAT, DW]
+    assert not any(replace(problem, paging=False).may_page_out(i) for i in range(7))
+    assert [i for i in range(7) if problem.written_first(i)] == [Y, DY, STAT, DW]
+
+
+def test_when_a_tensor_is_written_out() -> None:
+    problem = whole_memory()
+    assert [problem.written_after(stage) for stage in range(-1, 4)] == [(STAT,), (Y,), (DY,), (DW,), (W, STAT)]
+
+
+def test_nothing_that_reads_a_tensor_runs_after_its_update() -> None:
+    problem = whole_memory()
+    assert problem.updates == ((), (), (), (W, STAT))
+    assert problem.last_run == (3, 3, 3, 3)
+    longer = replace(problem, operators=(*problem.operators, ProblemOperator("after", (DY,), (), 1.0, 1.0)))
+    assert longer.last_run == (3, 4, 4, 3, 4)
+
+
+def test_blocks_on_storage() -> None:
+    assert whole_memory().blocks(Y) == 3
+
+
+def test_an_operators_own_figures_are_its_plain_variant() -> None:
+    assert ProblemOperator("f", (), (), 2.0, 3.0, 5).plain == Variant(workspace_bytes=5, time_s=2.0, energy_j=3.0)
 
 
 def tensor(i: int, **fields: Any) -> Callable[[Problem], Problem]:
@@ -100,6 +142,11 @@ def test_what_contradicts_itself_is_refused(change: Callable[[Problem], Problem]
         change(problem)
     assert isinstance(found.value, PoetError)
     assert found.value.exit_code == 2
+
+
+def test_an_update_may_be_streamed_to_storage() -> None:
+    streamed = operator(3, variants=(Variant((W,), (W,), 16, 2.0, 2.0, 100, 100),))(whole_memory())
+    assert streamed.operators[3].variants[0].written_bytes == 100
 
 
 @pytest.mark.parametrize("role", Role)

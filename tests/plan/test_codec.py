@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.plan.codec import (
+    MOST_INSTRUCTIONS,
     PlanFile,
     decode_compact,
     encode_compact,
@@ -79,6 +80,21 @@ def test_files_come_back_equal(tmp_path: Path) -> None:
     assert load(path).plan == plan
 
 
+def test_a_model_that_changed_is_refused(tmp_path: Path) -> None:
+    plan = lay_out(some_plan(11))
+    path = tmp_path / "plan.json"
+    save(plan, path)
+    dearer = replace(
+        plan.problem, operators=tuple(replace(operator, energy_j=9.0) for operator in plan.problem.operators)
+    )
+    assert load(path, lambda _: dearer).plan == plan
+    larger = replace(
+        plan.problem, tensors=tuple(replace(tensor, nbytes=tensor.nbytes + 1) for tensor in plan.problem.tensors)
+    )
+    with pytest.raises(PlanError, match="has changed since the plan was made"):
+        load(path, lambda _: larger)
+
+
 def set_at(*keys: str | int, to: object) -> Callable[[Json], None]:
     def change(data: Json) -> None:
         place: Any = data
@@ -121,6 +137,26 @@ def test_damage_is_named(change: Callable[[Json], object], message: str) -> None
     change(data)
     with pytest.raises(PlanError, match=message):
         from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not a whole plan file"),
+        (b"\xff\xfe\x00", "it is not text"),
+        (b"[1, 2]", "the plan file is not an object"),
+        (b'{"format": NaN}', "it holds NaN"),
+        (b'{"format": ' + b"9" * 6000 + b"}", "thousands of digits"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_files_that_are_no_plans(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(PlanError, match=f"bad.json.*{message}"):
+        load(path)
+    with pytest.raises(PlanError, match="can't read the plan file"):
+        load(tmp_path / "none.json")
 
 
 @settings(deadline=None, max_examples=examples(60))
@@ -174,3 +210,24 @@ def test_compact_is_of_one_problem_and_small() -> None:
     other = replace(plan.problem, model_hash="cd" * 32)
     with pytest.raises(PlanError, match="of another problem"):
         decode_compact(other, data)
+
+
+def test_a_plan_of_too_many_instructions_is_refused() -> None:
+    document = to_json(some_plan(0))
+    document = {**document, "instructions": [["free", 0]] * (MOST_INSTRUCTIONS + 1)}
+    with pytest.raises(PlanError, match=r"1,000,001 instructions, and at most 1,000,000 are read"):
+        from_json(document)
+
+
+def test_a_plan_says_its_runtime_and_its_kernels() -> None:
+    """Other kernels are other workspaces: both are in the file and in the fingerprint, and older files lack them."""
+    problem = replace(random_problem(random.Random(3)), runtime="c", runtime_version="7")
+    plan = lay_out(store_all(problem))
+    written = json.loads(json.dumps(to_json(plan)))
+    assert from_json(written).plan.problem == problem
+    for other in (replace(problem, runtime_version="8"), replace(problem, runtime="onnxruntime")):
+        with pytest.raises(PlanError, match="of another problem"):
+            decode_compact(other, encode_compact(plan))
+    for key in ("runtime", "runtime_version"):
+        del written["device"][key]
+    assert from_json(written).plan.problem.runtime == ""

@@ -17,9 +17,10 @@ from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.exhaustive import Asked, cheapest
+from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import BackendUnavailableError, FormulationError, ProblemError
-from tests.every_plan import least_overhead_j
+from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.seeds import seeds
 from tests.small import false_word, judged, small_problem
 
@@ -51,6 +52,24 @@ def test_all_plans_are_those_of_the_contract(seed: int) -> None:
     if found.plan is not None:
         simulation = simulate(found.plan, ram_bytes=case.ram_bytes, deadline_s=case.deadline_s)
         assert simulation.overhead_j == pytest.approx(found.bound)
+
+
+def test_plans_with_layouts_are_those_of_the_contract() -> None:
+    compared = 0
+    for seed in range(40):
+        case = small_problem(seed)
+        if len(case.problem.tensors) > 4 or case.ram_bytes > 10:
+            continue
+        try:
+            least = case.placed_j
+        except TooManyStatesError:
+            continue
+        found = cheapest(case.problem, Asked(case.ram_bytes, case.deadline_s, placed=True), math.inf, math.inf)
+        assert (None if found.plan is None else found.bound) == least
+        if found.plan is not None:
+            check_layout(found.plan, case.ram_bytes)
+        compared += 1
+    assert compared
 
 
 @pytest.mark.parametrize("name", ["dma_deadline_a", "dma_deadline_b", "dma_none"])
@@ -129,3 +148,12 @@ def test_the_same_plans_without_ends(seed: int) -> None:
     if found.plan is not None:
         done = simulate(with_ends(problem, found.plan), ram_bytes=case.ram_bytes)
         assert done.overhead_j == pytest.approx(found.bound)
+
+
+def test_updates_that_take_over_something_are_refused_by_name() -> None:
+    problem = step(carried=True, updated_by=2)
+    both = replace(problem.tensors[1], carried=True, updated_by=2)
+    operators = (*problem.operators[:2], replace(problem.operators[2], inputs=(0, 1, 2, 3)))
+    problem = replace(problem, operators=operators, tensors=(problem.tensors[0], both, *problem.tensors[2:]))
+    with pytest.raises(ProblemError, match=r"'g' updates 'x'.*home on storage"):
+        search(problem, Options(ram_bytes=20))

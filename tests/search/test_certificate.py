@@ -20,11 +20,13 @@ from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.rows import PointLike, Row
 from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import certify, rederive
-from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
+from poetopt.search.diagnosis.certified_nodes import exact_bound, grown
+from poetopt.search.diagnosis.solve import solve
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options
-from poetopt.util.errors import PoetError
+from poetopt.util.errors import FormulationError, PoetError
 from tests.bruteforce import stage_optimum
+from tests.closed import closed
 from tests.problems import random_tight
 from tests.seeds import seeds
 
@@ -39,6 +41,29 @@ def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
     assert found.bound_j >= -1e-9
     assert found.bound_j <= best.overhead_j
     assert found.bound_j == pytest.approx(found.relaxation_j, abs=1e-5)
+
+
+@pytest.mark.parametrize(("operators", "seed"), [(12, 10), (16, 1), (20, 7), (20, 8)])
+def test_trees_close_what_relaxations_leave_open(operators: int, seed: int) -> None:
+    """And nothing above the optimum, whatever is claimed: problems whose relaxations prove 60 to 90 % of it."""
+    problem, ram_bytes = random_tight(
+        random.Random(seed), operators=operators, training=True if operators > 12 else None
+    )
+    options = Options(ram_bytes=ram_bytes, time_limit_s=20)
+    found = solve(problem, replace(options, gap=0.0, scope="full", threads=1))
+    assert found.simulation is not None
+    best_j = found.simulation.overhead_j
+    alone = certify(problem, options, "full")
+    assert alone.nodes == 0
+    assert alone.bound_j < 0.95 * best_j
+    enough = certify(problem, options, "full", claimed_j=0.999 * alone.bound_j)
+    assert enough.nodes == 0
+    assert enough.bound_j >= 0.999 * alone.bound_j
+    for claimed_j in (0.99 * best_j, 2 * best_j):
+        more = certify(problem, options, "full", claimed_j=claimed_j)
+        assert more.nodes > 1
+        assert more.bound_j == pytest.approx(min(claimed_j, best_j), rel=1e-6)
+        assert more.bound_j <= best_j
 
 
 class Liar:
@@ -87,6 +112,47 @@ def test_a_branch_is_empty_only_where_a_ray_proves_it() -> None:
     ray = replace(proof([1.0, 0.0]), costs=[0.0, 0.0], upper=[0.5, 0.0])
     assert exact_bound(ray) == Fraction(1, 2)
     assert exact_bound(replace(ray, upper=[0.5, 0.5])) == 0
+
+
+@pytest.mark.parametrize("dma", [False, True])
+def test_bounds_where_storage_is_woken(dma: bool) -> None:
+    """Some of its variables have a reduced cost a little below 0, as solvers round."""
+    compared = 0
+    for seed in range(40):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6, dma=dma)
+        problem = replace(problem, wake_j=(0.5, 2.0, 10.0)[seed % 3])
+        options = Options(ram_bytes=ram_bytes, time_limit_s=10)
+        found = solve(problem, replace(options, gap=0.0, scope="forward", threads=1))
+        certified = certify(problem, options, "forward")
+        if found.scope_bound_j is not None and closed(found):
+            assert certified.bound_j <= found.scope_bound_j + 1e-6
+            compared += 1
+    assert compared
+
+
+def test_rows_that_came_after_the_last_solve_leave_its_bound() -> None:
+    """As where time is up while new cuts are solved for: the multipliers before them prove what they did."""
+    compared = 0
+    for seed in range(10):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
+        chosen = formulation("retention")
+        model = chosen.build(problem, ram_bytes=ram_bytes)
+        session = backend("highs").open(model, threads=1, scale=1.0)
+        relaxed = session.relax(10.0)
+        if relaxed.point is None or relaxed.objective <= 1e-6:
+            continue
+        rows = chosen.separate(model, relaxed.point)
+        session.add(rows)
+        assert float(exact_bound(session.dual_proof())) == pytest.approx(relaxed.objective, abs=1e-5)
+        compared += bool(rows)
+    assert compared
+
+
+def test_a_variable_without_a_bound_proves_nothing_where_it_would_pay() -> None:
+    open_ended = replace(proof([2.0, -1.0]), upper=[1.0, math.inf])
+    assert exact_bound(open_ended) == Fraction(7, 4)
+    with pytest.raises(FormulationError, match="give the block's variables bounds"):
+        exact_bound(replace(open_ended, multipliers=[2.1, -1.0]))
 
 
 def proof(multipliers: list[float]) -> DualProof:
@@ -150,6 +216,7 @@ def test_a_cut_that_nothing_derives_is_refused() -> None:
             certify(problem, Options(ram_bytes=ram_bytes, formulation=chosen), "full")
 
 
-def test_a_bound_is_no_float_above_what_is_proven() -> None:
-    for value in (Fraction(1, 3), Fraction(1, 10), Fraction(2, 3), Fraction(-7, 10), Fraction(1, 4)):
-        assert Fraction(down(value)) <= value < Fraction(math.nextafter(down(value), math.inf))
+def test_only_retention_has_certificates() -> None:
+    problem, ram_bytes = random_tight(random.Random(1), operators=4)
+    with pytest.raises(FormulationError, match="retention"):
+        certify(problem, Options(ram_bytes=ram_bytes, formulation="poet"), "full")

@@ -14,12 +14,22 @@ from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 from poetopt.report.report import Report
+from poetopt.search.deepening import claim
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.run import Budget, Run
-from poetopt.search.solution import Options, Progress, Solution
+from poetopt.search.run import Budget, Proof, Run
+from poetopt.search.scope_search import interrupted
+from poetopt.search.search import search
+from poetopt.search.solution import Options, Progress, Solution, Status
 from poetopt.search.tuning import NEARLY
+from poetopt.util.errors import FormulationError
 from tests.closed import closed
+from tests.formulations.test_streaming import tight_with_variants
 from tests.problems import random_problem, random_tight
+
+
+def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> Proof:
+    closed = value is not None and value - bound <= gap * value
+    return Proof(f"depth:{depth}", f"depth<={depth}", bound, False, value, closed)
 
 
 def test_only_what_is_nearly_proven_makes_room_for_a_deeper_scope() -> None:
@@ -36,6 +46,29 @@ def test_only_what_is_nearly_proven_makes_room_for_a_deeper_scope() -> None:
     assert run.remaining_s(budget) > 100
     run.enter("depth:4", value * (1 - NEARLY / 2))
     assert run.remaining_s(budget) < 0
+
+
+def test_the_deepest_proof_is_claimed() -> None:
+    proven, deeper = proof(4, 10.0, 10.0), proof(8, 7.0, 8.0)
+    found = claim(proven, None, deeper, 1e-3)
+    assert (found.scope, found.bound) == ("depth<=4", 10.0)
+    assert "the plan has up to 8 operators recomputed in a row" in found.note
+    assert claim(proven, None, proof(8, 8.0, 8.0), 1e-3).scope == "depth<=8"
+
+
+def test_what_is_nearly_proven_is_claimed_unless_something_better_was_found_deeper() -> None:
+    nearly = proof(4, 9.98, 10.0)
+    assert nearly.within(NEARLY)
+    assert not nearly.closed
+    assert not proof(4, 7.0, 10.0).within(NEARLY)
+    assert not proof(4, 7.0, None).within(NEARLY)
+    found = claim(None, nearly, proof(8, 7.0, 10.0), 1e-3)
+    assert (found.scope, found.closed) == ("depth<=4", False)
+    assert "up to 8 operators recomputed in a row may save up to 30 %" in found.note
+    better = claim(None, nearly, proof(8, 7.0, 8.0), 1e-3)
+    assert (better.scope, better.value) == ("depth<=8", 8.0)
+    assert claim(None, nearly, nearly, 1e-3) == nearly
+    assert replace(found, note="") == nearly
 
 
 def deeper_pays() -> Iterator[tuple[Problem, Solution, Plan, float]]:
@@ -69,6 +102,21 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     )
 
 
+def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outside_of_it() -> None:
+    problem = random_problem(random.Random(4), operators=6, training=True)
+    run = Run(problem, Options(ram_bytes=10**9), None)
+    again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
+    run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")
+    value = run.incumbent.value
+    assert value is not None
+    run.interrupt()
+    found = interrupted(run, "forward", proof(4, 2 * value, 2 * value))
+    assert (found.asked, found.bound) == ("depth:4", 2 * value)
+    assert found.outdone
+    run.enter("forward", value / 2)
+    assert interrupted(run, "forward", proof(4, 2 * value, 2 * value)).asked == "forward"
+
+
 def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
     """The widest scope that is proven is claimed, and what is open beyond it is told."""
 
@@ -86,3 +134,23 @@ def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
             assert found.scope_gap == pytest.approx(0.0, abs=1e-6)
             assert re.search("schedules? with |a better one with that", found.reason)
     assert claimed > 1
+
+
+def test_a_scope_that_a_formulation_lacks_is_refused() -> None:
+    problem, ram_bytes = random_tight(random.Random(1), operators=6, training=True)
+    with pytest.raises(FormulationError, match="has no scope 'depth:4'"):
+        solve(problem, Options(ram_bytes=ram_bytes, formulation="poet", scope="depth:4"))
+
+
+def test_a_gap_that_layouts_leave_is_said_to_be_theirs() -> None:
+    """Each schedule that costs less keeps the budget in bytes, and has no layout within it; a byte more would do."""
+    problem, least = tight_with_variants(random.Random(29), forward=2)
+    ram_bytes = least + 1
+    asked = Options(ram_bytes=ram_bytes, scope="depth:4", threads=1)
+    found = search(problem, asked)
+    assert found.status is Status.FEASIBLE
+    assert "none that was tried has a memory layout within it, and the nearest takes 1 B more" in found.reason
+    roomier = search(problem, replace(asked, ram_bytes=ram_bytes + 1))
+    assert found.simulation is not None
+    assert roomier.simulation is not None
+    assert roomier.simulation.overhead_j < found.simulation.overhead_j

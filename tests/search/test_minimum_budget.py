@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -14,16 +15,17 @@ import pytest
 import poetopt as po
 from poetopt.graph.problem import Problem
 from poetopt.plan import codec
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import simulate
 from poetopt.report.verification import compared
-from poetopt.search.diagnosis.minimum_budget import RESOLUTION, least_deadline
+from poetopt.search.diagnosis.minimum_budget import RESOLUTION, STEP_S, least_deadline, least_ram
+from poetopt.search.limits import hardest_step
 from poetopt.search.search import search
-from poetopt.search.solution import Options, Status
-from poetopt.testing.problems import crowded
-from poetopt.util.errors import InfeasibleError, NoScheduleError
+from poetopt.search.solution import Options, Solution, Status
+from poetopt.testing.problems import crowded, tight
+from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from tests.bruteforce import plan_optimum
 from tests.problems import random_tight
-from tests.seeds import some
 
 
 def hurried(seed: int) -> tuple[Problem, Options, float]:
@@ -49,6 +51,80 @@ def test_the_shortest_deadline_is_met_and_no_shorter_one(seed: int) -> None:
     assert search(problem, replace(options, deadline_s=shortest * (1 - 2 / RESOLUTION))).status is Status.INFEASIBLE
 
 
+def test_a_search_finds_shorter_ones_than_the_heuristics() -> None:
+    problem, options, by_heuristics = hurried(0)
+    shortest = least_deadline(problem, options, search, until=math.inf)
+    assert shortest is not None
+    assert shortest < 0.98 * by_heuristics
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_once_the_time_is_up_nothing_more_is_tried(seed: int) -> None:
+    problem, options, _ = hurried(seed)
+    tried: list[float] = []
+    least_deadline(problem, options, search, 0.0, lambda candidate: tried.append(candidate.value))
+    assert len(tried) <= 1
+    unhurried = replace(options, deadline_s=None)
+    assert least_ram(problem, unhurried, until=0.0) == store_all_bytes(problem)
+    assert least_ram(problem, unhurried, search, until=0.0) == store_all_bytes(problem)
+    assert (least_ram(problem, unhurried) or 0) < store_all_bytes(problem)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 4])
+def test_no_budget_below_what_the_hardest_step_needs_is_tried(seed: int) -> None:
+    problem, ram_bytes = tight(random.Random(seed), forward=3)
+    options = Options(ram_bytes=ram_bytes, paging=False, scope="full")
+    bound = hardest_step(problem, options).nbytes
+    assert bound > problem.least_ram_bytes
+    tried: list[int] = []
+
+    def watched(problem: Problem, trial: Options) -> Solution:
+        tried.append(trial.ram_bytes)
+        return search(problem, trial)
+
+    least = least_ram(problem, options, watched)
+    assert least is not None
+    assert min([least, *tried]) >= bound
+
+
+@pytest.mark.parametrize("what", ["ram", "deadline"])
+def test_no_step_is_given_more_than_is_left(what: str) -> None:
+    problem, options, _ = hurried(1)
+    limits: list[tuple[float, float]] = []
+    until = time.monotonic() + 0.8 * STEP_S
+    free = until - time.monotonic()
+
+    def watched(problem: Problem, trial: Options) -> Solution:
+        nonlocal free
+        limits.append((trial.time_limit_s, free))
+        found = search(problem, trial)
+        free = until - time.monotonic()
+        return found
+
+    if what == "ram":
+        least_ram(problem, options, watched, until)
+    else:
+        least_deadline(problem, options, watched, until)
+    assert limits
+    assert all(0 < limit_s <= left_s for limit_s, left_s in limits), limits
+
+
+def test_what_is_known_is_a_schedule_of_the_formulation() -> None:
+    """The paper's model is stricter than plans are: what greedy rules find needn't be one of its points."""
+    stricter = 0
+    for seed in range(60):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=6)
+        options = Options(ram_bytes=ram_bytes, formulation="poet", scope="full", time_limit_s=20)
+        if search(problem, options).status is not Status.INFEASIBLE:
+            continue
+        known = least_ram(problem, options, search)
+        stricter += known != least_ram(problem, replace(options, formulation="retention"), search)
+        if known is not None:
+            assert known > ram_bytes
+            assert search(problem, replace(options, ram_bytes=known)).plan is not None
+    assert stricter
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_least_ram_within_an_energy_is_that_of_exhaustion(seed: int) -> None:
     problem, _ = random_tight(random.Random(seed))
@@ -64,7 +140,23 @@ def test_the_least_ram_within_an_energy_is_that_of_exhaustion(seed: int) -> None
     assert not compared(codec.from_json(json.loads(report.plan_text())), found)[0]
 
 
-@pytest.mark.parametrize("seed", some(range(8), 3))
+def test_the_least_ram_keeps_the_deadline_and_what_is_given_at_most() -> None:
+    problem, _ = random_tight(random.Random(4))
+    free, hurried = (
+        po.solve(problem, minimize="ram", energy_limit="2x", deadline=deadline, threads=1) for deadline in (None, "1x")
+    )
+    assert free.solution.options.ram_bytes < hurried.solution.options.ram_bytes
+    assert hurried.to_dict()["makespan_s"] == pytest.approx(problem.baseline_time_s)
+    most = free.solution.options.ram_bytes - 1
+    with pytest.raises(InfeasibleError):
+        po.solve(problem, minimize="ram", energy_limit="2x", ram=most, threads=1)
+    with pytest.raises(OptionError, match="one pass over all operators takes"):
+        po.solve(problem, minimize="ram", energy_limit="90%")
+    with pytest.raises(OptionError, match="--with minimize=time: must be energy or ram"):
+        po.solve(problem, minimize="time")
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_what_a_refusal_says_is_found_by_the_next_call(seed: int) -> None:
     """The smallest RAM and the shortest deadline, asked for as they are written."""
     draw = random.Random(seed)

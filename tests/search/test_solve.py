@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,13 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, schedule_of, store_all
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
+from poetopt.report.report import Report
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.heuristics.greedy import greedy
-from poetopt.search.solution import DeadlineModel, Options, Solution, Status
+from poetopt.search.solution import DeadlineModel, Options, Progress, Solution, Status
+from poetopt.testing.problems import tight
+from poetopt.util.errors import BackendUnavailableError, FormulationError
 from tests.bruteforce import plan_optimum
 from tests.closed import closed, in_scope
 from tests.problems import random_budget, random_problem
@@ -71,10 +75,14 @@ def test_store_all_where_it_fits() -> None:
 @needs_instances
 @pytest.mark.parametrize(
     ("name", "device", "ram", "options"),
-    [("resnet18_cifar", "a72", 1_000_000, {}), ("resnet18_cifar", "m4", 0.3, {"paging": False}),
-     ("resnet18_cifar", "a72", 0.6, {"remat": False}), ("vgg16_cifar", "m4", 0.6, {}),
-     ("linear", "m0", 0.5, {"scope": "full"})],
-)  # fmt: skip
+    [
+        ("resnet18_cifar", "a72", 1_000_000, {}),
+        ("resnet18_cifar", "m4", 0.3, {"paging": False}),
+        ("resnet18_cifar", "a72", 0.6, {"remat": False}),
+        ("vgg16_cifar", "m4", 0.6, {}),
+        ("linear", "m0", 0.5, {"scope": "full"}),
+    ],
+)
 def test_shared_instances_are_closed(name: str, device: str, ram: float, options: dict[str, bool]) -> None:
     problem = shared(name, device)
     peak = simulate(store_all(problem)).peak_bytes
@@ -82,6 +90,17 @@ def test_shared_instances_are_closed(name: str, device: str, ram: float, options
     solution = solve(problem, Options(ram_bytes=budget, time_limit_s=90, **options))  # type: ignore[arg-type]
     check(solution)
     assert in_scope(solution) in (Status.OPTIMAL, Status.WITHIN_GAP)
+
+
+def test_a_time_limit_that_reading_the_model_has_used_up() -> None:
+    """The clock began before: there is a plan all the same, and nothing was searched for."""
+    problem, ram_bytes = tight(random.Random(3), forward=5)
+    options = Options(ram_bytes=ram_bytes, time_limit_s=5.0)
+    late = solve(problem, options, begin=time.monotonic() - 6.0)
+    check(late)
+    assert late.timing["reading"] >= 6.0
+    assert "search" not in late.timing
+    assert late.total_s == pytest.approx(late.solve_s + late.build_s + late.timing["reading"])
 
 
 @needs_instances
@@ -120,6 +139,22 @@ def test_a_deadline_costs_energy_and_is_kept(model: DeadlineModel) -> None:
     assert energies[1] <= energies[2] * 1.001
 
 
+@needs_instances
+def test_dma_keeps_the_deadline_too() -> None:
+    problem = replace(shared("resnet18_cifar", "a72"), dma=True)
+    budget = int(0.3 * simulate(store_all(problem)).peak_bytes)
+    solved = []
+    for factor in (1.0, 1.5):
+        solution = solve(
+            problem,
+            Options(ram_bytes=budget, deadline_s=factor * problem.baseline_time_s, scope="depth:4", time_limit_s=3),
+        )
+        if solution.plan is not None:
+            check(solution)
+            solved.append(factor)
+    assert 1.5 in solved
+
+
 def test_too_little_ram_names_the_least() -> None:
     problem = random_problem(random.Random(11), operators=8, training=True)
     solution = solve(problem, Options(ram_bytes=problem.least_ram_bytes - 1))
@@ -142,6 +177,22 @@ def test_least_ram_is_feasible_and_no_plan_needs_less_than_the_bound(seed: int) 
     check(solve(problem, replace(options, ram_bytes=least, time_limit_s=20)))
 
 
+def test_a_deadline_under_one_pass_is_infeasible() -> None:
+    problem = random_problem(random.Random(5), operators=7)
+    peak = simulate(store_all(problem)).peak_bytes
+    asked = Options(ram_bytes=peak, deadline_s=0.5 * problem.baseline_time_s)
+    solution = solve(problem, asked)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.deadline_bound_s == pytest.approx(problem.baseline_time_s)
+    assert solution.least_deadline_s is not None
+    assert solution.least_deadline_s >= problem.baseline_time_s * (1 - 1e-9)
+    assert solve(problem, replace(asked, deadline_s=solution.least_deadline_s)).plan is not None
+    neither = solve(problem, replace(asked, ram_bytes=problem.least_ram_bytes - 1))
+    assert (neither.least_deadline_s, neither.ram_bound_bytes) == (None, problem.least_ram_bytes)
+    assert "shorter than one pass" in neither.reason
+    assert "below the" in neither.reason
+
+
 @pytest.mark.parametrize("seed", seeds(40))
 def test_greedy_schedules_are_valid_where_the_simulator_takes_them(seed: int) -> None:
     rng = random.Random(seed)
@@ -155,6 +206,15 @@ def test_greedy_schedules_are_valid_where_the_simulator_takes_them(seed: int) ->
     assert schedule_of(plan).recomputes == schedule.recomputes
     if seed % 2:
         assert not schedule.page_ins
+
+
+def test_unknown_names_are_refused() -> None:
+    problem = random_problem(random.Random(1), operators=6)
+    tight = Options(ram_bytes=problem.least_ram_bytes)
+    with pytest.raises(FormulationError, match="retention"):
+        solve(problem, replace(tight, formulation="retentoin"))
+    with pytest.raises(BackendUnavailableError, match="highs"):
+        solve(problem, replace(tight, backend="hihgs"))
 
 
 INTERRUPTED = """
@@ -187,3 +247,27 @@ def test_ctrl_c_returns_the_incumbent() -> None:
     )
     assert process.stdout.splitlines()[-1] == "True True True"
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("scope", ["auto", "depth:8", "forward", "full"])
+def test_an_interrupt_among_heuristics_proves_nothing(scope: str) -> None:
+    """The best schedule so far is the answer, and isn't called optimal: no bound is known yet."""
+    told = 0
+    for seed in range(20):
+        problem, ram_bytes = tight(random.Random(seed), forward=5)
+
+        def interrupt(progress: Progress) -> None:
+            if progress.phase == "heuristic":
+                raise KeyboardInterrupt
+
+        solution = solve(problem, Options(ram_bytes=ram_bytes, scope=scope), interrupt)
+        if not solution.interrupted:
+            continue
+        told += 1
+        check(solution)
+        assert solution.scope in ("full", "forward", "depth<=4", "depth<=8")
+        assert solution.status is not Status.OPTIMAL or solution.scope_gap == 0
+        if solution.simulation is not None and solution.simulation.overhead_j > 0:
+            assert solution.status is Status.FEASIBLE
+            assert "optimal" not in str(Report(problem=problem, solution=solution).to_dict()["proof"])
+    assert told > 10

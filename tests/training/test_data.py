@@ -5,19 +5,18 @@ from __future__ import annotations
 import csv
 import os
 import re
+import sys
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-import poetopt as po
-from poetopt.graph import TrainingGraph
 from poetopt.training.data import open_data
 from poetopt.training.source import rows_in_order, source_of
-from poetopt.util.errors import ModelError
+from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
 from poetopt.util.progress import silent
 from tests.training.support import Data, graph_of, plan_of, rows
 
@@ -63,8 +62,52 @@ def test_all_ways_give_the_same_rows(tmp_path: Path) -> None:
     assert digests[0] == plain == packed == digests[5] != turned  # whose labels have another type
     data["input"][7, 0, 3, 3] += 1
     assert open_data(data, GRAPH).check() != plain
-    assert {path.name for path in tmp_path.iterdir()} == {"plain.npz", "packed.npz", "turned.npz", "shards",
-                                                          "table.csv"}  # fmt: skip
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "plain.npz",
+        "packed.npz",
+        "turned.npz",
+        "shards",
+        "table.csv",
+    }
+
+
+def test_images_of_a_folder_for_each_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (4, 28, 28), np.uint8)
+    for k, name in enumerate(["b/1.png", "b/0.png", "a/x.PNG", "a/y.bmp"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        image.fromarray(pixels[k]).save(tmp_path / name)
+    opened = open_data(tmp_path, GRAPH)
+    found = opened.take(np.arange(4))
+    assert found["labels"].tolist() == [0, 0, 1, 1]
+    np.testing.assert_array_equal(found["input"], (pixels[[2, 3, 1, 0], None] / np.float32(255)).astype(np.float32))
+    image.fromarray(pixels[0]).convert("RGB").resize((5, 9)).save(tmp_path / "a/x.PNG")
+    assert opened.take(np.arange(1))["input"].shape == (1, 1, 28, 28)
+    (tmp_path / "a/y.bmp").write_bytes(b"no image")
+    with pytest.raises(ModelError, match=r"a/y\.bmp: no image that can be read"):
+        opened.take(np.arange(2))
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ModelError, match="c: it holds no image"):
+        open_data(tmp_path, GRAPH)
+
+
+def test_pillow_starts_no_program_and_reads_few_formats_of_few_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    started: list[Any] = []
+    sys.addaudithook(lambda event, given: started.append(given) if event == "subprocess.Popen" else None)
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a" / "x.png"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n")
+    opened = open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"a/x\.png: no image that can be read \(none of BMP, GIF, JPEG, PNG, TIFF, W"):
+        opened.take(np.arange(1))
+    assert not started
+    image.new("1", (8193, 8192)).save(path)
+    with pytest.raises(ModelError, match=r"a/x\.png: .*it has 67,117,056 pixels, and at most 67,108,864 are read"):
+        opened.take(np.arange(1))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
@@ -79,6 +122,61 @@ def test_pipes_and_devices_are_refused_by_name_and_never_opened(name: str, make:
     way = place if place.parent == tmp_path else tmp_path / name.partition("/")[0]
     with pytest.raises(ModelError, match=rf"{re.escape(str(place))}.*it is a pipe or a device"):
         open_data(way, GRAPH).take(np.arange(1))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no limit on descriptors here")
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_more_shards_than_files_may_be_open(save: Any, tmp_path: Path) -> None:
+    import resource
+
+    data = rows(plan_of("lenet"), 11)
+    few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for k in range(11):
+        save(tmp_path / f"{k:02}.npz", **{name: array[k : k + 1] for name, array in data.items()})
+    taken = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 200
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 8, many))
+    try:
+        opened = open_data(tmp_path, GRAPH, tmp_path)
+        same(opened.take(SOME), data)
+        opened.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, many))
+
+
+def test_names_of_images_may_be_any_bytes(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    (tmp_path / "a").mkdir()
+    try:
+        image.new("L", (28, 28)).save(tmp_path / "a" / "x.png")
+        os.rename(tmp_path / "a" / "x.png", os.fsencode(tmp_path / "a") + b"/\xff.png")
+    except OSError:
+        pytest.skip("names are UTF-8 here")
+    assert open_data(tmp_path, GRAPH).check()
+
+
+def test_what_pillow_warns_of_is_not_said(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    image = pytest.importorskip("PIL.Image")
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        image.new("L", (28, 28)).save(tmp_path / name / "0.tiff")
+    path = tmp_path / "dog" / "0.tiff"
+    held = bytearray(path.read_bytes())
+    first = int.from_bytes(held[4:8], "little") + 2  # of its tags, 12 bytes each
+    for at in range(first, len(held) - 12, 12):
+        held[at + 2 : at + 8] = b"\x02\x00\xff\xff\x00\x00"  # texts that are longer than the file
+    path.write_bytes(held)
+    opened = open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"0\.tiff: no image that can be read"):
+        opened.take(np.arange(2))
+    assert not recwarn.list
+
+
+def test_without_pillow_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.png").write_bytes(b"")
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(BackendUnavailableError, match="pip install pillow"):
+        open_data(tmp_path, GRAPH)
 
 
 def bad(name: str, change: Any) -> Data:
@@ -126,6 +224,87 @@ def test_what_is_wrong_is_one_message_with_its_place(data: Data, message: str, f
     assert str(raised.value).startswith(shown)
 
 
+LINES = {
+    "": "it is empty",
+    "labels,a\n1,2\n": "it has 1 columns for the input 'input', which has 784 numbers in a row",
+    "a,a\n": "two columns are called 'a'",
+    "a,b\n1,2\n": "no column is called 'labels'",
+    "labels;a\n1;0,5\n": "its columns are separated by ';'; write them with commas",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), LINES.items(), ids=list(LINES.values()))
+def test_tables_that_fit_no_input(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match=f"t.csv: {message}"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+CELLS = [
+    (("7", "x"), r"line 3: 'x' in the column 'pixel0' is no number"),
+    (("7", ""), r"line 3: '' in the column 'pixel0' is no number"),
+    (("7", "nan"), r"line 3: 'input' holds NaN"),
+    (("10", "1"), r"line 3: 'labels' holds the label 10"),
+    (("1.5", "1"), r"line 3: '1\.5' in the column 'labels' is no whole number"),
+    (("1e300", "1"), r"line 3: '1e300' in the column 'labels' is no whole number"),
+    (("7", "1,1"), r"line 3: 786 columns, and the first line names 785"),
+]
+
+
+@pytest.mark.parametrize(("cells", "message"), CELLS, ids=[message for _, message in CELLS])
+def test_cells_that_are_no_values(cells: tuple[str, str], message: str, tmp_path: Path) -> None:
+    lines = table(tmp_path / "t.csv", rows(plan_of("lenet"), 4)).read_text(encoding="utf-8").splitlines()
+    lines[2] = ",".join([*cells, *lines[2].split(",")[2:]])
+    (tmp_path / "t.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(ModelError, match=f"t.csv, {message}"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+def test_blank_lines_end_a_table_and_stand_nowhere_in_it(tmp_path: Path) -> None:
+    data = rows(plan_of("lenet"), 4)
+    text = table(tmp_path / "t.csv", data).read_text(encoding="utf-8")
+    (tmp_path / "t.csv").write_text(f"{text}\n\n", encoding="utf-8")
+    assert open_data(tmp_path / "t.csv", GRAPH).check() == open_data(data, GRAPH).check()
+    lines = text.splitlines()
+    (tmp_path / "t.csv").write_text("\n".join([*lines[:2], "", *lines[2:]]), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"t.csv, line 3: 0 columns, and the first line names 785"):
+        open_data(tmp_path / "t.csv", GRAPH)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"neither \.npz files nor folders of images"):
+        open_data(tmp_path, GRAPH)
+    with pytest.raises(ModelError, match=r"can't read .*gone\.npz"):
+        open_data(tmp_path / "gone.npz", GRAPH)
+    data = rows(plan_of("lenet"), 9)
+    np.savez_compressed(tmp_path / "cut.npz", **data)
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[:-100])
+    with pytest.raises(ModelError, match=r"cut\.npz is no \.npz file"):
+        open_data(tmp_path / "cut.npz", GRAPH)
+    np.savez(tmp_path / "changed.npz", **data)
+    raw = bytearray((tmp_path / "changed.npz").read_bytes())
+    raw[5000] ^= 1  # in a number that stays one
+    (tmp_path / "changed.npz").write_bytes(raw)
+    with pytest.raises(ModelError, match=r"changed\.npz is no \.npz file of plain arrays: Bad CRC-32"):
+        open_data(tmp_path / "changed.npz", GRAPH).check()
+    np.savez(tmp_path / "shrunk.npz", **data)
+    opened = open_data(tmp_path / "shrunk.npz", GRAPH)
+    (tmp_path / "shrunk.npz").write_bytes((tmp_path / "shrunk.npz").read_bytes()[:5000])
+    with pytest.raises(ModelError, match="shorter than when training began"):
+        opened.take(SOME[:2])
+
+
+def test_an_epochs_order_is_of_seed_and_epoch_alone() -> None:
+    orders = [rows_in_order(50, "shuffle", seed, epoch).tolist() for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert rows_in_order(50, "shuffle", 1, 1).tolist() == orders[3]
+    assert rows_in_order(5, "sequential", 1, 1).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(OptionError, match="--batch-order random: must be shuffle or sequential"):
+        rows_in_order(5, "random", 0, 0)
+
+
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_no_more_than_a_batch_is_in_memory(save: Any, tmp_path: Path) -> None:
     save(tmp_path / "large.npz", input=np.zeros((8000, 1, 28, 28), np.float32), labels=np.zeros(8000, np.int64))
@@ -154,51 +333,35 @@ def test_batches_are_whole_and_go_on_in_the_middle_of_an_epoch() -> None:
         source_of({name: array[:1] for name, array in data.items()}, GRAPH, "shuffle", 3)
 
 
-TOKENS = 5
+def test_batches_of_ones_own() -> None:
+    data = rows(plan_of("lenet"), 6)
+    pairs = [(data["input"][k : k + 2], data["labels"][k : k + 2]) for k in (0, 2, 4)]
+    listed = source_of(pairs, GRAPH, "shuffle", 0)
+    assert listed.batches == 3
+    for way in (listed, source_of(lambda epoch: iter(pairs), GRAPH, "shuffle", 0)):
+        for epoch in (0, 1):
+            for (image, _), batch in zip(pairs[1:], way.epoch(epoch, 1), strict=True):
+                np.testing.assert_array_equal(batch["input"], image)
+    once = source_of(iter(pairs), GRAPH, "shuffle", 0)
+    assert len(list(once.epoch(0))) == 3
+    with pytest.raises(ModelError, match="epoch 2: the data is an iterator, which gives its batches once"):
+        next(once.epoch(1))
+    begun = []
 
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            begun.append(1)
+            return iter(pairs)
 
-def model(classes: int = 300) -> Any:
-    """Scores of the next token, from a table."""
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "head"], ["scores"]),
+    assert len(list(source_of(Loader(), GRAPH, "shuffle", 0).epoch(0))) == 3
+    assert len(begun) == 1
+    wrong: list[tuple[Any, str]] = [
+        (3, "batch 0 of epoch 1: it must be arrays by name, or one for each of 'input', 'labels'"),
+        ({"input": data["input"]}, "batch 0 of epoch 1: it lacks the input 'labels'"),
+        ((np.full((2, 1, 28, 28), np.nan, np.float32), [0, 1]), "batch 0 of epoch 1: 'input' holds NaN"),
     ]
-    draw = np.random.default_rng(0)
-    shapes = {"table": (classes, 8), "head": (8, classes)}
-    weights = [numpy_helper.from_array(draw.standard_normal(s, np.float32), n) for n, s in shapes.items()]
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [2, TOKENS])
-    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, [2, TOKENS, classes])
-    return helper.make_model(
-        helper.make_graph(nodes, "next", [ids], [scores], weights), opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=9,
-    )  # fmt: skip
-
-
-def step(classes: int = 300) -> TrainingGraph:
-    loaded = po.load(model(classes))
-    assert isinstance(loaded, po.Model)
-    return loaded.differentiate(loss="cross-entropy").graph
-
-
-def write(path: Path, ids: Any) -> Path:
-    if path.suffix == ".npy":
-        np.save(path, ids)
-    else:
-        path.write_bytes(ids.astype("<u2" if path.suffix == ".bin" else np.uint8).tobytes())
-    return path
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("x.npy", "uint16"), ("x.npy", "int64"), ("x.bin", "uint16"), ("x.txt", "uint8")]
-)
-@pytest.mark.parametrize("count", [16, 18, 20])
-def test_windows_and_the_next_tokens(name: str, dtype: str, count: int, tmp_path: Path) -> None:
-    ids = np.random.default_rng(count).integers(0, 256, count).astype(dtype)
-    opened = open_data(write(tmp_path / name, ids), step())
-    assert opened.rows == 3  # 20 ids end without a label for the last
-    assert opened.check() == open_data(tmp_path / name, step()).check()
-    for row in range(3):
-        found = opened.take(np.array([row]))
-        begin = row * TOKENS
-        np.testing.assert_array_equal(found["ids"][0], ids[begin : begin + TOKENS])
-        np.testing.assert_array_equal(found["labels"][0], ids[begin + 1 : begin + TOKENS + 1])
+    for given, message in wrong:
+        with pytest.raises(ModelError, match=message):
+            next(source_of([given], GRAPH, "shuffle", 0).epoch(0))
+    with pytest.raises(ModelError, match="the data gives no batches"):
+        next(source_of([], GRAPH, "shuffle", 0).epoch(0))

@@ -14,7 +14,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import poetopt as po
 from poetopt.graph import Graph, Tensor
-from poetopt.training.export import export
+from poetopt.training.export import BuiltIn, export
+from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
 from tests.backends.support import residual
 
@@ -79,6 +80,32 @@ def test_all_but_the_trained_bytes_is_the_same(form: Callable[[ModelProto], Mode
         np.testing.assert_array_equal(again.values[name], value)
     assert {path.name for path in tmp_path.iterdir()} == {"net.onnx", "trained.onnx"}
     assert onnx.load(source) == model
+
+
+def test_a_model_in_memory(tmp_path: Path) -> None:
+    model = po.zoo.build("mlp", 2)
+    graph, names = loaded(model)
+    before = model.SerializeToString()
+    values = fresh(graph.tensors, names)
+    export(model, names, values, tmp_path / "trained.onnx", known=graph.tensors)
+    assert model.SerializeToString() == before
+    again, _ = loaded(tmp_path / "trained.onnx")
+    for name, value in values.items():
+        np.testing.assert_array_equal(again.values[name], value)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", "lenet", "resnet8"])
+def test_a_built_in_network_is_built_elsewhere_to_the_same_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = po.zoo.build(name, 2)
+    graph, names = loaded(model)
+    values = fresh(graph.tensors, names)
+    export(model, names, values, tmp_path / "wanted.onnx", known=graph.tensors)
+    with monkeypatch.context() as here:
+        here.setattr("poetopt.zoo.build", None)  # never in this process
+        export(BuiltIn(name, 2), names, values, tmp_path / "trained.onnx", known=graph.tensors)
+    assert (tmp_path / "trained.onnx").read_bytes() == (tmp_path / "wanted.onnx").read_bytes()
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -179,6 +206,12 @@ def fresh_layers() -> ModelProto:
     return model
 
 
+def test_parameters_that_were_merged_are_those_of_the_module(tmp_path: Path) -> None:
+    onnx.save(fresh_layers(), tmp_path / "net.onnx")
+    graph, _ = loaded(tmp_path / "net.onnx")
+    assert set(graph.trained) == {"scale", "shift", "1.scale", "1.shift", "w", "c.bias"}
+
+
 @pytest.mark.parametrize("network", [tied, merged, by_identity, in_nodes, fresh_layers])
 def test_tensors_that_the_frontend_told_apart_or_joined(network: Callable[[], ModelProto], tmp_path: Path) -> None:
     """The written file computes what the graph computes with those values."""
@@ -198,3 +231,29 @@ def test_tensors_that_the_frontend_told_apart_or_joined(network: Callable[[], Mo
     if network is tied:
         held = {proto.name: numpy_helper.to_array(proto) for proto in onnx.load(out).graph.initializer}
         np.testing.assert_array_equal(held["onnx::MatMul_9"], values["table"].T)
+
+
+def test_what_can_t_be_written_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "net.onnx"
+    onnx.save(po.zoo.build("mlp", 2), source, save_as_external_data=True, location="net.bin")
+    graph, names = loaded(source)
+    export(source, names, fresh(graph.tensors, names), None, known=graph.tensors)
+    (tmp_path / "net.bin").rename(tmp_path / "moved")
+    with pytest.raises(ModelError, match=r"external data file .*net\.bin' is missing"):
+        export(source, names, fresh(graph.tensors, names), None, known=graph.tensors)
+    (tmp_path / "moved").unlink()
+    onnx.save(po.zoo.build("mlp", 2), source)
+    graph, names = loaded(source)
+    values = fresh(graph.tensors, names)
+    known = {**graph.tensors, "other": graph.tensors[names[0]]}
+    with pytest.raises(ModelError, match="no tensor 'other' of its own"):
+        export(source, [*names, "other"], {**values, "other": values[names[0]]}, None, known=known)
+    values[names[0]] = values[names[0]][:1]
+    with pytest.raises(ModelError, match="it is another network's"):
+        export(source, names, values, tmp_path / "out.onnx", known=graph.tensors)
+    source.write_bytes(source.read_bytes()[:5000])
+    with pytest.raises(ModelError, match=r"net\.onnx: the file is cut short"):
+        export(source, names, values, tmp_path / "out.onnx", known=graph.tensors)
+    with pytest.raises(ModelError, match=r"can't read .*gone\.onnx"):
+        export(tmp_path / "gone.onnx", names, values, tmp_path / "out.onnx", known=graph.tensors)
+    assert [path.name for path in tmp_path.iterdir()] == ["net.onnx"]

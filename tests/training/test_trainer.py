@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,19 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import ModelProto, helper, numpy_helper
 
 import poetopt as po
 from poetopt.backends.onnxruntime.reference import NodeByNode
 from poetopt.backends.onnxruntime.sessions import Sessions
+from poetopt.graph import LabelRule
+from poetopt.plan.assemble import store_all
+from poetopt.plan.layout import lay_out
 from poetopt.training.source import rows_in_order
-from poetopt.util.errors import ExecutionError, OptionError
-from tests.training.support import MODELS, Data, graph_of, plan_of, rows
+from poetopt.util.errors import ExecutionError, ModelError, OptionError, OutputError, PlanError
+from tests.autodiff.test_losses import mean_of
+from tests.backends.support import embedding
+from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
 
 CASES = [("residual", "sgd", "paged"), ("small", "adamw", "resident"), ("small", "momentum", "paged")]
 CASES += [("dropout", "adam", "resident"), ("small", "none", "resident")]
@@ -175,6 +183,238 @@ def test_evaluating_is_inference_with_the_values_so_far(name: str, parameters: s
         assert trainer.evaluate([{name: array[:size] for name, array in data.items()}]).rows == size
 
 
+@pytest.mark.parametrize("loss", ["mse", "bce"])
+def test_evaluating_other_losses(loss: str) -> None:
+    plan = plan_of("small", "sgd", loss=loss)
+    graph = graph_of(plan)
+    data = rows(plan, 9)
+    rng = np.random.default_rng(1)
+    shape = graph.tensors["target"].shape
+    data["target"] = rng.integers(0, 2, (9, *shape[1:])).astype(np.float32)
+    with po.Trainer(plan, lr=0.05) as trainer:
+        trainer.fit(data)
+        whole = {name: array[:8] for name, array in data.items()}
+        found = trainer.evaluate(whole)
+        steps = [trainer.step({name: array[k : k + 4] for name, array in data.items()}, lr=1e-30) for k in (0, 4)]
+        assert found.loss == pytest.approx(np.mean(steps), rel=1e-5)
+        assert (found.accuracy is None) == (loss == "mse")
+        assert trainer.evaluate(data).rows == 9
+
+
+def test_rules_of_labels_count_in_training_and_evaluating() -> None:
+    rule: Any = {"ignore_index": -100, "class_weights": [1.0, 2.0, 0.5, 1.0, 3.0], "label_smoothing": 0.1}
+    step = po.load(small()).differentiate(optimizer="sgd", **rule)
+    data = rows(plan_of(), 11)
+    data["labels"][[2, 7, 8]] = -100
+    with po.Trainer(lay_out(store_all(step.cost("a72")))) as trainer:
+        found = trainer.evaluate(data)
+        first = {name: array[:4] for name, array in data.items()}
+        assert trainer.evaluate(first).loss == pytest.approx(trainer.step(first), rel=1e-5)
+    values = {name: np.asarray(value, np.float64) for name, value in graph_of(plan_of()).values.items()}
+    hidden = np.maximum(data["input"] @ values["fc1.weight"].T + values["fc1.bias"], 0)
+    scores = hidden @ values["fc2.weight"].T + values["fc2.bias"]
+    kept = data["labels"] != -100
+    rule = LabelRule(-100, tuple(rule["class_weights"]), 0.1)
+    assert found.loss == pytest.approx(mean_of(scores, data["labels"], rule, 1), rel=1e-5)
+    assert found.accuracy == (scores.argmax(axis=1) == data["labels"])[kept].mean()
+
+
+def test_tables_by_rows_are_evaluated_and_written_whole(tmp_path: Path) -> None:
+    made = embedding(2)
+    onnx.save(made, tmp_path / "net.onnx")
+    problem = po.load(tmp_path / "net.onnx").differentiate(optimizer="sgd").cost("a72", parameters="paged")
+    plan = lay_out(store_all(problem))
+    assert plan.problem.graph is not None
+    assert plan.problem.graph.rows
+    rng = np.random.default_rng(0)
+    data: Data = {"ids": rng.integers(-11, 11, (30, 4)), "input": rng.standard_normal((30, 4, 6)).astype(np.float32)}
+    data["labels"] = data["ids"][:, 0] % 4
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, epochs=2)
+        values = copies(trainer.values())
+        found = trainer.evaluate(data)
+        trainer.export(tmp_path / "trained.onnx")
+        trainer.save(tmp_path / "kept")
+    session = onnxruntime.InferenceSession(str(tmp_path / "trained.onnx"), providers=["CPUExecutionProvider"])
+    feeds = [{name: data[name][k : k + 2] for name in ("ids", "input")} for k in range(0, 30, 2)]
+    scores = np.concatenate([session.run(None, feed)[0] for feed in feeds])
+    assert found.accuracy == (scores.argmax(axis=1) == data["labels"]).mean()
+    assert values["table"].shape == (11, 6)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.load(tmp_path / "kept")
+        equal(trainer.values(), values)
+
+
+def test_what_isn_t_asked_for_is_the_checkpoints(tmp_path: Path) -> None:
+    plan = plan_of("small", "momentum")
+    with po.Trainer(plan, lr=0.25, momentum=0.5) as trainer:
+        trainer.save(tmp_path)
+    with po.Trainer(plan, momentum=0.75) as trainer:
+        trainer.load(tmp_path)
+        assert trainer.hyperparameters == {"lr": 0.25, "momentum": 0.75, "weight_decay": 0.0}
+
+
+def test_the_course_is_a_table_as_it_goes(tmp_path: Path) -> None:
+    data, held_out, place = rows(plan_of(), 13), rows(plan_of(), 6, seed=9), tmp_path / "course.csv"
+    asked: Any = {"validate": held_out, "metrics": "f1", "log": place, "checkpoint": tmp_path / "kept"}
+    seen: list[int] = []
+
+    def count(*_: object) -> None:
+        seen.append(len(place.read_text().splitlines()))
+
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=2, after_epoch=count, **asked)
+    assert seen == [4, 7]
+    with place.open("a") as file:
+        file.write("3,7,0.025,1.0,1.0,,,\n3,8,0.0")  # of steps that no checkpoint has, the last one cut short
+    with po.Trainer(plan_of(), lr=0.1, lr_schedule="step:1:0.5") as trainer:
+        ended = trainer.fit(data, epochs=3, resume=True, **asked)
+    with place.open() as file:
+        found = list(csv.DictReader(file))
+    assert [(row["epoch"], row["step"]) for row in found] == [(str(1 + k // 3), str(k + 1)) for k in range(9)]
+    assert [float(row["lr"]) for row in found] == pytest.approx([0.1] * 3 + [0.05] * 3 + [0.025] * 3)
+    losses = np.array([float(row["loss"]) for row in found]).reshape(3, 3)
+    assert list(losses.mean(axis=1)) == pytest.approx(ended.losses)
+    for k, row in enumerate(found):
+        said = ended.validations[k // 3] if k % 3 == 2 else None
+        wanted = ("", "", "") if said is None else (said["loss"], said["accuracy"], said["metrics"]["f1"])
+        assert (row["validation_loss"], row["accuracy"], row["f1"]) == tuple(map(str, wanted))
+    with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError, match=r"can't write .*no/course\.csv"):
+        trainer.fit(data, log=tmp_path / "no" / "course.csv")
+
+
+def test_the_course_as_events_of_tensorboard(tmp_path: Path) -> None:
+    """TensorBoard's rule: of events in the files' order, those at or past a session's start don't count."""
+    pytest.importorskip("tensorboardX")
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    data, held_out, place = rows(plan_of(), 13), rows(plan_of(), 6, seed=9), tmp_path / "runs"
+    asked: Any = {"validate": held_out, "metrics": "f1", "log": place, "checkpoint": tmp_path / "kept"}
+    with po.Trainer(plan_of(), lr=0.1) as trainer:
+        trainer.fit(data, epochs=2, **asked)
+    sorted((tmp_path / "kept").glob("step-*"))[-1].unlink()  # it goes on behind the first epoch
+    with po.Trainer(plan_of(), lr=0.1) as trainer:
+        ended = trainer.fit(data, epochs=3, resume=True, **{**asked, "log": str(place)})
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted(place.glob("events.out.tfevents.*"), key=lambda one: (one.suffix, one.stat().st_mtime)):
+        held = file.read_bytes()
+        while held:
+            (size,) = struct.unpack("<Q", held[:8])
+            event, held = Event.FromString(held[12 : 12 + size]), held[16 + size :]
+            if event.session_log.status == SessionLog.START:
+                found = {tag: {k: v for k, v in one.items() if k < event.step} for tag, one in found.items()}
+            for value in event.summary.value:
+                found.setdefault(value.tag, {})[event.step] = value.simple_value
+    losses = np.array([found["loss"][k + 1] for k in range(9)]).reshape(3, 3)
+    assert list(losses.mean(axis=1)) == pytest.approx(ended.losses)
+    assert list(found["lr"].values()) == pytest.approx([0.1] * 9)
+    for k, said in enumerate(ended.validations):
+        told = [found[tag][3 * k + 3] for tag in ("validation_loss", "accuracy", "f1")]
+        assert told == pytest.approx([said["loss"], said["accuracy"], said["metrics"]["f1"]])
+    (tmp_path / "file").write_text("")
+    with po.Trainer(plan_of()) as trainer, pytest.raises(OutputError):
+        trainer.fit(data, log=tmp_path / "file" / "runs")
+
+
+def test_a_step_that_ends_with_gradients_takes_plain_descent_or_an_update_of_ones_own() -> None:
+    plan = plan_of("small", "none")
+    (batch, *_) = po_batches(plan, rows(plan, 16), 0)
+    with po.Trainer(plan, lr=0.5) as trainer:
+        assert trainer.hyperparameters == {"lr": 0.5}
+        trainer.step(batch)
+        found = copies(trainer.values())
+    with po.Trainer(plan) as trainer:
+        trainer.step(batch, lr=0.0)
+        for name, parameter in trainer.parameters.items():
+            change: Any = trainer.gradients[name]
+            np.copyto(parameter, parameter - change * parameter.dtype.type(0.5))
+        equal(found, trainer.values())
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("sgd", {"momentum": 0.9}, r"--momentum 0\.9: the plan's optimizer is sgd, which has lr, weight_decay; solve with"),
+    ("sgd", {"lr": 0.0}, "--lr 0: must be more than 0"),
+    ("sgd", {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    ("adam", {"hyperparameters": {"beta1": 1.0}}, "--beta1 1: must be at least 0 and less than 1"),
+    ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
+    ("sgd", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
+    (
+        "adam",
+        {"clip_norm": 1.0},
+        "--clip-norm 1: the plan's optimizer is adam, .*; solve with --optimizer and --wi",
+    ),
+    (
+        "none",
+        {"momentum": 0.9},
+        r"--momentum 0\.9: the plan's optimizer is none \(plain descent\), which has lr; solve",
+    ),
+    ("sgd", {"seed": -1}, "--seed -1: must be 0 or more"),
+    *(
+        ("sgd", {"lr_schedule": text}, f"--lr-schedule {text}: must be constant, cosine, or step:EPOCHS:FACTOR")
+        for text in ("", "linear", "step", "step:0:0.1", "step:3", "step:1:nan", "cosine:3", "step:1:0.1:2")
+    ),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "options", "message"), REFUSED, ids=[message for _, _, message in REFUSED])
+def test_what_the_step_can_t_do_is_refused(optimizer: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        po.Trainer(plan_of("small", optimizer), **options)
+
+
+STEPS: list[tuple[Callable[[Data], object], dict[str, Any], str]] = [
+    (lambda b: {**b, "input": b["input"] * np.float32(np.nan)}, {}, r"'input' holds NaN, of which no gradient can be"),
+    (lambda b: {**b, "input": b["input"] + np.float32(np.inf)}, {}, r"'input' holds infinity, of which no gradient"),
+    (lambda b: {**b, "labels": b["labels"] + 9}, {}, r"'labels' holds the label \d+; with 5 to choose from"),
+    (lambda b: {"input": b["input"]}, {}, r"it lacks the input 'labels'; it has 'input'"),
+    (lambda b: {**b, "input": b["input"][:3]}, {}, r"'input' has shape \[3, 12\]; it must be 'input' \(float32"),
+    (lambda b: {**b, "input": b["input"].astype(np.float64)}, {}, r"'input' has type float64; it must be 'input'"),
+    (lambda b: {**b, "input": [[1], [2, 3]]}, {}, r"'input' is no array"),
+    (lambda b: [b["input"]], {}, "it must be arrays by name, or one for each of 'input', 'labels' in order"),
+    (lambda b: b, {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    (lambda b: b, {"lr": -1.0}, "--lr -1: must be more than 0"),
+    (lambda b: b, {"lr": float("inf")}, "--lr inf: must be more than 0"),
+    (lambda b: b, {"lr": "fast"}, "--lr 'fast': must be a number"),
+    (lambda b: b, {"weight_decay": float("nan")}, "--weight-decay nan: "),
+]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "none"])
+@pytest.mark.parametrize(("change", "rates", "message"), STEPS, ids=[message for _, _, message in STEPS])
+def test_a_step_is_refused_as_a_fit_is(
+    optimizer: str, change: Callable[[Data], object], rates: dict[str, Any], message: str
+) -> None:
+    plan = plan_of("small", optimizer)
+    batch: Any = change(rows(plan, 4))
+    with po.Trainer(plan) as trainer:
+        before, own = copies(trainer.values()), dict(trainer.hyperparameters)
+        with pytest.raises((ModelError, OptionError), match=message):
+            trainer.step(batch, **{"lr": rates["lr"]} if "lr" in rates else trainer.hyperparameters.update(rates) or {})
+        trainer.hyperparameters.update(rates)
+        with pytest.raises((ModelError, OptionError), match=message):
+            trainer.fit([batch])
+        trainer.hyperparameters.clear()
+        trainer.hyperparameters.update(own)
+        assert trainer.taken == 0
+        equal(trainer.values(), before)
+        assert np.isfinite(trainer.step(rows(plan, 4)))
+
+
+def test_nothing_follows_a_close(tmp_path: Path) -> None:
+    plan = plan_of("small")
+    data = rows(plan, 4)
+    with po.Trainer(plan) as trainer:
+        trainer.step(data)
+        trainer.save(tmp_path)
+    for act in (
+        lambda: trainer.step(data), lambda: trainer.fit(data), lambda: trainer.evaluate(data), trainer.values,
+        lambda: trainer.save(tmp_path), lambda: trainer.load(tmp_path), lambda: trainer.export(tmp_path / "x.onnx"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="this Trainer is closed"):
+            act()
+    trainer.close()
+
+
 def test_rates() -> None:
     from poetopt.training.source import parse_schedule
 
@@ -206,6 +446,130 @@ def test_rates() -> None:
             parse_schedule(text)
 
 
+def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    data = rows(plan, 12)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+        with pytest.raises(OptionError, match="it holds checkpoints of another training; go on with --resume"):
+            trainer.fit(data, checkpoint=tmp_path)
+        with pytest.raises(OptionError, match=r"made with --batch-order shuffle, and this is sequential"):
+            trainer.fit(data, checkpoint=tmp_path, resume=True, batch_order="sequential")
+        with pytest.raises(OptionError, match=r"the values that it was made with aren't those of the data; give that"):
+            trainer.fit(rows(plan, 12, seed=1), checkpoint=tmp_path, resume=True)
+        with pytest.raises(OptionError, match=r"made with so many rows: 12, and this is 8"):
+            trainer.fit({name: array[:8] for name, array in data.items()}, checkpoint=tmp_path, resume=True)
+        with pytest.raises(OptionError, match="--resume: say where checkpoints are"):
+            trainer.fit(data, resume=True)
+        with pytest.raises(OptionError, match="--lr-schedule cosine: how many batches there are decides it"):
+            po.Trainer(plan, lr_schedule="cosine").fit(lambda epoch: iter([]))
+        with pytest.raises(ModelError, match="validation for 2 epochs: the data is an iterator"):
+            trainer.fit(data, epochs=2, validate=iter([rows(plan, 4)]))
+        assert trainer.taken == 3, "no step was taken for what is refused"
+        with pytest.raises(PlanError, match="there is no checkpoint in it"):
+            trainer.load(tmp_path / "none")
+    for name, optimizer, message in (
+        ("lenet", "sgd", r"of another network \(small\): operators, shapes or types are not those of 'lenet'"),
+        ("other", "sgd", r"of another network \(small\): operators, shapes or types"),
+        ("small", "adam", "made with the optimizer sgd, and this is adam"),
+    ):
+        with po.Trainer(plan_of(name, optimizer)) as other:
+            before = copies(other.values())
+            with pytest.raises(PlanError, match=message):
+                other.load(tmp_path)
+            equal(other.values(), before)
+
+
+def moved(weight: str) -> ModelProto:
+    """The same structure with another number in one weight."""
+    model = small()
+    proto = next(proto for proto in model.graph.initializer if proto.name == weight)
+    value = numpy_helper.to_array(proto).copy()
+    value.flat[0] += 1
+    proto.CopyFrom(numpy_helper.from_array(value, weight))
+    return model
+
+
+@pytest.mark.parametrize("weight", ["fc1.weight", "fc2.weight"])
+def test_checkpoints_are_of_the_weights_that_training_began_with(weight: str, tmp_path: Path) -> None:
+    """The first is frozen, the second trained."""
+    models = small(), moved(weight)
+    plans = [
+        lay_out(store_all(po.load(model, train="fc2.*").differentiate(optimizer="sgd").cost("a72"))) for model in models
+    ]
+    with po.Trainer(plans[0]) as trainer:
+        trainer.fit(rows(plans[0], 12), checkpoint=tmp_path)
+    with po.Trainer(plans[1]) as trainer:
+        before = copies(trainer.values())
+        with pytest.raises(PlanError, match="with other weights at the start than small has; give the model that"):
+            trainer.fit(rows(plans[1], 12), epochs=2, checkpoint=tmp_path, resume=True)
+        equal(trainer.values(), before)
+
+
+def test_what_a_resumed_training_does_otherwise_is_said(tmp_path: Path) -> None:
+    plan = plan_of("small", "momentum")
+    data, held_out, others = rows(plan, 12), rows(plan, 8, seed=1), rows(plan, 8, seed=2)
+    with po.Trainer(plan, lr=0.25, lr_schedule="cosine") as trainer:
+        trainer.fit(data, validate=held_out, checkpoint=tmp_path)
+    said: list[str] = []
+    more: dict[str, Any] = {"checkpoint": tmp_path, "resume": True, "noted": said.append}
+    with po.Trainer(plan, lr=0.125, lr_schedule="cosine") as trainer:
+        ended = trainer.fit(data, epochs=2, validate=held_out, **more)
+    assert [each["epoch"] for each in ended.validations] == [1, 2]
+    assert tuple(said) == ended.changed
+    assert ended.changed == (
+        "--lr 0.125, as asked for; the checkpoint was made with 0.25",
+        "--epochs 2: the checkpoint's rates were those of a cosine over 1",
+    )
+    for validate, epochs, judged in ((None, 3, []), (others, 3, [3]), (others, 4, [3, 4]), (held_out, 5, [5])):
+        with po.Trainer(plan, lr_schedule="cosine") as trainer:
+            ended = trainer.fit(data, epochs=epochs, validate=validate, checkpoint=tmp_path, resume=True)
+        assert [each["epoch"] for each in ended.validations] == judged
+        assert (ended.accuracy is None) == (validate is None)
+        assert ended.hyperparameters["lr"] == 0.125
+
+
+def test_checkpoints_know_how_labels_and_rates_were_taken(tmp_path: Path) -> None:
+    def plan(**asked: Any) -> Any:
+        step = po.load(small()).differentiate(optimizer="sgd", **asked)
+        return lay_out(store_all(step.cost("a72")))
+
+    data = rows(plan_of(), 8)
+    with po.Trainer(plan(label_smoothing=0.1, rates={"fc1.*": 0.5})) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+    with po.Trainer(plan(label_smoothing=0.1, rates="fc1.*=0.5")) as trainer:
+        trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True)
+    for asked in ({"label_smoothing": 0.1}, {"label_smoothing": 0.2, "rates": {"fc1.*": 0.5}}):
+        with (
+            po.Trainer(plan(**asked)) as trainer,
+            pytest.raises(PlanError, match="give the plan that it was made with"),
+        ):
+            trainer.fit(data, epochs=3, checkpoint=tmp_path, resume=True)
+
+
+def test_checkpoints_of_before_there_were_digests_go_on(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    data = rows(plan, 12)
+    with po.Trainer(plan, lr=0.1) as trainer:
+        trainer.fit(data, checkpoint=tmp_path)
+        (path,) = tmp_path.glob("step-*.npz")
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        meta = json.loads(arrays["meta"].tobytes())
+        del meta["content"]
+        meta["course"] = {name: meta["course"][name] for name in ("order", "lr_schedule", "seed", "rows", "batch")}
+        np.savez(path, **{**arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)})
+        assert trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True).resumed_at == 3
+
+
+def test_checkpoints_of_other_options(tmp_path: Path) -> None:
+    plan = plan_of("small", "none")
+    with po.Trainer(plan, seed=3) as trainer:
+        trainer.fit(rows(plan, 12), checkpoint=tmp_path)
+    with po.Trainer(plan, seed=4) as trainer, pytest.raises(OptionError, match=r"with --seed 3, and this is 4"):
+        trainer.fit(rows(plan, 12), checkpoint=tmp_path, resume=True)
+
+
 def test_what_diverges_is_not_saved_over_what_was_before(tmp_path: Path) -> None:
     plan = plan_of("small", "sgd")
     data = rows(plan, 40)
@@ -224,6 +588,19 @@ def test_what_diverges_is_not_saved_over_what_was_before(tmp_path: Path) -> None
     with po.Trainer(plan) as trainer:
         trainer.load(tmp_path)
         assert all(np.isfinite(value).all() for value in trainer.values().values())
+
+
+def test_bad_data_in_the_middle_costs_nothing_that_was_learned(tmp_path: Path) -> None:
+    plan = plan_of("small", "sgd")
+    batches = list(po_batches(plan, rows(plan, 12), 0))
+    with po.Trainer(plan, lr=0.1) as trainer:
+        with pytest.raises(ModelError, match="batch 3 of epoch 1: it must be arrays by name"):
+            trainer.fit([*batches, "no batch"], checkpoint=tmp_path)
+        values = copies(trainer.values())
+    with po.Trainer(plan) as trainer:
+        trainer.load(tmp_path)
+        assert trainer.taken == 3
+        equal(trainer.values(), values)
 
 
 @pytest.mark.torch

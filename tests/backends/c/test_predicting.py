@@ -14,20 +14,23 @@ import pytest
 from numpy.typing import NDArray
 
 import poetopt as po
+from poetopt.autodiff.inference import predicting
 from poetopt.backends.c.build import build, write
+from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run, run_steps
 from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.assemble import store_all
-from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import lay_out
+from poetopt.plan.instructions import Action, Plan
+from poetopt.plan.layout import arena_bytes, buffers, check_layout, lasting_at, lay_out
+from poetopt.plan.simulate import simulate
 from poetopt.search.predicting import prediction_of
 from poetopt.training.export import export, original
 from poetopt.training.inference import changes
-from tests.backends.c.support import HOST, WARNINGS, needs_host, normalized_file
-from tests.seeds import some
+from poetopt.zoo.network import Network
+from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
 
 Arrays = Mapping[str, NDArray[np.generic]]
 KINDS = ("resident", "paged", "tight")
@@ -54,8 +57,26 @@ def plan_of(kind: str) -> Plan:
     return paged(normalized(), {"paged": 4000, "tight": 300}[kind])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lasts_keeps_its_place(kind: str) -> None:
+    plan = plan_of(kind)
+    graph = graph_of(plan)
+    found = prediction_of(plan, graph)
+    assert found is not None
+    assert simulate(found).peak_bytes <= arena_bytes(plan)
+    check_layout(found, arena_bytes(plan))
+    lasting, tensors = lasting_at(plan), found.problem.tensors
+    assert {*lasting} <= {held.name for held in tensors}
+    last = len(found.instructions) - 1
+    for buffer in buffers(found):  # what overlaps, check_layout has refused
+        if not buffer.workspace and tensors[buffer.index].name in lasting and (buffer.first < 0 or buffer.last == last):
+            assert buffer.offset == lasting[tensors[buffer.index].name][0]
+    written = {tensors[step.target].name for step in found.instructions if step.action is Action.PAGE_OUT}
+    assert not (written - {*lasting}) & {held.name for held in tensors if not held.computed}
+
+
 @needs_host
-@pytest.mark.parametrize("kind", some(KINDS, 2))
+@pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_those_of_the_trained_file(kind: str, tmp_path: Path) -> None:
     """Evaluated by onnxruntime alone: no code of ours says what the file's network computes."""
     plan = plan_of(kind)
@@ -80,6 +101,23 @@ def test_outputs_are_those_of_the_trained_file(kind: str, tmp_path: Path) -> Non
 
 
 @needs_host
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_plans_give_the_same_bits(kind: str) -> None:
+    found = execute_on(plan_of(kind), "host", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert found.predicted.arena_bytes <= found.arena_bytes
+
+
+@needs_emulator
+def test_on_a_board_with_just_the_steps_ram() -> None:
+    found = execute_on(plan_of("tight"), "cortex-m4", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert found.linked_ram_bytes in (None, found.arena_bytes + found.resident_bytes)
+
+
+@needs_host
 def test_other_outputs_are_seen(tmp_path: Path) -> None:
     """The network with the step's first values, in the place of those that a step has left."""
     plan = plan_of("resident")
@@ -100,6 +138,61 @@ def test_other_outputs_are_seen(tmp_path: Path) -> None:
     reference = predicted(network, held, [one])
     mine = {name: np.stack([out[name] for out in ended.outputs]) for name in network.outputs}
     assert distance(mine, reference.exact, network.outputs) > TOLERANCE * reference.together
+
+
+def test_a_network_without_outputs_predicts_nothing() -> None:
+    net = Network("loss-alone", 2)
+    y = net.linear(net.input("input", (4, 6)), "fc", 6, 3)
+    loss = net.add("ReduceMean", [net.add("Mul", [y, y], "square")], "loss", keepdims=0)
+    model = po.load(net.model(loss, ()))
+    assert isinstance(model, po.Model)
+    plan = lay_out(store_all(model.differentiate(loss="none").cost("m4", runtime="c")))
+    assert predicting(graph_of(plan)) is None
+    assert prediction_of(plan, graph_of(plan)) is None
+
+
+@needs_host
+def test_accuracy_is_the_programs_own_and_the_files(tmp_path: Path) -> None:
+    """Row by row, also where the last ones fill no batch."""
+    plan = plan_of("paged")
+    rng = np.random.default_rng(1)
+    rows: Arrays = {"input": rng.standard_normal((7, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 7)}
+    out = tmp_path / "trained.onnx"
+    ended = po.fit_on(
+        plan, "host", rows, hyperparameters={"lr": 0.05}, epochs=2, validate=rows, out=out, model=normalized_file()
+    )
+    assert ended.steps.ok, ended.steps.message
+    assert ended.validation is not None
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    padded = np.concatenate([rows["input"], rows["input"][-1:]])
+    scores = np.concatenate([np.asarray(session.run(None, {"input": padded[k : k + 2]})[0]) for k in range(0, 8, 2)])
+    assert ended.validation.rows == 7
+    assert ended.validation.accuracy == np.mean(scores[:7].argmax(1) == rows["labels"])
+    shifted = scores[:7] - np.log(np.exp(scores[:7]).sum(1, keepdims=True))
+    assert ended.validation.loss == pytest.approx(-shifted[np.arange(7), rows["labels"]].mean(), rel=1e-5)
+
+
+@needs_host
+@pytest.mark.parametrize("how", ["Identity", "Flatten"])
+@pytest.mark.parametrize("of", ["input", "fc.weight"])
+def test_an_output_that_nothing_computes_is_left_out(how: str, of: str, tmp_path: Path) -> None:
+    """What is an input or a parameter under another name: the others are predicted, and the one is named."""
+    net = Network("aliased", 2)
+    x = net.input("input", (4, 6))
+    model = net.model(net.linear(x, "fc", 6, 3), (4, 3))
+    model.graph.node.append(onnx.helper.make_node(how, [of], ["same"]))
+    shape = [4, 6] if of == "input" else [3, 6]
+    model.graph.output.append(onnx.helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, shape))
+    first = model.graph.output[0].name
+    loaded = po.load(model)
+    assert isinstance(loaded, po.Model)
+    problem = loaded.differentiate(loss="cross-entropy", output=first, optimizer="sgd").cost("m4", runtime="c")
+    plan = lay_out(store_all(problem))
+    found = execute_on(plan, "host", predict=prediction_of)
+    assert found.ok, found.message
+    assert found.predicted is not None
+    assert {*found.predicted.outputs} == {first}
+    assert po.emit(plan, tmp_path / "c").not_predicted == ("same",)
 
 
 @needs_host

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import poetopt as po
@@ -23,9 +24,21 @@ from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from poetopt.util.errors import ModelError
-from tests.backends.c.support import HOST, M4, WARNINGS, blocks_of, dropping_model, needs_emulator, needs_host, network
-from tests.seeds import everything, some
+from poetopt.search.predicting import prediction_of
+from poetopt.util.errors import ModelError, PlanError
+from tests.backends.c.support import (
+    HOST,
+    M4,
+    WARNINGS,
+    blocks_of,
+    dropping_model,
+    needs_emulator,
+    needs_host,
+    network,
+    normalized_file,
+)
+from tests.keeping_nothing import keeping_nothing
+from tests.seeds import everything
 
 SECTOR = 2048
 MANY = 10**9
@@ -78,7 +91,7 @@ class Survivor:
 
 
 @needs_host
-@pytest.mark.parametrize("kind", some(("resident", "erased", "paged", "sectors"), 2))
+@pytest.mark.parametrize("kind", ["resident", "paged", "erased", "sectors"])
 def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
     steps = 3
     flags = {"resident": ("-DRESTORE",), "erased": (f"-DSECTOR={SECTOR}",)}.get(kind, ())
@@ -102,7 +115,7 @@ def test_the_power_ends_at_any_write(kind: str, tmp_path: Path) -> None:
 
 
 @needs_emulator
-@pytest.mark.parametrize("kind", some(("sectors", "erased"), 1))
+@pytest.mark.parametrize("kind", ["erased", "sectors"])
 def test_the_power_of_a_board_ends(kind: str, tmp_path: Path) -> None:
     """With just the plan's RAM, which is painted then; `python -m benchmarks.cuts` has networks, and every write."""
     row, worn = cuts.measured("tiny", cuts.compiled(plan_of(kind), tmp_path), every=11)
@@ -134,6 +147,68 @@ def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
         hurt[theirs + size + int(rng.integers(0, 8 * 4))] ^= 1 << int(rng.integers(0, 8))
         (one.folder / "pages.bin").write_bytes(hurt)
         assert one.run(MANY, 0)[1][0] in ("code 4", "code 5")
+
+
+@needs_host
+def test_labels_out_of_range_change_nothing(tmp_path: Path) -> None:
+    plan = lay_out(store_all(network().differentiate(optimizer="adam").cost("m4", runtime="c")))
+    graph = plan.problem.graph
+    assert graph is not None
+    write(device_program(plan, graph), HOST, tmp_path)
+    (tmp_path / "labels.c").write_text(
+        """
+#include <stdio.h>
+#include <string.h>
+#include "po.h"
+int po_read(uint32_t b, void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
+int po_write(uint32_t b, const void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
+int main(void)
+{
+    const int64_t labels[] = {4, -1, 5, 255, 100000, INT64_MIN, INT64_MAX, 0};
+    static unsigned char before[PO_RESIDENT_BYTES];
+    (void)po_load();
+    for (int k = 0; k < 8; k++) {
+        const int64_t both[2] = {0, labels[k]};
+        memset(po_inputs[0].address, 0, po_inputs[0].bytes);
+        memcpy(po_inputs[1].address, both, sizeof both);
+        memcpy(before, po_resident, sizeof before);
+        printf("%d", po_step());
+        printf("%d ", memcmp(before, po_resident, sizeof before) != 0);
+    }
+    return 0;
+}
+"""
+    )
+    flags = (*FLAGS, "-Werror", *WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover")
+    compiler(HOST).run((*flags, *STEP, "labels.c", "-lm", "-o", "labels"), tmp_path)
+    ended = subprocess.run([tmp_path / "labels"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert ended.stdout == "01 20 20 20 20 20 20 01 "
+
+
+def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
+    plan = plan_of("paged")
+    graph = graph_of(plan)
+    program = device_program(plan, graph, prediction=prediction_of(plan, graph))
+    least = blocks(program) * BLOCK_BYTES
+    for room, fits in ((least - 1, False), (least, True)):
+        narrow = replace(plan, problem=replace(plan.problem, storage_bytes=room))
+        if fits:
+            po.emit(narrow, tmp_path / "c")
+            continue
+        with pytest.raises(PlanError, match="with the two copies that po_save keeps, the step takes"):
+            po.emit(narrow, tmp_path / "c")
+        assert not (tmp_path / "c").exists()
+    odd = replace(plan, problem=replace(plan.problem, storage_erase_bytes=1000))
+    with pytest.raises(PlanError, match=r"erases 1,000 at once, and a program in C moves 512 B at once: that must be"):
+        po.emit(odd, tmp_path / "other")
+    for board, told in (
+        (blocks_of(515), "blocks of 515 B and erases 1 at once, and a program in C moves 515 B at once: that must be"),
+        (replace(blocks_of(4096), stack_bytes=2048), "one on the stack, and .* are 2,048; give a device with 4,480"),
+    ):
+        other = keeping_nothing(network().differentiate(optimizer="adam").cost(board, runtime="c", parameters="paged"))
+        with pytest.raises(PlanError, match=told):
+            po.emit(other, tmp_path / "other")
+    assert po.emit(replace(plan, problem=replace(plan.problem, storage_erase_bytes=4096)), tmp_path / "c").sectors > 0
 
 
 @needs_host
@@ -196,7 +271,18 @@ def test_saves_on_nor_flash_erase_each_sector_once(tmp_path: Path) -> None:
 
 
 @needs_host
-@pytest.mark.parametrize("kind", some(("paged", "resident"), 1))
+@pytest.mark.parametrize("budget", [1, 7, 10**6])
+def test_a_step_in_pieces_leaves_the_same_bits(budget: int, tmp_path: Path) -> None:
+    plan = plan_of("paged")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "pieces").mkdir()
+    whole = Survivor.made(plan, tmp_path / "whole").run(MANY, 2)
+    assert whole[0] == 0
+    assert Survivor.made(plan, tmp_path / "pieces", f"-DPO_BUDGET={budget}u").run(MANY, 2) == whole
+
+
+@needs_host
+@pytest.mark.parametrize("kind", ["resident", "paged"])
 def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> None:
     """The newest whole generation: a bit in it that is another, and it is the one before."""
     plan = plan_of(kind)
@@ -222,3 +308,25 @@ def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> 
     for strange in (b"", pages[: len(pages) // 3], bytes(len(pages))):
         with pytest.raises(ModelError, match="no whole generation of this network and plan"):
             newest(found.program, strange)
+
+
+@needs_host
+def test_what_a_device_has_learned_is_written_as_a_network(tmp_path: Path) -> None:
+    model = po.load(normalized_file())
+    assert isinstance(model, po.Model)
+    problem = model.differentiate(optimizer="momentum").cost("m4", runtime="c", parameters="paged")
+    report = po.solve(problem, ram=problem.least_ram_bytes + 4000, threads=1, time_limit="20s")
+    assert report.plan is not None
+    graph = graph_of(report.plan)
+    found = Survivor.made(report.plan, tmp_path, prediction=prediction_of(report.plan, graph))
+    found.run(MANY, 2)
+    out = tmp_path / "trained.onnx"
+    assert po.restore(report.plan, found.folder / "pages.bin", out, model=normalized_file()) == 3
+    _, values = newest(found.program, (found.folder / "pages.bin").read_bytes())
+    written = {one.name: onnx.numpy_helper.to_array(one) for one in onnx.load(out).graph.initializer}
+    for name in (*graph.trained, *graph.states):
+        assert written[name].tobytes() == values[graph.root(name)].tobytes()
+        assert not np.array_equal(written[name], graph.values[name])
+    assert "Dropout" not in {node.op_type for node in onnx.load(out).graph.node}
+    with pytest.raises(ModelError, match="can't read"):
+        po.restore(report.plan, tmp_path / "nothing.bin", out, model=normalized_file())
