@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import AttributeProto, helper, numpy_helper
+from onnx import helper
 
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.frontends.proto import node_proto
-from poetopt.graph import Node
 from poetopt.util.errors import ModelError
-from tests.autodiff.specs import Spec
 from tests.frontends.support import floats, model_of
 
 if TYPE_CHECKING:
@@ -153,53 +150,3 @@ class TestEmptyOutputs:
     def test_a_loss_on_nothing(self, op: str, weights: dict[str, Array]) -> None:
         with pytest.raises(ModelError, match=rf"node 'n' \({op}, opset 18\): its output 'y' .*has no elements"):
             differentiate(load_onnx(one(op, [3, 4], weights)))
-
-
-VALUES = (0, -1, 10**12, -(10**12))
-
-
-def _model(spec: Spec) -> onnx.ModelProto:
-    """The row as a file: every input stored, in float32."""
-    names = tuple("" if array is None else f"i{k}" for k, array in enumerate(spec.inputs))
-    node = node_proto(Node(spec.op, names, tuple(f"y{k}" for k in range(spec.outputs)), spec.attributes, name="n"))
-    stored = [
-        numpy_helper.from_array(array.astype(np.float32) if array.dtype == np.float64 else array, f"i{k}")
-        for k, array in enumerate(spec.inputs)
-        if array is not None
-    ]
-    graph = helper.make_graph([node], "g", [], [onnx.ValueInfoProto(name=name) for name in node.output], stored)
-    imports = [helper.make_opsetid("", spec.opset)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=8 if spec.opset < 21 else 11)
-
-
-def _mutants(spec: Spec) -> Iterator[onnx.ModelProto]:
-    """The row's file with one integer setting, or the first number of one integer input, replaced."""
-    model = _model(spec)
-    schema = onnx.defs.get_schema(spec.op, spec.opset, "")
-    own = {attribute.name: attribute for attribute in model.graph.node[0].attribute}
-    for value in VALUES:
-        for name, declared in sorted(schema.attributes.items()):
-            found: list[int] | int
-            if declared.type == onnx.defs.OpSchema.AttrType.INT:
-                found = value
-            elif declared.type == onnx.defs.OpSchema.AttrType.INTS and name in own:
-                found = [value, *own[name].ints[1:]]
-            else:
-                continue
-            mutant = onnx.ModelProto()
-            mutant.CopyFrom(model)
-            node = mutant.graph.node[0]
-            del node.attribute[:]
-            node.attribute.extend(attribute for key, attribute in own.items() if key != name)
-            kind = AttributeProto.INTS if isinstance(found, list) else AttributeProto.INT
-            node.attribute.append(helper.make_attribute(name, found, attr_type=kind))
-            yield mutant
-        for k, array in enumerate(spec.inputs):
-            if array is not None and array.dtype == np.int64 and array.size:
-                mutant = onnx.ModelProto()
-                mutant.CopyFrom(model)
-                changed = array.copy()
-                changed.reshape(-1)[0] = value
-                stored = next(proto for proto in mutant.graph.initializer if proto.name == f"i{k}")
-                stored.CopyFrom(numpy_helper.from_array(changed, f"i{k}"))
-                yield mutant
