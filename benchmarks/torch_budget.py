@@ -234,7 +234,7 @@ def ours(module: nn.Module, given: Given, memory: str, wanted: list[torch.Tensor
         far = apart(gradients(twin, compiled, given), wanted)
     except (InfeasibleError, NoScheduleError) as error:
         told(str(error))
-        known = str(error).rpartition("memory=")[2].partition(",")[2].strip() or "unknown"
+        known = str(error).rpartition("memory=")[2] or "unknown"
         kind = "proven" if isinstance(error, InfeasibleError) else "not proven"
         return Ours(None, reason=f"none, {kind}; {known} does")
     (plan,) = twin.memory_plans

@@ -162,9 +162,9 @@ class Claim:
         if self.gap is None:
             return ("a valid schedule; nothing is proven of better ones",)
         if self.gap <= OPTIMAL_GAP:
-            return (f"optimal: no schedule {self._less('costs', 'takes', 'has')}",)
+            return (f"optimal: no schedule{self._asked_for()} {self._less('costs', 'takes', 'has')}",)
         asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
-        saves = f"no schedule saves more than {show_share(self.gap)} of the {self._above()}{asked}"
+        saves = f"no schedule{self._asked_for()} saves more than {show_share(self.gap)} of the {self._above()}{asked}"
         scope_gap = self.scope_gap
         if scope_gap is None or scope_gap >= self.gap * (1 - OPTIMAL_GAP):
             return (saves,)
@@ -196,6 +196,11 @@ class Claim:
         return scope_words(
             self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat, storage=self.storage
         )
+
+    def _asked_for(self) -> str:
+        """The moves that schedules were asked to do without."""
+        without = [move for move, may in (("recomputing", self.remat), ("paging", self.paging)) if not may]
+        return f" without {' and '.join(without)}" if without else ""
 
     def _above(self) -> str:
         above = {ENERGY.name: "overhead", RAM: RAM}

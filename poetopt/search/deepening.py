@@ -199,7 +199,8 @@ class Deepening:
         if scope == top:
             # what no narrower scope has an answer for is worth all of the time
             return budget if self._proven is None else replace(budget, pace_s=PACE_S)
-        if self._proven is not None and _wide(top):
+        waiting = self._all is not None and not self._all.relaxed  # for a bound on all plans
+        if waiting or (self._proven is not None and _wide(top)):
             budget = budget.part(CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)
 

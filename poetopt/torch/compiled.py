@@ -227,31 +227,48 @@ class Compiled:
 
     def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
         """The graphs of the plan of least time whose peak keeps the budget. Raises InfeasibleError, NoScheduleError."""
-        begin, ram = time.monotonic(), plan.budget_bytes
-        options = Options(ram_bytes=0, paging=problem.paging, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
-        for _ in range(TRIES):
-            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), begin=begin)
-            if solution.plan is None or solution.simulation is None:
-                raise self._none(plan, solution)
-            graphs = partitioned(joint, solution.plan.instructions, self.folder or "")
-            plan.planned_bytes = peak_bytes(graphs, joint)
-            if plan.planned_bytes <= plan.budget_bytes:
-                break
-            ram -= plan.planned_bytes - plan.budget_bytes
-        else:
-            raise NoScheduleError(
-                f"{self.name}: no plan was found that keeps {show_bytes(plan.budget_bytes)}; give more"
-            )
+        solution, graphs, plan.planned_bytes = self._keeping(joint, problem, plan.budget_bytes)
+        if graphs is None:
+            raise self._none(plan, solution, self._known(joint, problem, solution))
+        assert solution.plan is not None
+        assert solution.simulation is not None
         done = solution.simulation
         plan.recomputes, plan.moved_bytes = again(joint, solution.plan.instructions), done.bytes_written
         plan.recompute_share = done.overhead_j / max(done.energy_j - done.overhead_j, 1e-12)
         plan.gap, plan.scope_gap, plan.scope = solution.overhead_gap, solution.scope_gap, solution.scope
         return graphs
 
-    def _none(self, plan: MemoryPlan, solution: Solution) -> PoetError:
+    def _keeping(self, joint: Joint, problem: Problem, budget_bytes: int) -> tuple[Solution, Graphs | None, int]:
+        """The solution within a budget, its graphs and their peak; None: there are none, with the peak of the first."""
+        begin, ram, first = time.monotonic(), budget_bytes, 0
+        options = Options(ram_bytes=0, paging=problem.paging, time_limit_s=self.time_limit_s, threads=1, gap=self.gap)
+        for _ in range(TRIES):
+            solution = solve(problem, replace(options, ram_bytes=max(ram, 0)), begin=begin)
+            if solution.plan is None:
+                break
+            graphs = partitioned(joint, solution.plan.instructions, self.folder or "")
+            taken = peak_bytes(graphs, joint)
+            if taken <= budget_bytes:
+                return solution, graphs, taken
+            first, ram = first or taken, ram - (taken - budget_bytes)
+        return solution, None, first
+
+    def _known(self, joint: Joint, problem: Problem, solution: Solution) -> int | None:
+        """A budget whose plan's graphs keep it, near the least that the solver knows; None: none is known."""
+        budget = solution.least_ram_bytes
+        for _ in range(TRIES):
+            if not budget:
+                return None
+            _, graphs, taken = self._keeping(joint, problem, budget)
+            if graphs is not None:
+                return budget
+            budget = taken if taken > budget else 0
+        return None
+
+    def _none(self, plan: MemoryPlan, solution: Solution, known: int | None) -> PoetError:
         """Says why there is no plan, and with which budget there is one."""
-        known, more = solution.least_ram_bytes, 0 if isinstance(self.budget, Share) else plan.beside_bytes
-        least = max(plan.least_bytes, solution.ram_bound_bytes or 0)
+        share, least = isinstance(self.budget, Share), max(plan.least_bytes, solution.ram_bound_bytes or 0)
+        more = 0 if share else plan.beside_bytes
         beside = f" and {show_bytes(more)} of parameters, buffers and inputs" if more else ""
         words = f"{self.name}: the budget leaves {show_bytes(max(plan.budget_bytes, 0))} for a step{beside}, "
         if plan.budget_bytes >= least:
@@ -259,9 +276,8 @@ class Compiled:
         else:
             words += f"and any plan takes {show_bytes(least)} or more"
         if known is not None:
-            words += f"; one is known with memory={known + more}"
-            if isinstance(self.budget, Share):
-                words += f", {100 * known / plan.store_all_bytes:.1f}%"
+            per_mille = -(-1000 * known // plan.store_all_bytes)  # never below what it takes
+            words += f"; one is known with memory={f'{per_mille / 10}%' if share else known + more}"
         proven = plan.budget_bytes < least or solution.exhausted
         return (InfeasibleError if proven else NoScheduleError)(words)
 
