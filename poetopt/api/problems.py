@@ -148,7 +148,7 @@ def checked_scope(scope: str) -> str:
     kind, _, depth = scope.partition(":")
     if scope in SCOPES or (kind == "depth" and re.fullmatch("0*[1-9][0-9]{0,8}", depth)):
         return scope
-    digits = re.search(r"\d+", scope)
+    digits = re.search(r"[1-9]\d*", scope)
     meant = [f"depth:{digits[0]}"] if digits else near(scope, SCOPES)
     hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
     raise OptionError(f"--scope {scope}: must be auto, depth:D (D >= 1, as in depth:4), forward or full{hint}")

@@ -242,7 +242,7 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     if found.differs or (strict and not found.whole):
-        raise ExecutionError(f"{plan}: {found.doubts}; solve it again")
+        raise ExecutionError(f"{plan}: {found.doubts}{'; solve it again' if found.differs else ''}")
     return 0
 
 
