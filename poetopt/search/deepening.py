@@ -142,7 +142,12 @@ class Deepening:
                 continue  # what bounds all plans bounds those, too
             before = run.incumbent.value
             share = 1.0 if scope == top else NO_GOODS_SHARE
+            waiting = self._waiting
             last = self._search(scope, self._budget(scope, top), no_goods=share)
+            if waiting and not (last.closed or last.finished or last.infeasible):
+                if self._all is not None and self._all.prove(last):
+                    break
+                last = self._search(scope, self._budget(scope, top), no_goods=share)  # with the time that is left
             paid = last.pays(before, gap)
             if last.closed:
                 settled = self._proven is not None and not paid
@@ -173,6 +178,11 @@ class Deepening:
             return False
         return count_recomputes(run.problem, "full") <= FAR_RECOMPUTES
 
+    @property
+    def _waiting(self) -> bool:
+        """Say whether a bound on all plans is still to come: it has the other part of the time."""
+        return self._all is not None and not self._all.relaxed
+
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""
         run, plain, best = self._run, self._run.plain, self._run.incumbent.best
@@ -199,9 +209,10 @@ class Deepening:
         if scope == top:
             # what no narrower scope has an answer for is worth all of the time
             return budget if self._proven is None else replace(budget, pace_s=PACE_S)
-        waiting = self._all is not None and not self._all.relaxed  # for a bound on all plans
-        if waiting or (self._proven is not None and _wide(top)):
+        if self._proven is not None and _wide(top):
             budget = budget.part(CLAIMED_SHARE)
+        elif self._waiting:
+            return budget.part(CLAIMED_SHARE).nearly_after(SOON_SHARE / CLAIMED_SHARE)
         return budget.nearly_after(SOON_SHARE)
 
     def _search(self, scope: str, budget: Budget, *, no_goods: float = 0.0, bound: float = 0.0) -> Proof:
