@@ -25,7 +25,7 @@ from poetopt.util.errors import BackendUnavailableError, FormulationError, Infea
 
 SUPPORTS = frozenset({Feature.STORED, Feature.UPDATED, Feature.TAKEN, *COMPUTES})
 """Features of problems whose plans have their points in outer approximations."""
-LEVELS = (1_250, 4_000, 16_000)
+LEVELS = (1_500, 4_000, 16_000)
 """Recomputes in models of all plans, one after the other, where it takes more than one: in the smaller ones stages are
 decided together. Measured on the zoo: a thousand close half of it in a second; of 16,000 models are cut for ten."""
 GAINED = 0.1
