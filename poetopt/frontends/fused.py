@@ -37,7 +37,7 @@ _PLAIN: Mapping[str, int] = {
 
 
 def known(node: NodeProto) -> bool:
-    """Says whether a node of `TAKEN` is written out here."""
+    """Say if a node of `TAKEN` is written out here."""
     outputs, operands = TAKEN[node.op_type]
     more = any(node.output[outputs:]) or any(name and k not in operands for k, name in enumerate(node.input))
     return not more and all(attribute_int(node, name, value) == value for name, value in _PLAIN.items())

@@ -145,7 +145,7 @@ class Deepening:
             waiting = self._waiting
             last = self._search(scope, self._budget(scope, top), no_goods=share)
             if waiting and not (last.closed or last.finished or last.infeasible):
-                if self._all is not None and self._all.prove(last):
+                if self._bounds_all(last):
                     break
                 last = self._search(scope, self._budget(scope, top), no_goods=share)  # with the time that is left
             paid = last.pays(before, gap)
@@ -157,7 +157,7 @@ class Deepening:
                 self._nearly = last
             elif not last.infeasible and not last.finished:
                 settled = True
-            if self._all and not last.infeasible and self._all.prove(last):
+            if self._bounds_all(last):
                 break  # no wider scope has a better one
         assert last is not None
         if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
@@ -181,7 +181,11 @@ class Deepening:
     @property
     def _waiting(self) -> bool:
         """Say whether a bound on all plans is still to come: it has the other part of the time."""
-        return self._all is not None and not self._all.relaxed
+        return bool(self._all and not self._all.relaxed and self._run.incumbent.best)
+
+    def _bounds_all(self, last: Proof) -> bool:
+        """Look at all plans beside a scope's; say whether no wider scope has a better one."""
+        return bool(self._all and not last.infeasible and self._all.prove(last))
 
     def _beside_plain(self, scopes: Sequence[str]) -> Proof | None:
         """The scope that is proven of the plain problem, where a search says that no streaming pays; else None."""

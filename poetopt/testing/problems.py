@@ -161,7 +161,7 @@ def given_case(base: Formulation, problem: Problem, ram_bytes: int) -> tuple[Pro
 
 
 def _count(base: Formulation, problem: Problem, ram_bytes: int) -> int:
-    """How many decisions there are beside the stages of transfers."""
+    """The number of decisions beside the stages of transfers."""
     return sum(map(len, decisions(space_of(base, problem, ram_bytes, False))))
 
 

@@ -263,7 +263,7 @@ def _schema(node: fx.Node) -> Any:
 
 
 def _arguments(node: fx.Node) -> dict[str, Any]:
-    """What an operator is called with, in its own order, by name."""
+    """The arguments of an operator, in its own order, by name."""
     schema = _schema(node)
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | node.kwargs
     return {argument.name: given.get(argument.name, argument.default_value) for argument in schema.arguments}

@@ -51,7 +51,7 @@ class _FileSpan:
 
 
 def _tensor_spans(file: IO[bytes]) -> dict[str, _FileSpan]:
-    """Says where the elements of initializers and of constants (by their output) are in the file of a model.
+    """The places of the elements of initializers and of constants (by their output) in the file of a model.
 
     Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
     """

@@ -196,7 +196,7 @@ HOW: Mapping[str, str] = {
 }
 FORMS = (PLAIN, *FILES)
 _OWN = re.compile(r"main(?:_sd)?\.c|driver_nor\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
-"""What a board without a system has of its own here, and has of somebody else in a package."""
+"""Files of a board without a system, which a package's own build has already."""
 _LISTED = re.compile(r"\| `(main|driver|freestanding|\w+_(startup|libm)\.c)")
 _EMBEDDED = re.compile(r"#if defined\(__APPLE__\)\n.*?#endif\n", re.DOTALL)
 

@@ -37,7 +37,7 @@ _DAMAGED = (
 )  # fmt: skip
 """What zipfile and numpy raise where an archive is damaged, encrypted, or packed as neither can unpack."""
 _READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-"""What reads a header, by the version of numpy's format."""
+"""Readers of a header, by the version of numpy's format."""
 
 
 class Header(NamedTuple):

@@ -79,7 +79,7 @@ def session_options(threads: int) -> Any:
 
 
 def is_random(node: Node) -> bool:
-    """Says whether two runs of one session of `node` may differ."""
+    """Say if two runs of one session of `node` may differ."""
     return node.op_type in RANDOM_OPS and not node.domain
 
 

@@ -67,7 +67,7 @@ class BoundSlices:
             self.program.add(f"a copy of {name!r}", partial(np.copyto, to, shown.reshape(to.shape)))
 
     def _held(self, name: str) -> ProblemTensor:
-        """What is on storage of a tensor."""
+        """The planned tensor whose storage a name has."""
         return self.places.problem.tensors[self.places.index[self.places.graph.root(name)]]
 
     def _move(self, node: Node, begin: int, count: int) -> None:

@@ -133,7 +133,7 @@ class _Programme:
         return np.where(possible, seconds + idle_s + following, np.inf)
 
     def _after(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Whether a move is possible, the seconds that it idles, and the state behind it."""
+        """The possibility of a move, the seconds that it idles, and the state behind it."""
         i, j, size, unit = move.first, move.end, self.size, self.unit
         state = self._units(size.state[i])
         stays = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)

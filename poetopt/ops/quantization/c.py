@@ -239,7 +239,7 @@ def _plain(call: Call) -> Call:
 
 
 def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
-    """How the plain kernel goes in chunks of the weight's channels, or groups: the loop, and the weight's slices."""
+    """The plain kernel's chunks of the weight's channels, or groups: the loop, and the weight's slices."""
     for tiling in kernel.tilings(_plain(call)):
         loop, taken = tiling.outer, tiling.inputs[1]
         rows = any(one is not None and one.rows is not None for one in (*tiling.inputs, *tiling.outputs))
@@ -308,7 +308,7 @@ def _within(kernel: Kernel) -> Kernel:
 
 
 def _scale_at(call: Call) -> str:
-    """Says where the scale of element i of the weight is."""
+    """The place of the scale of element i of the weight."""
     shape = call.shape(1)
     axis, size = sharing(shape, call.shape(2), *settings(call.node))
     if axis is None:

@@ -93,7 +93,7 @@ MOST = 14
 LEVELS = 48
 """Of RAM, from the least that any way takes to all operands whole, for which ways are compared."""
 USUAL = 3.0
-"""What the usual case counts: as much as all others together, times this."""
+"""The weight of the usual case: as much as all others together, times this."""
 NEGLIGIBLE = 1 / 8
 """Of an operator's bytes: differences in traffic below that hardly count."""
 DIGITS = 6
