@@ -57,12 +57,6 @@ FAULTS = (
         ("plan",),
     ),
     Fault(
-        "a compact plan is read one byte too far",
-        "if self.place >= len(self.data):",
-        "if self.place > len(self.data):",
-        ("plan",),
-    ),
-    Fault(
         "a recompute of what can't be recomputed",
         "return producer >= 0 and self.operators[producer].recomputable",
         "return producer >= 0",

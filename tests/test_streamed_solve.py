@@ -1,4 +1,4 @@
-"""A step whose runs stream, from `po.solve` to a file, the page and the compact form; and lenet's least RAM."""
+"""A step whose runs stream, from `po.solve` to a file and the page; and lenet's least RAM."""
 
 from __future__ import annotations
 

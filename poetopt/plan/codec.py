@@ -37,7 +37,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from poetopt.graph.problem import CLOSING, Problem, ProblemOperator, ProblemTensor
-from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
@@ -52,8 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PlanFile",
-    "decode_compact",
-    "encode_compact",
     "from_json",
     "load",
     "save",

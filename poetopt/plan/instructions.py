@@ -56,6 +56,11 @@ class Plan:
     instructions: tuple[Instruction, ...]
     offsets: tuple[int, ...] = ()
 
+    @property
+    def instruction_bytes(self) -> int:
+        """Bytes of the instructions, 7 bits a byte: two bits of action before the target, and a byte for a variant."""
+        return sum(-(-(one.target.bit_length() + 2) // 7) + (one.variant > 0) for one in self.instructions)
+
     def __repr__(self) -> str:
         laid_out = "laid out" if self.offsets else "not laid out"
         return f"<Plan of {shown(self.problem.name)}: {len(self.instructions)} instructions, {laid_out}>"

@@ -115,7 +115,7 @@ def _standing_first(
 
 
 def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
-    """The layout that every plan is given out with, and that a device finds for its compact form.
+    """The layout that every plan is given out with.
 
     plan
         One that `simulate` passes, with offsets or without.

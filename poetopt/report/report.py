@@ -115,12 +115,8 @@ class Report:
 
     @cached_property
     def plan_bytes(self) -> int | None:
-        """Size of the plan's compact encoding, in bytes."""
-        if self.plan is None:
-            return None
-        from poetopt.plan.codec import encode_compact
-
-        return len(encode_compact(self.plan))
+        """Bytes of the plan's instructions as integers of variable length."""
+        return None if self.plan is None else self.plan.instruction_bytes
 
     @cached_property
     def prediction_bytes(self) -> int | None:

@@ -253,7 +253,7 @@ class Incumbent:
         return lay_out(plan, ram_bytes=self.room_bytes, quick=quick, until=until)
 
     def settle(self) -> None:
-        """Replace the best plan's layout by the one that a device computes from the compact form, where that fits."""
+        """Replace the best plan's layout by the one of `lay_out_within`, where that fits."""
         if self.best is None:
             return
         laid_out = lay_out(self.best.plan, quick=True)

@@ -9,7 +9,6 @@ import pytest
 from poetopt.comparison.baselines import method
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.codec import from_json, to_json
-from poetopt.plan.compact import decode_compact, encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.plan.normalize import normalize
@@ -64,4 +63,3 @@ def test_plans_of_all_makers_are_laid_out_and_written(seed: int) -> None:
         check_layout(laid, arena_bytes(laid))
         run_thrice(laid)
         assert from_json(to_json(laid)).plan.problem.operators == problem.operators
-        assert decode_compact(problem, encode_compact(laid)).instructions == laid.instructions

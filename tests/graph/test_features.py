@@ -23,7 +23,6 @@ from poetopt.graph.problem import (
     Variant,
     check_supported,
 )
-from poetopt.plan.compact import encode_compact
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
 from poetopt.util.errors import ProblemError
@@ -51,14 +50,12 @@ HAVING: dict[Feature, Callable[[Problem], Problem]] = {
 ASKED: dict[str, Callable[[Problem], Any]] = {
     "the search": lambda problem: po.solve(problem, ram=100),
     "the simulator": lambda problem: simulate(store_all(problem)),
-    "the compact encoding": lambda problem: encode_compact(Plan(problem, ())),
     "formulation 'retention'": lambda problem: formulation("retention").build(problem, ram_bytes=100, scope="depth:1"),
     "formulation 'poet'": lambda problem: formulation("poet").build(problem, ram_bytes=100),
     **{f"baseline '{name}'": partial(scheduled, name) for name in baselines.names()},
 }
 SUPPORTED = {
     "the simulator": SUPPORTS,
-    "the compact encoding": SUPPORTS,
     "the search": frozenset(Feature),
     "formulation 'retention'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
     "formulation 'poet'": frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY}),
