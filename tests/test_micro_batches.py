@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
+from onnxruntime import InferenceSession
 
 import poetopt as po
 from poetopt.api.apart import prepared
@@ -17,6 +19,8 @@ from poetopt.api.batches import known_schedule
 from poetopt.api.problems import asked
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
+from poetopt.backends.step.parted import cut
+from poetopt.frontends.proto import save_model
 from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
 from poetopt.plan import codec
 from poetopt.plan.assemble import store_all
@@ -85,6 +89,25 @@ def test_gradients_and_loss_of_the_parts_are_those_of_the_whole_batch(name: str 
     whole, _ = executed(step(model, 1), batch)
     close(split, whole)
     assert len(whole) > (1 if name is None else 4)
+
+
+def test_the_file_of_a_part_takes_the_sums_of_those_before(tmp_path: Any) -> None:
+    """And the running statistics, by onnxruntime alone."""
+    loaded = po.load(network(1), batch=8, micro_batch=2)
+    assert isinstance(loaded, po.Model)
+    graph = loaded.training_graph()
+    save_model(graph.joint, tmp_path / "part.onnx")
+    session = InferenceSession(tmp_path / "part.onnx", providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    said = json.loads(session.get_modelmeta().custom_metadata_map["poetopt.carried"])
+    assert {one.name for one in session.get_overridable_initializers()} == {*said} == {*graph.sums.values()}
+    batch, lasting = random_batch(graph.whole, 3), dict[str, Any]()
+    for part in cut(graph, batch):
+        found = dict(zip(names, session.run(None, {**part, **lasting}), strict=True))
+        lasting = {old: found[new] for old, new in said.items()}
+    whole, _ = executed(step(network(1), 1), batch)
+    for name, made in graph.gradients.items():
+        np.testing.assert_allclose(found[made], whole[name], atol=TOLERANCE * np.abs(whole[name]).max(), rtol=0)
 
 
 def test_a_part_alone_does_not_have_the_gradients_of_the_batch() -> None:

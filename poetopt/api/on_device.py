@@ -186,7 +186,7 @@ def restore(
         except ModelError as error:
             wrong = wrong or error
             continue
-        roots = {name: graph.joint.root(name) for name in (*graph.trained, *graph.states)}
+        roots = {name: graph.joint.root(name) for name in graph.learned}
         named = {name: values[root] for name, root in roots.items() if root in values}
         shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in named.items()}
         Exporting(graph, found.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
@@ -337,7 +337,7 @@ def fit_on(
     exporting = Exporting(graph, made.problem.recipe, model, training_form, allow_symlinks)
     if out is not None:
         exporting.check(out)
-        exporting.write({name: graph.values[name] for name in (*graph.trained, *graph.states)}, None)
+        exporting.write({name: graph.values[name] for name in graph.learned}, None)
     ended = fit(
         made,
         on,

@@ -209,8 +209,9 @@ def grad(
         document |= {
             "optimizer": graph.optimizer,
             "hyperparameters": {n: joint.values[tensor].item() for n, tensor in graph.hyperparameters.items()},
-            "carried": dict(joint.carried),
         }
+    if joint.carried:
+        document["carried"] = dict(joint.carried)
     write_json({**summary(joint), **document}, json)
     made = f"{len(graph.gradients)} gradients"
     if graph.optimizer != "none":
@@ -223,11 +224,10 @@ def grad(
     if graph.hyperparameters:
         defaults = (f"{tensor} ({joint.values[tensor].item():g})" for tensor in graph.hyperparameters.values())
         rows.append(("each step", f"also takes {', '.join(defaults)}"))
-        rows.append(("carried", f"{len(joint.carried)} tensors: feed each as `name` what came out as `name.new`"))
-    elif graph.states:
-        pairs = [f"{old} -> {new}" for old, new in graph.states.items()]
-        shown = ", ".join(pairs[:2]) + (f", ... ({len(pairs)} in --json)" if len(pairs) > 2 else "")
-        rows.append(("statistics", f"before -> after the step: {shown}"))
+    if joint.carried:
+        old, new = next(iter(joint.carried.items()))
+        count = len(joint.carried)
+        rows.append(("carried", f"{count} tensors: feed each what came out as its new value, as {new} for {old}"))
     rows += [("note", str(note)) for note in graph.notes]
     say(table(title, rows), unless=[json])
     return 0

@@ -43,7 +43,9 @@ def fed_from_storage(problem: Problem, graph: TrainingGraph) -> Problem:
 
 PARAMETERS = ("resident", "paged")
 """What a problem may be made with: parameters in RAM for good, or scheduled like everything else."""
-SCHEDULED = frozenset({Role.PARAMETER, Role.GRADIENT_SUM, Role.OPTIMIZER_STATE, Role.CONSTANT})
+WEIGHTS = frozenset({Role.PARAMETER, Role.CONSTANT})
+"""The roles whose tensors may lie in mapped flash, where nothing that lasts from step to step does."""
+SCHEDULED = WEIGHTS | {Role.GRADIENT_SUM, Role.OPTIMIZER_STATE}
 """The roles whose tensors may have their home on storage."""
 STREAM = ("auto", "never")
 """Whether operators may stream operands from and to storage."""
@@ -83,10 +85,11 @@ def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0])
     sizes = {name: graph.tensors[name].nbytes for name in resident}
     flash = {name: resident.pop(name) for name in in_flash(graph, device.flash_room_bytes)}
     storage: dict[str, str] = {}
+    beside = {graph.root(name) for name in graph.beside}
     if parameters == "paged":
         for name, role in list(resident.items()):
             # what takes less stays in RAM: a place of its own on storage is worth nothing there
-            if role in SCHEDULED and sizes[name] > 64:
+            if role in SCHEDULED and sizes[name] > 64 and name not in beside:
                 storage[name] = updaters.get(name, "")
                 del resident[name]
     return Homes(resident, storage, flash)
@@ -94,11 +97,8 @@ def homes(graph: TrainingGraph, device: Device, parameters: str = PARAMETERS[0])
 
 def in_flash(graph: TrainingGraph, room_bytes: int) -> tuple[str, ...]:
     """The storages that lie in mapped flash of so many bytes; the same ones for the sum of theirs."""
-    updated = {graph.root(old) for old in graph.updaters}
-    resident = resident_storages(graph)
-    frozen = [name for name, role in resident.items() if role in SCHEDULED and name not in updated]
-    frozen = [name for name in frozen if resident[name] is not Role.GRADIENT_SUM]  # which parts write
-    frozen = [name for name in frozen if name not in graph.trained]
+    lasting = {graph.root(name) for name in graph.lasting}
+    frozen = [name for name, role in resident_storages(graph).items() if role in WEIGHTS and name not in lasting]
     found: list[str] = []
     for name in sorted(frozen, key=lambda name: (-graph.tensors[name].nbytes, name)):
         if graph.tensors[name].nbytes <= room_bytes:

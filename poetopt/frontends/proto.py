@@ -239,9 +239,8 @@ def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.Mode
     is otherwise. The order of nodes is that of the operators. Weights are inline, however large; use
     `save_model` to write a file.
 
-    A whole step with updates (`outputs` not given) takes what it carries and the hyperparameters as inputs:
-    initializers that may be overridden, and no initializer for `ANEW`. Its metadata say the optimizer and what is
-    carried.
+    A whole step (`outputs` not given) takes what it carries and the hyperparameters as inputs: initializers that may be
+    overridden, and no initializer for `ANEW`. Its metadata say the optimizer and what is carried.
     """
     return _model(graph, outputs, {})
 
@@ -280,7 +279,7 @@ def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, T
     body.node.extend(node_proto(node) for node in nodes)
     given: tuple[str, ...] = ()
     absent: set[str] = set()
-    if isinstance(graph, TrainingGraph) and graph.optimizer != "none" and outputs is None:
+    if isinstance(graph, TrainingGraph) and graph.carried and outputs is None:
         given = (*graph.carried, *graph.hyperparameters.values())
         absent = {tensor for name, tensor in graph.hyperparameters.items() if name in ANEW}
         carried = json.dumps(dict(graph.carried))

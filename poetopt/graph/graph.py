@@ -481,11 +481,35 @@ class TrainingGraph(Graph):
         return {**updates, **{old: new for old, new in self.states.items() if old not in updates}}
 
     @cached_property
+    def lasting(self) -> Mapping[str, str]:
+        """All that lasts from step to step: old name -> what the whole step leaves in its place.
+
+        Parameters, running statistics, optimizer states and, of a batch in parts, sums of gradients. Whoever has its
+        gradient updates a parameter that is left by its own name.
+        """
+        return {**{name: name for name in self.trained}, **self.joint.carried}
+
+    @cached_property
+    def saved(self) -> Mapping[str, str]:
+        """Those of `lasting` that the next batch begins with: not the sums, which are zero then."""
+        sums = {*self.sums.values()}
+        return {old: new for old, new in self.lasting.items() if old not in sums}
+
+    @cached_property
+    def learned(self) -> tuple[str, ...]:
+        """Those of `lasting` that the network's file has: parameters and running statistics."""
+        return (*self.trained, *self.states)
+
+    @cached_property
+    def beside(self) -> Mapping[str, str]:
+        """Those of `carried` whose new value lies beside the old one, whose place it takes between two steps."""
+        return {old: new for old, new in self.carried.items() if self.root(new) != self.root(old)}
+
+    @cached_property
     def shown_results(self) -> Mapping[str, str]:
         """Gives what an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
         shown = {name: name for name in self.targets} | {f"{name}.grad": made for name, made in self.gradients.items()}
-        new = (made for old, made in self.carried.items() if old not in self.sums.values())
-        return shown | ({name: name for name in new} if self.updaters else {})
+        return shown | ({new: new for old, new in self.saved.items() if new != old} if self.updaters else {})
 
     @cached_property
     def results(self) -> tuple[str, ...]:

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
 def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
     """Constants by name: what kernels may have written into their code."""
-    states = set(graph.states)
     return {
         name: value
         for name, value in graph.values.items()
-        if graph.tensors[name].role is Role.CONSTANT and name not in states
+        if graph.tensors[name].role is Role.CONSTANT and name not in graph.lasting
     }
 
 

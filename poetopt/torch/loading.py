@@ -134,8 +134,8 @@ def _given(trained: Any) -> _Given:
     values = trained if isinstance(trained, Mapping) else getattr(trained, "values", None)
     if isinstance(trained, Trainer):
         graph = trained.plan.problem.graph
-        states = graph.optimizer_states if graph is not None else ()
-        values = {name: array for name, array in trained.values().items() if name not in states}
+        learned = graph.learned if graph is not None else ()
+        values = {name: array for name, array in trained.values().items() if name in learned}
     if not isinstance(values, Mapping):
         raise ModelError(
             "a trained network is needed here (an ONNX file, a Trainer or a folder of its checkpoints, what po.train "

@@ -290,14 +290,13 @@ class Exporting:
 
         source = original(self.graph.source if self.model is None else self.model, self.recipe)
         form = None if self.training_form else changes(self.graph, self.graph.values if given is None else given)
-        names = [name for name in values if name not in self.graph.optimizer_states]
+        names = [name for name in values if name in self.graph.learned]
         export(source, names, values, out, known=self.graph.tensors, form=form, allow_symlinks=self.allow_symlinks)
 
     def check(self, out: str | os.PathLike[str]) -> None:
         """As `check_out` does."""
         source = original(self.graph.source if self.model is None else self.model, self.recipe)
-        written = (*self.graph.trained, *self.graph.states)
-        check_out(source, sum(self.graph.tensors[name].nbytes for name in written), out)
+        check_out(source, sum(self.graph.tensors[name].nbytes for name in self.graph.learned), out)
 
 
 def check_out(

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 import poetopt as po
 from poetopt.devices import Device, Storage, device
-from poetopt.devices.cost import cost
+from poetopt.devices.cost import PARAMETERS, cost, homes
 from poetopt.devices.loading import CATALOGUE
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.flops import work
 from poetopt.ops.nodes import resident_breakdown
 from poetopt.ops.runtimes.onnxruntime import PAGE, runtime
 from poetopt.util.errors import DeviceError, ModelError
+from tests.backends.support import residual
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -332,3 +333,19 @@ def test_a_device_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "board.toml"
     shutil.copyfile(CATALOGUE / "m4.toml", path)
     assert po.load("mlp").differentiate().cost(path).operators
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("optimizer", ["none", "sgd", "adam"])
+def test_nothing_that_lasts_is_in_flash(optimizer: str, parts: int) -> None:
+    loaded = po.load(residual(4), micro_batch=parts, micro_batch_statistics=parts > 1)
+    assert isinstance(loaded, po.Model)
+    found = loaded.training_graph(optimizer=optimizer)
+    sums = {*found.sums.values()}
+    assert {*found.lasting} == {*found.trained, *found.states, *found.optimizer_states, *sums}
+    assert {*found.saved} == {*found.lasting} - sums
+    for parameters in PARAMETERS:
+        for one in filter(None, (found, found.closing)):
+            there = homes(one, device("m4"), parameters)
+            assert {*there.flash}.isdisjoint(map(one.root, found.lasting))
+            assert {*there.ram}.issuperset(one.beside)

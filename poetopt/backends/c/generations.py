@@ -197,6 +197,9 @@ def _region(program: DeviceProgram) -> bytes:
     region = bytearray(resident.nbytes)
     for span in resident.given:
         region[span.offset : span.offset + span.nbytes] = b"".join(values[name].tobytes() for name in span.names)
+    for old, new in program.carried:  # po_carry may come before the first step
+        first, at = values[old.name].tobytes(), resident.offsets[new.place.root]
+        region[at : at + len(first)] = first
     words = b"".join(word.to_bytes(4, "little") for code in program.codes for word in code.state)
     region[resident.kept : resident.kept + len(words)] = words
     return bytes(region)

@@ -28,6 +28,7 @@ from poetopt.backends.c.streamed import streamed_code
 from poetopt.backends.step.parted import scheduled_names
 from poetopt.backends.step.places import Place, Places, check_belongs, graph_of, input_offsets
 from poetopt.graph import Tensor, TrainingGraph
+from poetopt.graph.problem import Problem
 from poetopt.ops.runtimes.c import runtime as c_runtime
 from poetopt.ops.runtimes.c.kernel import MOST_BYTES
 from poetopt.ops.runtimes.c.steps import layout
@@ -162,7 +163,7 @@ class DeviceProgram:
     inputs, results, parameters, hyperparameters
         The tables of po.h. An input that nothing reads has no place, and is in none.
     carried
-        Statistics that the step doesn't update in place: after the step, before it.
+        Statistics that the step doesn't update in place: before it, after it.
     predicts
         What po_predict runs; None where there is none.
     asked, outputs
@@ -263,6 +264,7 @@ def device_program(
         if t.ids and not t.of
     )
     resident, flash = lay_out_resident(step, problem, words + lists + c_runtime.losses_bytes(graph))
+    check_counted(resident.nbytes, problem, shown)
     check_links(arena_bytes(plan) + resident.nbytes + flash.nbytes, shown)
     block, unit = c_runtime.block_bytes(problem.storage_block_bytes), erased_blocks(problem)
     tables = tables_of(graph, places, resident.kept + words, block)
@@ -311,11 +313,7 @@ def device_program(
         ),
         parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in scheduled),
         hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
-        carried=tuple(
-            (kept(new), kept(old))
-            for old, new in graph.states.items()
-            if graph.root(old) in resident.offsets and graph.root(new) != graph.root(old)
-        ),
+        carried=tuple((kept(old), kept(new)) for old, new in graph.beside.items()),
         predicts=routines.get(PREDICTS),
         asked=() if prediction is None else tuple(_begun(prediction, storage)),
         outputs=() if prediction is None else tuple(_ended(prediction)),
@@ -339,6 +337,15 @@ def _ended(prediction: Plan) -> Iterator[TableRow]:
     ends = {b.index: b.offset for b in buffers(prediction) if b.last == last and not b.workspace}
     for name in network.outputs:
         yield TableRow(name, network.tensors[name], Place(ends[index[network.root(name)]]))
+
+
+def check_counted(nbytes: int, problem: Problem, shown: str) -> None:
+    """Refuse a plan that counts less than the resident region's bytes, as it has in flash what changes."""
+    if nbytes > problem.resident_bytes:
+        raise PlanError(
+            f"{shown}: what stays in RAM takes {nbytes:,} B, and the plan counts {problem.resident_bytes:,}, as an "
+            "older version had running statistics in flash; solve the model again"
+        )
 
 
 def check_links(nbytes: int, shown: str) -> None:

@@ -89,7 +89,7 @@ class Steps:
     def __init__(self, graph: TrainingGraph, sessions: Sessions, seed: int | None = None) -> None:
         joint = graph.joint
         self.graph, self.held = graph, whole(joint)
-        self.carried = {old: new for old, new in joint.carried.items() if old not in graph.sums.values()}
+        self.carried = {old: new for old, new in graph.saved.items() if new != old}
         self._random = None if seed is None else np.random.default_rng(seed)
         self._given = dict(self.held)
         if self._random is not None:

@@ -280,12 +280,7 @@ def step(program: DeviceProgram) -> str:
 
 def tables(program: DeviceProgram) -> str:
     """po_tables.c: arena and resident region, and what lies where."""
-    resident = program.resident.offsets
-    carried = (
-        f"    (void)memcpy(po_resident + {resident[old.place.root]}u, po_resident + {resident[new.place.root]}u, "
-        f"{new.tensor.nbytes}u); /* {comment(old.name)} */\n"
-        for new, old in program.carried
-    )
+    carried = (_copied(program, old, new) for old, new in program.carried)
     return filled(
         "po_tables.c",
         {
@@ -339,8 +334,16 @@ def weights(program: DeviceProgram) -> str:
         copies.append(f"    (void)memcpy(po_resident + {program.resident.kept}u, kept, sizeof kept);\n")
     if partly_stored(program):  # what is there may be of a step that was cut short
         reads = ["    code = po_restore();\n"]
+    reads += (_copied(program, new, old) for old, new in program.carried)
     values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
     return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
+
+
+def _copied(program: DeviceProgram, to: TableRow, of: TableRow) -> str:
+    """A statement that copies a tensor of the resident region over another."""
+    at = program.resident.offsets
+    places = f"po_resident + {at[to.place.root]}u, po_resident + {at[of.place.root]}u"
+    return f"    (void)memcpy({places}, {of.tensor.nbytes}u); /* {comment(of.name)} */\n"
 
 
 def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str]:

@@ -306,7 +306,7 @@ class Ordinary:
     def __init__(self, made: Prepared, hyperparameters: Mapping[str, float]) -> None:
         graph, first = made.graph.joint, made.first
         self.graph = made.graph
-        self.changing = {name: writable_copy(first[name]) for name in (*graph.gradients, *graph.carried)}
+        self.changing = {name: writable_copy(first[name]) for name in graph.lasting}
         self.tables = {name: self.changing[name] for name in graph.rows}
         self.changing |= {name: np.zeros(graph.tensors[name].shape, self.tables[name].dtype) for name in graph.rows}
         self.said = {name: writable_copy(first[tensor]) for name, tensor in graph.hyperparameters.items()}
@@ -325,8 +325,7 @@ class Ordinary:
     @property
     def values(self) -> Mapping[str, Array]:
         """All that goes on to the next step, by name; of tables, all rows."""
-        lasting = {n: array for n, array in self.changing.items() if n not in self.graph.sums.values()}
-        return {**lasting, **self.tables}
+        return {**{name: self.changing[name] for name in self.graph.saved}, **self.tables}
 
     def load(self, values: Mapping[str, Array], steps: int) -> None:
         """Go on from these values, behind so many steps."""
@@ -356,8 +355,8 @@ class Ordinary:
         found = call(partial(self.nodes.run, read))
         gradients = {name: found[made] for name, made in self.graph.gradients.items()}
         descend({name: self.changing[name] for name in gradients}, gradients, self.lr)
-        for old, new in self.graph.joint.carried.items():
-            if old not in self.graph.sums.values():
+        for old, new in self.graph.saved.items():
+            if new != old:
                 np.copyto(self.changing[old], found[new])
         for name, rows in used.items():
             self.tables[name][rows] = self.changing[name][: len(rows)]

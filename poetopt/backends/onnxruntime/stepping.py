@@ -129,8 +129,7 @@ class ScheduledStep(Closing):
         simulate(self.plan, ram_bytes=ram_bytes)
         check_layout(self.plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
         self.joint = self.graph.joint
-        changing = dict.fromkeys((*self.joint.gradients, *self.joint.carried))
-        self.names = tuple(name for name in changing if name not in self.joint.sums.values())
+        self.names = tuple(self.graph.saved)
         self.taken = 0
         with ExitStack() as stack:
             sizes = all_slots(self.plan, self.graph)
@@ -167,9 +166,8 @@ class ScheduledStep(Closing):
             self._drawing(0)
         self.program.load(self.program.carried.take(checked), anew=False)
         self.program.run()
-        for old, new in self.graph.states.items():
-            if old not in self.graph.updaters:
-                np.copyto(self._given[old], self.program.result(new))
+        for old, new in self.graph.beside.items():
+            np.copyto(self._given[old], self.program.result(new))
         self.taken += 1
         return float(self.program.result(self.graph.loss).reshape(-1)[0])
 
@@ -311,7 +309,7 @@ class _StepValues(Mapping[str, "Array"]):
 
 def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> ResidentRegion:
     """The resident region of `graph`: what changes side by side in memory of its own, all else where it is."""
-    changing = {*graph.gradients, *graph.carried, *graph.hyperparameters.values()}
+    changing = {*graph.lasting, *graph.hyperparameters.values()}
     roots = [root for root in resident_storages(graph) if root not in scheduled]
     held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
     for name, array in held.items():
