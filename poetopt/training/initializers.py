@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from poetopt.frontends import ties
+from poetopt.frontends.external import place_of
 from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
 from poetopt.util.errors import ModelError
@@ -45,11 +46,7 @@ def external_data(model: ModelProto) -> dict[str, External]:
     found: dict[str, External] = {}
     for proto in model.graph.initializer:
         if proto.data_location == TensorProto.EXTERNAL:
-            said = {entry.key: entry.value for entry in proto.external_data}
-            length = said.get("length")
-            found[proto.name] = External(
-                proto, proto.name, said.get("location", ""), int(said.get("offset", 0)), int(length) if length else None
-            )
+            found[proto.name] = External(proto, proto.name, *place_of(f"initializer {proto.name!r}", proto))
     return found
 
 
