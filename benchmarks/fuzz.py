@@ -156,7 +156,6 @@ PLAIN = (
 OF_COMMANDS = (
     "solve net.onnx --device a72 --ram 95% -o plan.json --time-limit 5s",
     "run plan.json --dump batch.npz",
-    "profile net.onnx -o p.toml",
     "profile net.onnx --template table.csv",
     "lora net.onnx --targets * --rank 2 -o adapted.onnx",
     "quantize net.onnx --block 16 -o quantized.onnx",
@@ -169,6 +168,7 @@ _OWN = ("device.json", "storage.bin", "results.sqlite", "table.csv")
 
 def make_files(lines: Sequence[str]) -> None:
     """Make the files of sound inputs in the current folder."""
+    from poetopt.api.sweeps import evaluate, opened, put, read_sweep
     from poetopt.cli.app import invoke
 
     Path("net.onnx").write_bytes(adaptable().SerializeToString())
@@ -177,8 +177,25 @@ def make_files(lines: Sequence[str]) -> None:
             sys.exit(f"{line}: refused")
     if lines is not OF_COMMANDS:
         return
+    Path("sweep.toml").write_bytes(SWEEP_ALONE)
+    Path("storage.bin").write_bytes(_storage())
+    points = read_sweep("sweep.toml")
+    with opened("results.sqlite", points) as connection:
+        for point in points:
+            put(connection, point, evaluate(point))
+    with Path("table.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with Path("table.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader()
+        table.writerows({**row, "time_s": 0.25 + 1e-8 * float(row["bytes"] or 0)} for row in rows)
+    if invoke(["profile", "net.onnx", "--from-csv", "table.csv", "--power", "3W", "-o", "p.toml"]):
+        sys.exit("the table of measurements is refused")
+
+
+def _storage() -> bytes:
+    """What the storage holds before the first step, as a device has it."""
     from poetopt.api.plans import load_plan
-    from poetopt.api.sweeps import evaluate, opened, put, read_sweep
     from poetopt.backends.c.generations import blocks, copy_at, first_copy
     from poetopt.backends.c.program import device_program
     from poetopt.backends.step.places import graph_of
@@ -189,18 +206,7 @@ def make_files(lines: Sequence[str]) -> None:
     program = device_program(plan, graph, weights_on_storage=False, prediction=prediction_of(plan, graph))
     unit = program.storage.block_bytes
     copy = bytes(copy_at(program, 0) * unit) + first_copy(program)
-    Path("storage.bin").write_bytes(copy.ljust(blocks(program) * unit, b"\0"))
-    Path("sweep.toml").write_bytes(SWEEP_ALONE)
-    points = read_sweep("sweep.toml")
-    with opened("results.sqlite", points) as connection:
-        for point in points:
-            put(connection, point, evaluate(point))
-    with Path("table.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    with Path("table.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.DictWriter(file, rows[0].keys())
-        table.writeheader()
-        table.writerows({**row, "time_s": "0.25"} for row in rows)
+    return copy.ljust(blocks(program) * unit, b"\0")
 
 
 def sound_inputs(folder: Path, *, commands: bool) -> Sound:
@@ -340,9 +346,9 @@ def _title(options: argparse.Namespace) -> tuple[str, ...]:
     return (
         "# Damaged and hostile inputs",
         "",
-        f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}{more}`: each in a process of its "
-        f"own, which may take {SECONDS} s and {BYTES / 1e9:.0f} GB. Failures are tracebacks, signals, limits, more than "
-        "one message, and bytes of a file outside of the input's folder.",
+        f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}{more}`: each in a process of "
+        f"its own, which may take {SECONDS} s and {BYTES / 1e9:.0f} GB. Failures are tracebacks, signals, limits, more "
+        "than one message, and bytes of a file outside of the input's folder.",
         "",
         "| inputs | tried | exit codes | failures | slowest, s | largest, MB |",
         "|---|---|---|---|---|---|",

@@ -90,8 +90,8 @@ class Document:
         return replace(self, proto=proto, weights=dict(self.weights), fills=dict(self.fills), given=set(self.given))
 
     def put_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Have copies of these nodes in place of its own."""
-        copies = [copied(node) for node in nodes]
+        """Have copies of these nodes in place of its own, but for those that write nothing."""
+        copies = [copied(node) for node in nodes if any(node.output)]
         del self.proto.graph.node[:]
         self.proto.graph.node.extend(copies)
 
@@ -122,6 +122,8 @@ def read_model(
         proto, where = parsed(path, content, folder / path.name), str(path)
     _check_text(where, proto)
     document = Document(where, _structure(proto), folder, allow_symlinks=allow_symlinks)
+    if not all(any(node.output) for node in document.proto.graph.node):
+        document.put_nodes(document.proto.graph.node)
     _check_header(document)
     _list_weights(document, proto.graph.initializer)
     _bring_in(document)

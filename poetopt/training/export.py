@@ -358,7 +358,7 @@ def _anew(
     def read(found: External) -> bytes:
         with opened(f"{path}: {found.name!r}", folder, found.location, allow_symlinks=allow_symlinks) as file:
             file.seek(found.offset)
-            return file.read() if found.nbytes is None else file.read(found.nbytes)
+            return file.read(found.nbytes)
 
     left = put(model, names, values, known, read)
     for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):
