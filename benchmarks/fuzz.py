@@ -1,11 +1,12 @@
 """Damaged and hostile inputs: each must end in an answer or in one message, and read nothing outside of its folder.
 
-    python -m benchmarks.fuzz [--count 1000] [--seed 0] [--models | --commands] [--keep FOLDER] [--output FILE.md]
+    python -m benchmarks.fuzz [--count 1000] [--seed 0] [--models | --commands] [--jobs N]
+                               [--keep FOLDER] [--output FILE.md]
 
 Models (seven small ones), external data, plans, devices, profiles, sweeps, archives and problem files are damaged
 (`benchmarks.damage`, `benchmarks.mutants`), and read by the command that they are for, each in a process of its own,
-which may take 10 s and 2 GB. A traceback, a signal, a limit, or the content of a file outside of the folder in anything
-that is written is a failure; `--keep` keeps those inputs. The same seed gives the same inputs.
+which may take 10 s of a processor, a minute and 2 GB. A traceback, a signal, a limit, or the content of a file outside
+of the folder in anything that is written is a failure; `--keep` keeps those inputs. The same seed gives the same inputs.
 
 `--commands`: what `lora`, `quantize`, `lora --merge`, `restore`, `show`, `run --meter`, `profile` and `sweep` read. A
 network that is written and that `inspect` doesn't read, though it reads the one that it was made of, is a failure, too.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import os
 import resource
 import shutil
@@ -26,13 +28,16 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.damage import OPTIONS, adaptable, damaged, models
 from benchmarks.mutants import COMMANDS, KINDS, SECRET, SWEEP_ALONE, Case, Sound, cases
 
-SECONDS = 10
+SECONDS, WAITED = 10, 60
+"""Of a processor, and on the clock: others may have the processor, and a pipe takes none."""
 BYTES = 2 * 10**9
 DEFECT = 70
 """Exit code of a child that ended in a traceback."""
@@ -87,13 +92,14 @@ def attempted(folder: Path, command: Sequence[str]) -> Outcome:
             ended, status, used = os.wait4(child, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() - begin > SECONDS:
+            elif time.monotonic() - begin > WAITED:
                 os.kill(child, signal.SIGKILL)
                 _, status, used = os.wait4(child, 0)
                 code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.002)
-        seconds = time.monotonic() - begin
+        waited = time.monotonic() - begin
+        seconds = waited if waited > WAITED or used is None else used.ru_utime + used.ru_stime
         said.seek(0)
         told.seek(0)
         written = [said.read(), told.read()]
@@ -290,6 +296,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", action="store_true", help="damaged models alone")
     parser.add_argument("--commands", action="store_true", help="what other commands read")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="so many at once")
     parser.add_argument("--keep", type=Path, help="keep inputs that fail there")
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
@@ -297,14 +304,13 @@ def main() -> None:
     failed: Counter[str] = Counter()
     slowest: dict[str, float] = defaultdict(float)
     largest: dict[str, int] = defaultdict(int)
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name, "case")
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
         sound = sound_inputs(Path(name), commands=options.commands)
         kinds = COMMANDS if options.commands else KINDS
         made = _models(options) if options.models else cases(options.seed, options.count, sound, kinds)
-        for case in made:
-            folder = laid_out(case, root)
-            outcome = _tried(folder, case)
+        pool = stack.enter_context(multiprocessing.get_context("fork").Pool(options.jobs))
+        for case, outcome in pool.imap_unordered(partial(_tried, Path(name)), made):
             kind = case.label.split(": ")[1].split(" of ")[0]
             codes[kind][outcome.code] += 1
             slowest[kind], largest[kind] = max(slowest[kind], outcome.seconds), max(largest[kind], outcome.nbytes)
@@ -313,10 +319,7 @@ def main() -> None:
                 lines = outcome.message.strip().splitlines() or [""]
                 print(f"{case.label}: {outcome.failure}: {' / '.join(lines[-5:])[:600]}", flush=True)
                 if options.keep:
-                    kept = options.keep / f"{options.seed}-{case.label.split(':')[0]}"
-                    shutil.copytree(
-                        folder, kept, symlinks=True, ignore=lambda _, names: {"pipe"} & set(names), dirs_exist_ok=True
-                    )
+                    kept = laid_out(case, options.keep / f"{options.seed}-{case.label.split(':')[0]}")
                     (kept / "command").write_text(" ".join(case.command), encoding="utf-8")
     told = ", ".join(f"{count} with code {code}" for code, count in sorted(sum(codes.values(), Counter()).items()))
     most = f"at most {max(slowest.values()):.1f} s and {max(largest.values()) / 1e6:.0f} MB"
@@ -331,14 +334,15 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
-def _tried(folder: Path, case: Case) -> Outcome:
+def _tried(root: Path, case: Case) -> tuple[Case, Outcome]:
     """One case; where a network was written, it is looked at as the one that it was made of."""
+    folder = laid_out(case, root / f"case-{os.getpid()}")
     outcome, written = attempted(folder, case.command), folder / "out.onnx"
     if outcome.code or not written.exists() or case.command[0] not in ("lora", "quantize"):
-        return outcome
+        return case, outcome
     ended = tried(written)
     unread = ended.code != 0 and tried(folder / "m.onnx").code == 0
-    return replace(outcome, unread=ended.message) if unread else outcome
+    return case, replace(outcome, unread=ended.message) if unread else outcome
 
 
 def _title(options: argparse.Namespace) -> tuple[str, ...]:
@@ -347,8 +351,8 @@ def _title(options: argparse.Namespace) -> tuple[str, ...]:
         "# Damaged and hostile inputs",
         "",
         f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}{more}`: each in a process of "
-        f"its own, which may take {SECONDS} s and {BYTES / 1e9:.0f} GB. Failures are tracebacks, signals, limits, more "
-        "than one message, and bytes of a file outside of the input's folder.",
+        f"its own, which may take {SECONDS} s of a processor, {WAITED} s and {BYTES / 1e9:.0f} GB. Failures are "
+        "tracebacks, signals, limits, more than one message, and bytes of a file outside of the input's folder.",
         "",
         "| inputs | tried | exit codes | failures | slowest, s | largest, MB |",
         "|---|---|---|---|---|---|",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -38,7 +36,7 @@ def _without_operand(name: str) -> Callable[[onnx.ModelProto], None]:
 
 
 def _short(model: onnx.ModelProto) -> None:
-    weight = next(one for one in model.graph.initializer if one.name == "o.weight")
+    weight = next(one for one in model.graph.initializer if one.name == "q_proj.bias")
     weight.raw_data = weight.raw_data[:-3]
 
 
@@ -159,10 +157,3 @@ def test_results_that_no_sweep_wrote(tmp_path: Path) -> None:
     path.symlink_to("/dev/null")
     with pytest.raises(OptionError, match="no regular file"), opened(path, points):
         pass
-
-
-def test_mutants_end_in_an_answer_or_in_one_message() -> None:
-    """See `benchmarks/results/fuzz_commands.md` for 2,000."""
-    program = [sys.executable, "-m", "benchmarks.fuzz", "--commands", "--count", "40", "--seed", "1"]
-    ended = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
