@@ -6,7 +6,7 @@
 Models (seven small ones), external data, plans, devices, profiles, sweeps, archives and problem files are damaged
 (`benchmarks.damage`, `benchmarks.mutants`), and read by the command that they are for, each in a process of its own,
 which may take 10 s of a processor, a minute and 2 GB. A traceback, a signal, a limit, or the content of a file outside
-of the folder in anything that is written is a failure; `--keep` keeps those inputs. The same seed gives the same inputs.
+of the folder in anything that is written is a failure; `--keep` keeps those inputs. A seed gives the same inputs.
 
 `--commands`: what `lora`, `quantize`, `lora --merge`, `restore`, `show`, `run --meter`, `profile` and `sweep` read. A
 network that is written and that `inspect` doesn't read, though it reads the one that it was made of, is a failure, too.
