@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import helper, numpy_helper
 
 TEXTS = (
     """<ir_version: 8, opset_import: ["" : 17]>
@@ -53,6 +56,35 @@ TEXTS = (
       g = ReduceMax <keepdims = 0> (u)  i = ReduceSum <keepdims = 0> (m)  c = Mul(g, i)
       a = MatMul(x, w)  b = Add(a, c)  y = Sigmoid(b) }""",
 )
+
+
+def adaptable() -> onnx.ModelProto:
+    """A small sound one with products that LoRA and the quantizer know: plain, turned, biased, and a tied table."""
+    shapes = {"e": (32, 16), "q_proj": (16, 16), "v_proj": (16, 16), "o": (16, 16)}
+    count = helper.make_node("Constant", [], ["shape"], value_ints=[-1, 16])
+    nodes = [
+        helper.make_node("Gather", ["e.weight", "ids"], ["x"], name="e/Gather"),
+        helper.make_node("MatMul", ["x", "q_proj.weight"], ["q"], name="q_proj/MatMul"),
+        helper.make_node("Add", ["q", "q_proj.bias"], ["qb"], name="q_proj/Add"),
+        helper.make_node("Transpose", ["v_proj.weight"], ["vt"], name="v_proj/Transpose", perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "vt"], ["v"], name="v_proj/MatMul"),
+        helper.make_node("Add", ["qb", "v"], ["s"], name="s/Add"),
+        count,
+        helper.make_node("Reshape", ["s", "shape"], ["rows"], name="rows/Reshape"),
+        helper.make_node("Gemm", ["rows", "o.weight", "q_proj.bias"], ["g"], name="o/Gemm", transB=1, alpha=0.5),
+        helper.make_node("Relu", ["g"], ["r"], name="r/Relu"),
+        helper.make_node("Transpose", ["e.weight"], ["et"], name="logits/Transpose", perm=[1, 0]),
+        helper.make_node("MatMul", ["r", "et"], ["logits"], name="logits/MatMul"),
+    ]
+    stored = {f"{name}.weight": shape for name, shape in shapes.items()} | {"q_proj.bias": (16,)}
+    values = [
+        numpy_helper.from_array((np.arange(math.prod(s)) * 7 % 13 - 6).astype(np.float32).reshape(s) / 10, name)
+        for name, s in stored.items()
+    ]
+    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [2, 4])
+    logits = helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, [8, 32])
+    graph = helper.make_graph(nodes, "adaptable", [ids], [logits], values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 OPTIONS = {"shapes": ("--batch", "2")}

@@ -1,16 +1,22 @@
 """Damaged and hostile inputs: each must end in an answer or in one message, and read nothing outside of its folder.
 
-    python -m benchmarks.fuzz [--count 1000] [--seed 0] [--models] [--keep FOLDER] [--output FILE.md]
+    python -m benchmarks.fuzz [--count 1000] [--seed 0] [--models | --commands] [--jobs N]
+                               [--keep FOLDER] [--output FILE.md]
 
 Models (seven small ones), external data, plans, devices, profiles, sweeps, archives and problem files are damaged
 (`benchmarks.damage`, `benchmarks.mutants`), and read by the command that they are for, each in a process of its own,
-which may take 10 s and 2 GB. A traceback, a signal, a limit, or the content of a file outside of the folder in anything
-that is written is a failure; `--keep` keeps those inputs. The same seed gives the same inputs.
+which may take 10 s of a processor, a minute and 2 GB. A traceback, a signal, a limit, or the content of a file outside
+of the folder in anything that is written is a failure; `--keep` keeps those inputs. A seed gives the same inputs.
+
+`--commands`: what `lora`, `quantize`, `lora --merge`, `restore`, `show`, `run --meter`, `profile` and `sweep` read. A
+network that is written and that `inspect` doesn't read, though it reads the one that it was made of, is a failure, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+import multiprocessing
 import os
 import resource
 import shutil
@@ -22,13 +28,16 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from benchmarks.damage import OPTIONS, damaged, models
-from benchmarks.mutants import SECRET, Case, Sound, cases
+from benchmarks.damage import OPTIONS, adaptable, damaged, models
+from benchmarks.mutants import COMMANDS, KINDS, SECRET, SWEEP_ALONE, Case, Sound, cases
 
-SECONDS = 10
+SECONDS, WAITED = 10, 60
+"""Of a processor, and on the clock: others may have the processor, and a pipe takes none."""
 BYTES = 2 * 10**9
 DEFECT = 70
 """Exit code of a child that ended in a traceback."""
@@ -43,12 +52,15 @@ class Outcome:
     seconds: float
     nbytes: int
     leaked: bool = False
+    unread: str = ""
 
     @property
     def failure(self) -> str:
         """What is wrong with it, in a few words."""
         if self.leaked:
             return "a leak"
+        if self.unread:
+            return f"nobody reads what was written: {self.unread}"
         if self.seconds > SECONDS:
             return f"{self.seconds:.0f} s"
         if self.code < 0:
@@ -80,13 +92,14 @@ def attempted(folder: Path, command: Sequence[str]) -> Outcome:
             ended, status, used = os.wait4(child, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() - begin > SECONDS:
+            elif time.monotonic() - begin > WAITED:
                 os.kill(child, signal.SIGKILL)
                 _, status, used = os.wait4(child, 0)
                 code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.002)
-        seconds = time.monotonic() - begin
+        waited = time.monotonic() - begin
+        seconds = waited if waited > WAITED or used is None else used.ru_utime + used.ru_stime
         said.seek(0)
         told.seek(0)
         written = [said.read(), told.read()]
@@ -126,41 +139,101 @@ def _run(command: list[str]) -> int:
         return invoke(command)
 
     def points() -> int:
-        from poetopt.api.sweeps import read_sweep
+        from poetopt.api.sweeps import Swept, opened, read_sweep, rows_of
+        from poetopt.cli.console import say, write_json
 
-        read_sweep(command[1])
+        found = read_sweep(command[1])
+        if len(command) > 2:  # as of a sweep that is over: workers would take most of the time
+            with opened(command[2], found) as connection:
+                rows = tuple(rows_of(connection, found).values())
+            swept = Swept(command[2], len(found), rows, 0, (), 0.0)
+            write_json(swept.to_dict(), "told.json")
+            say(str(swept), unless=[])
         return 0
 
     return guarded(points)
 
 
-_MAKE = """
-import sys
-from poetopt.cli.app import invoke
-for line in sys.stdin.read().splitlines():
-    if invoke(line.split()):
-        sys.exit(line + ": refused")
-"""
+PLAIN = (
+    "solve mlp --device a72 --ram 80% -o plan.json --time-limit 5s",
+    "run plan.json --dump batch.npz",
+    "profile mlp -o profile.toml",
+)
+OF_COMMANDS = (
+    "solve net.onnx --device a72 --ram 95% -o plan.json --time-limit 5s",
+    "run plan.json --dump batch.npz",
+    "profile net.onnx --template table.csv",
+    "lora net.onnx --targets * --rank 2 -o adapted.onnx",
+    "quantize net.onnx --block 16 -o quantized.onnx",
+    "lora quantized.onnx --targets * --rank 2 -o both.onnx",
+    "solve net.onnx --device m4 --ram 100% --optimizer sgd -o device.json",
+)
+"""Commands that make sound inputs."""
+_OWN = ("device.json", "storage.bin", "results.sqlite", "table.csv")
 
 
-def sound_inputs(folder: Path) -> Sound:
+def make_files(lines: Sequence[str]) -> None:
+    """Make the files of sound inputs in the current folder."""
+    from poetopt.api.sweeps import evaluate, opened, put, read_sweep
+    from poetopt.cli.app import invoke
+
+    Path("net.onnx").write_bytes(adaptable().SerializeToString())
+    for line in lines:
+        if invoke(line.split()):
+            sys.exit(f"{line}: refused")
+    if lines is not OF_COMMANDS:
+        return
+    Path("sweep.toml").write_bytes(SWEEP_ALONE)
+    Path("storage.bin").write_bytes(_storage())
+    points = read_sweep("sweep.toml")
+    with opened("results.sqlite", points) as connection:
+        for point in points:
+            put(connection, point, evaluate(point))
+    with Path("table.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    with Path("table.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, rows[0].keys())
+        table.writeheader()
+        table.writerows({**row, "time_s": 0.25 + 1e-8 * float(row["bytes"] or 0)} for row in rows)
+    if invoke(["profile", "net.onnx", "--from-csv", "table.csv", "--power", "3W", "-o", "p.toml"]):
+        sys.exit("the table of measurements is refused")
+
+
+def _storage() -> bytes:
+    """What the storage holds before the first step, as a device has it."""
+    from poetopt.api.plans import load_plan
+    from poetopt.backends.c.generations import blocks, copy_at, first_copy
+    from poetopt.backends.c.program import device_program
+    from poetopt.backends.step.places import graph_of
+    from poetopt.search.predicting import prediction_of
+
+    plan = load_plan("device.json").plan
+    graph = graph_of(plan)
+    program = device_program(plan, graph, weights_on_storage=False, prediction=prediction_of(plan, graph))
+    unit = program.storage.block_bytes
+    copy = bytes(copy_at(program, 0) * unit) + first_copy(program)
+    return copy.ljust(blocks(program) * unit, b"\0")
+
+
+def sound_inputs(folder: Path, *, commands: bool) -> Sound:
     """What the damaged inputs are made of, by a process of its own: a solver's threads don't survive a fork."""
-    commands = (
-        "solve mlp --device a72 --ram 80% -o plan.json --time-limit 5s",
-        "run plan.json --dump batch.npz",
-        "profile mlp -o profile.toml",
-    )
+    lines = "OF_COMMANDS" if commands else "PLAIN"
     subprocess.run(
-        [sys.executable, "-c", _MAKE], input="\n".join(commands), cwd=folder, text=True, check=True,
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        [sys.executable, "-c", f"from benchmarks import fuzz; fuzz.make_files(fuzz.{lines})"],
+        cwd=folder, text=True, check=True, stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])},
     )  # fmt: skip
     _load_everything(folder)
     from poetopt.devices.loading import CATALOGUE
 
     device = (CATALOGUE / "a72.toml").read_bytes()
-    plan, profile, data = ((folder / name).read_bytes() for name in ("plan.json", "profile.toml", "batch.npz"))
-    return Sound(plan, device, profile, _problem(), data)
+    plan, data = ((folder / name).read_bytes() for name in ("plan.json", "batch.npz"))
+    if not commands:
+        return Sound(plan, device, (folder / "profile.toml").read_bytes(), _problem(), data)
+    names = ("net.onnx", "adapted.onnx", "quantized.onnx", "both.onnx")
+    networks = tuple((folder / name).read_bytes() for name in names)
+    profile = (folder / "p.toml").read_bytes()
+    return Sound(plan, device, profile, _problem(), data, networks, *((folder / name).read_bytes() for name in _OWN))
 
 
 def _load_everything(folder: Path) -> None:
@@ -222,6 +295,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--models", action="store_true", help="damaged models alone")
+    parser.add_argument("--commands", action="store_true", help="what other commands read")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="so many at once")
     parser.add_argument("--keep", type=Path, help="keep inputs that fail there")
     parser.add_argument("--output", type=Path, help="write the table there")
     options = parser.parse_args()
@@ -229,13 +304,13 @@ def main() -> None:
     failed: Counter[str] = Counter()
     slowest: dict[str, float] = defaultdict(float)
     largest: dict[str, int] = defaultdict(int)
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name, "case")
-        sound = sound_inputs(Path(name))
-        made = _models(options) if options.models else cases(options.seed, options.count, sound)
-        for case in made:
-            folder = laid_out(case, root)
-            outcome = attempted(folder, case.command)
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory())
+        sound = sound_inputs(Path(name), commands=options.commands)
+        kinds = COMMANDS if options.commands else KINDS
+        made = _models(options) if options.models else cases(options.seed, options.count, sound, kinds)
+        pool = stack.enter_context(multiprocessing.get_context("fork").Pool(options.jobs))
+        for case, outcome in pool.imap_unordered(partial(_tried, Path(name)), made):
             kind = case.label.split(": ")[1].split(" of ")[0]
             codes[kind][outcome.code] += 1
             slowest[kind], largest[kind] = max(slowest[kind], outcome.seconds), max(largest[kind], outcome.nbytes)
@@ -244,10 +319,7 @@ def main() -> None:
                 lines = outcome.message.strip().splitlines() or [""]
                 print(f"{case.label}: {outcome.failure}: {' / '.join(lines[-5:])[:600]}", flush=True)
                 if options.keep:
-                    kept = options.keep / f"{options.seed}-{case.label.split(':')[0]}"
-                    shutil.copytree(
-                        folder, kept, symlinks=True, ignore=lambda _, names: {"pipe"} & set(names), dirs_exist_ok=True
-                    )
+                    kept = laid_out(case, options.keep / f"{options.seed}-{case.label.split(':')[0]}")
                     (kept / "command").write_text(" ".join(case.command), encoding="utf-8")
     told = ", ".join(f"{count} with code {code}" for code, count in sorted(sum(codes.values(), Counter()).items()))
     most = f"at most {max(slowest.values()):.1f} s and {max(largest.values()) / 1e6:.0f} MB"
@@ -262,13 +334,25 @@ def main() -> None:
     sys.exit(bool(failed))
 
 
+def _tried(root: Path, case: Case) -> tuple[Case, Outcome]:
+    """One case; where a network was written, it is looked at as the one that it was made of."""
+    folder = laid_out(case, root / f"case-{os.getpid()}")
+    outcome, written = attempted(folder, case.command), folder / "out.onnx"
+    if outcome.code or not written.exists() or case.command[0] not in ("lora", "quantize"):
+        return case, outcome
+    ended = tried(written)
+    unread = ended.code != 0 and tried(folder / "m.onnx").code == 0
+    return case, replace(outcome, unread=ended.message) if unread else outcome
+
+
 def _title(options: argparse.Namespace) -> tuple[str, ...]:
+    more = " --commands" if options.commands else ""
     return (
         "# Damaged and hostile inputs",
         "",
-        f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}`: each in a process of its own, "
-        f"which may take {SECONDS} s and {BYTES / 1e9:.0f} GB. Failures are tracebacks, signals, limits, more than one "
-        "message, and bytes of a file outside of the input's folder.",
+        f"`python -m benchmarks.fuzz --count {options.count} --seed {options.seed}{more}`: each in a process of "
+        f"its own, which may take {SECONDS} s of a processor, {WAITED} s and {BYTES / 1e9:.0f} GB. Failures are "
+        "tracebacks, signals, limits, more than one message, and bytes of a file outside of the input's folder.",
         "",
         "| inputs | tried | exit codes | failures | slowest, s | largest, MB |",
         "|---|---|---|---|---|---|",

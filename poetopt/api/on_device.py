@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, plan_in, read_plan
@@ -156,7 +155,7 @@ def restore(
     plan
         The one that the device's program was emitted of.
     storage
-        The storage's content as a file, from its first block on.
+        The storage's content as a regular file, from its first block on.
     out
         Where the network's file goes.
     model, training_form, allow_symlinks
@@ -165,22 +164,24 @@ def restore(
     Raises ModelError where the storage can't be read or holds no whole generation of this plan's, PlanError for a plan
     of another runtime, OutputError where `out` can't be written.
     """
-    from poetopt.backends.c.generations import newest
+    from poetopt.backends.c.generations import blocks, newest
     from poetopt.backends.c.program import device_program
     from poetopt.backends.step.places import graph_of
     from poetopt.search.predicting import prediction_of
     from poetopt.training.export import Exporting
     from poetopt.util.errors import ModelError
+    from poetopt.util.files import read_start
 
     found = plan_in(read_plan(plan))
     graph = graph_of(found)
-    try:
-        content = Path(storage).read_bytes()
-    except OSError as error:
-        raise ModelError(f"can't read {os.fspath(storage)}: {error.strerror or error}") from error
     prediction, wrong = prediction_of(found, graph), None
     for home in WEIGHTS:
         program = device_program(found, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
+        try:
+            # what is behind it, as on a whole card, is not the program's
+            content = read_start(storage, blocks(program) * program.storage.block_bytes)
+        except OSError as error:
+            raise ModelError(f"can't read {os.fspath(storage)}: {error.strerror or error}") from error
         try:
             number, values = newest(program, content)
         except ModelError as error:

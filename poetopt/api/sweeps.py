@@ -24,7 +24,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -61,7 +61,7 @@ from poetopt.util.files import (
     scratch_folder,
 )
 from poetopt.util.text import closest
-from poetopt.util.units import Factor, Share, parse_deadline, parse_fraction, parse_time, show_seconds
+from poetopt.util.units import Factor, Share, finite, parse_deadline, parse_fraction, parse_time, show_seconds
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -255,6 +255,8 @@ def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterat
     made = not Path(path).exists()
     if made:
         check_writable(path)
+    elif not is_regular(path):
+        raise OptionError(f"{shown}: no regular file; give another path with -o")
     keys = {point.key for point in points}
     with ExitStack() as stack:
         try:
@@ -265,17 +267,16 @@ def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterat
         if not lock_file(descriptor):
             raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o")
         connection = stack.enter_context(closing(sqlite3.connect(shown, timeout=30.0)))
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         ended = False
         try:
-            with connection:
-                connection.execute(f"CREATE TABLE IF NOT EXISTS rows (key PRIMARY KEY, {', '.join(COLUMNS)})")
-            found = connection.execute(f"SELECT key, {', '.join(POINT)} FROM rows").fetchall()
-            if foreign := [cells for key, *cells in found if key not in keys]:
-                raise OptionError(
-                    f"{shown}: the results of another sweep, or of another version of poetopt: {len(foreign)} of its "
-                    f"rows are no points of this one ({', '.join(map(str, foreign[0][1:]))}; a changed model, device "
-                    "file or setting counts too); give another -o, or the sweep that it is of"
-                )
+            tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 2").fetchall()
+            if not tables:
+                with connection:
+                    connection.execute(_TABLE)
+            elif tables != [(_TABLE,)]:  # a view or a trigger could compute anything
+                raise OptionError(f"{shown}: not the results of a sweep of this version; give another path with -o")
+            _check_rows(shown, connection, keys)
             yield connection
             ended = True
         except sqlite3.OperationalError as error:
@@ -286,6 +287,26 @@ def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterat
             if made and not ended and not _count(connection):
                 with suppress(OSError):
                     os.unlink(shown)
+
+
+_TABLE = f"CREATE TABLE rows (key PRIMARY KEY, {', '.join(COLUMNS)})"
+"""All that a results file consists of."""
+
+
+def _check_rows(shown: str, connection: sqlite3.Connection, keys: Collection[str]) -> None:
+    """Raise OptionError for rows that no point of the sweep has, and for cells that no row has."""
+    foreign, first = 0, list[object]()
+    for key, *cells in connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM rows"):
+        if key not in keys:
+            foreign, first = foreign + 1, first or cells[1 : len(POINT)]
+        elif not all(cell is None or isinstance(cell, str) or finite(cell) is not None for cell in cells):
+            raise OptionError(f"{shown}: a row has a cell that is no number and no text; give another path with -o")
+    if foreign:
+        raise OptionError(
+            f"{shown}: the results of another sweep, or of another version of poetopt: {foreign} of its rows are no "
+            f"points of this one ({', '.join(map(str, first))}; a changed model, device file or setting counts too); "
+            "give another -o, or the sweep that it is of"
+        )
 
 
 def _count(connection: sqlite3.Connection) -> int:

@@ -124,10 +124,10 @@ def lora(model: ModelArgument, **options: Any) -> int:
     if merge:
         if given:
             raise OptionError(f"--merge, --{next(iter(given))}: pairs are as the file has them; leave it out")
-        merge_lora(_file_of(model), out=out)
+        merge_lora(model, out=out)
         say(f"{out}: without pairs; what they had learned is in the weights")
         return 0
-    made = adapted(_file_of(model), out=out, **given)
+    made = adapted(model, out=out, **given)
     trained = next(entry.value for entry in made.metadata_props if entry.key == PARAMETERS).split("\n")
     numbers = sum(math.prod(one.dims) for one in made.graph.initializer if one.name in trained)
     say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all else is frozen")
@@ -148,17 +148,10 @@ def quantize(model: ModelArgument, **options: Any) -> int:
 
     out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
-    made = quantized(_file_of(model), **options)
+    made = quantized(model, **options)
     size = sum(one.ByteSize() for one in made.graph.initializer)
     say(f"{out}: {show_bytes(size)} of weights, of {kind} where a product or a table has them")
     return 0
-
-
-def _file_of(model: str) -> Any:
-    """A network of the zoo in memory, or the path of a file."""
-    from poetopt import zoo as networks
-
-    return networks.build(model) if model in networks.names() else model
 
 
 @sharing(BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, RUNTIME)

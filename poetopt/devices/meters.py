@@ -13,6 +13,9 @@ A sensor and a table are integrated by trapezoids; all that the board draws whil
 from __future__ import annotations
 
 import csv
+import io
+import math
+import os
 import re
 import subprocess
 import threading
@@ -26,8 +29,10 @@ from typing import Protocol
 
 import numpy as np
 
+from poetopt.devices.sanity import FIGURES
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.figures import Figures
+from poetopt.util.files import TABLE_BYTES, read_text
 from poetopt.util.text import shortened
 from poetopt.util.units import show_joules
 
@@ -172,20 +177,27 @@ class Sensor:
         return self._sum
 
     def _read(self) -> None:
-        at, power, more = time.perf_counter(), self._watts(), True
-        while more:
-            more = not self._ended.wait(self._every_s)
+        at, power, ending = 0.0, math.nan, False
+        while True:
             with suppress(OSError, ValueError):  # a bus that is busy
                 now, found = time.perf_counter(), self._watts()
-                self._sum += (now - at) * (power + found) / 2
+                self._sum += 0.0 if math.isnan(power) else (now - at) * (power + found) / 2
                 at, power = now, found
+            if ending:
+                return
+            ending = self._ended.wait(self._every_s)
 
 
 class Table:
-    """A bench supply's readings, in a file that others write; it is read at the end."""
+    """A bench supply's readings, in a file that others write: it is read at the end.
+
+    What is there in the beginning is read too, so that no training is measured in vain. Raises ModelError.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name, self._path = str(path), path
+        if os.path.lexists(path):
+            self._readings()
         self._spans: list[tuple[float, float]] = []
         self._began = 0.0
 
@@ -216,12 +228,13 @@ class Table:
     def _readings(self) -> tuple[np.ndarray, np.ndarray]:
         """Seconds since 1970, and watts, in order."""
         try:
-            with self._path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            text = read_text(self._path, TABLE_BYTES, encoding="utf-8-sig", named_by_file=True)
+            rows = [row for row in csv.DictReader(io.StringIO(text)) if None not in row.values()]
             found = sorted((_seconds(row["time"]), _watts(row)) for row in rows)
-        except (OSError, ValueError, KeyError, csv.Error) as error:
+        except (OSError, ValueError, OverflowError, KeyError, csv.Error) as error:
+            what = f"no column {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
             raise ModelError(
-                f"{self._path}: it is no table of readings ({error}); it has columns time (seconds since 1970, or ISO "
+                f"{self._path}: it is no table of readings ({what}); it has columns time (seconds since 1970, or ISO "
                 "8601) and power in W, or voltage and current"
             ) from error
         both = np.array(found, np.float64).reshape(-1, 2)
@@ -230,13 +243,24 @@ class Table:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        return _finite(text)
     except ValueError:
         return datetime.fromisoformat(text).timestamp()
 
 
 def _watts(row: Mapping[str, str]) -> float:
-    return float(row["power"]) if "power" in row else float(row["voltage"]) * float(row["current"])
+    watts = _finite(row["power"]) if "power" in row else _finite(row["voltage"]) * _finite(row["current"])
+    most = FIGURES["active_power_w"].most
+    if not 0 <= watts <= most:
+        raise ValueError(f"{watts:g} W at {shortened(row['time'])}: a power is from 0 to {most:g} W")
+    return watts
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or "_" in text:
+        raise ValueError(f"{shortened(text)} is no number")
+    return value
 
 
 @contextmanager
@@ -324,7 +348,7 @@ def _channels(root: Path) -> dict[str, Callable[[], float]]:
 
 
 def _number(file: Path) -> float:
-    return float(file.read_text())
+    return _finite(file.read_text().strip())
 
 
 def _readable(file: Path) -> bool:

@@ -238,7 +238,7 @@ def _by_hand(machine: str | None) -> bool:
 
 def _waited(profile: Profile) -> int:
     """Percent of the time of measuring for which others had the processors."""
-    found = re.search(r"(\d+) ?%", profile.about.get("load", ""))
+    found = re.search(r"(\d{1,9}) ?%", profile.about.get("load", ""))
     return int(found[1]) if found else 0
 
 

@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     import onnx
 
     from poetopt.frontends.problem_file import ProblemFile
+    from poetopt.frontends.read import Document
     from poetopt.graph import Graph
 
 ENTRY_POINTS = "poetopt.frontends"
 
-__all__ = ["ENTRY_POINTS", "ReadOptions", "load", "load_model", "read_options"]
+__all__ = ["ENTRY_POINTS", "ReadOptions", "load", "load_model", "read_network", "read_options"]
 
 
 def load(
@@ -82,37 +83,85 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
         from poetopt.frontends.onnx_file import load_onnx
 
         return load_onnx(model, options)
-    text = os.fspath(model)
-    if not text:
-        raise ModelError(f"the name of the model is empty; {_zoo_names()}")
-    path = Path(text)
-    if isinstance(model, str) and not path.suffix and not path.exists():
-        return _from_zoo(text, options)
-    ending = path.suffix.lower().lstrip(".")
-    plugin = _registered(ending)
-    if not path.exists():
-        raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
+    if _names_network(model):
+        return _from_zoo(os.fspath(model), options)
+    path, plugin, content = _found(model)
     if plugin is not None:
         return _by_plugin(plugin, path, options)
-    content = _piped(path)
-    if ending == "json" or (not ending and _begins_as_object(path, content)):
+    if _is_problem(path, content):
         from poetopt.frontends.problem_file import load_problem_file
 
         if options.fixes_inputs:
             raise OptionError(
-                f"{text}: a problem file has fixed sizes and no inputs; leave {' and '.join(options.fixes_inputs)} out"
+                f"{path}: a problem file has fixed sizes and no inputs; leave {' and '.join(options.fixes_inputs)} out"
             )
         if options.batch is not None or options.train is not None:
-            raise ModelError(f"{text}: a problem file has a fixed batch and no weights; leave --batch and --train out")
+            raise ModelError(f"{path}: a problem file has a fixed batch and no weights; leave --batch and --train out")
         return load_problem_file(path, content)
+    _check_not_foreign(path, content)
+    from poetopt.frontends.onnx_file import load_onnx
+
+    return load_onnx(path, options, content=content)
+
+
+def read_network(model: str | os.PathLike[str] | onnx.ModelProto) -> Document:
+    """Read an ONNX network that is to be written anew, with its weights: of the zoo, in a file, or in memory.
+
+    It is what `load_model` can read, as far as that goes without sizes that the file leaves open. Nodes that no output
+    needs are left out. Raises `ModelError`.
+    """
+    from poetopt.frontends.onnx_file import check_readable
+    from poetopt.frontends.read import read_model
+    from poetopt.frontends.structure import needed
+
+    if not isinstance(model, (str, os.PathLike)):
+        document = read_model(model)
+    elif _names_network(model):
+        from poetopt import zoo
+
+        document = read_model(zoo.build(_known(os.fspath(model))))
+    else:
+        path, plugin, content = _found(model)
+        if plugin is not None or _is_problem(path, content):
+            raise ModelError(f"{path}: no ONNX network, which alone can be written anew; give an .onnx file")
+        _check_not_foreign(path, content)
+        document = read_model(path, content)
+    check_readable(document)
+    graph = document.proto.graph
+    document.put_nodes(needed(graph.node, [info.name for info in graph.output]))
+    return document
+
+
+def _names_network(model: str | os.PathLike[str]) -> bool:
+    """Says whether a text can only be the name of a network of the zoo."""
+    text = os.fspath(model)
+    return isinstance(model, str) and text != "" and not Path(text).suffix and not Path(text).exists()
+
+
+def _found(model: str | os.PathLike[str]) -> tuple[Path, EntryPoint | None, bytes | None]:
+    """The file of a model, the package that reads it where that isn't poetopt itself, and what a stream held."""
+    text = os.fspath(model)
+    if not text:
+        raise ModelError(f"the name of the model is empty; {_zoo_names()}")
+    path = Path(text)
+    plugin = _registered(path.suffix.lower().lstrip("."))
+    if not path.exists():
+        raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
+    return path, plugin, None if plugin is not None else _piped(path)
+
+
+def _is_problem(path: Path, content: bytes | None) -> bool:
+    """Says whether it is a problem file, by its ending or, where it has none, by its content."""
+    ending = path.suffix.lower()
+    return ending == ".json" or (not ending and _begins_as_object(path, content))
+
+
+def _check_not_foreign(path: Path, content: bytes | None) -> None:
     from poetopt.frontends.foreign import foreign
 
     told = foreign(path, content)
     if told is not None:
         raise ModelError(told)
-    from poetopt.frontends.onnx_file import load_onnx
-
-    return load_onnx(path, options, content=content)
 
 
 def _registered(ending: str) -> EntryPoint | None:
@@ -149,16 +198,23 @@ def _begins_as_object(path: Path, content: bytes | None) -> bool:
 
 def _from_zoo(name: str, options: ReadOptions) -> Graph:
     from poetopt import zoo
+    from poetopt.frontends.onnx_file import load_onnx
+
+    _known(name)
+    tokens = zoo.tokens_of(name, dict(options.shapes))
+    return load_onnx(zoo.build(name, options.batch, tokens), replace(options, batch=None), reference=name)
+
+
+def _known(name: str) -> str:
+    """The name itself, where a network of the zoo has it. Raises ModelError."""
+    from poetopt import zoo
 
     if name not in zoo.names():
         raise ModelError(
             f"{name}: neither a file nor a network of the zoo{closest(name, zoo.names())}{_closest_files(Path(name))}; "
             "give an .onnx file, a problem file (.json), or a name that `poetopt zoo` lists"
         )
-    from poetopt.frontends.onnx_file import load_onnx
-
-    tokens = zoo.tokens_of(name, dict(options.shapes))
-    return load_onnx(zoo.build(name, options.batch, tokens), replace(options, batch=None), reference=name)
+    return name
 
 
 def _zoo_names() -> str:

@@ -17,7 +17,26 @@ from poetopt.util.errors import ModelError
 from poetopt.util.files import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from onnx import TensorProto
+
+
+def place_of(what: str, proto: TensorProto) -> tuple[str, int, int | None]:
+    """The file of external data beside the model, where it begins, and its bytes, where they are said.
+
+    Raises `ModelError`, beginning with `what`, for what is no such place.
+    """
+    entries: Mapping[str, str] = {entry.key: entry.value for entry in proto.external_data}
+    location, offset, length = (entries.get(key, "") for key in ("location", "offset", "length"))
+    _check_place(what, location)
+    try:
+        start, nbytes = int(offset or 0), int(length or 0)
+    except ValueError as error:
+        raise ModelError(f"{what}: offset or length of its external data is not a number") from error
+    if start < 0 or nbytes < 0:
+        raise ModelError(f"{what}: external data of {nbytes} bytes at offset {start}, which can't be; export it again")
+    return location, start, nbytes or None
 
 
 @contextmanager
@@ -30,10 +49,8 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
     Raises `ModelError`, beginning with `what`, for a path that isn't one beside the model, for what is no regular file,
     and, unless `allow_symlinks`, for a file that isn't in the folder once all links are followed.
     """
-    relative = Path(location)
-    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
-        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
-    path = folder / relative
+    _check_place(what, location)
+    path = folder / location
     try:
         file = open_regular(path)
     except FileNotFoundError as error:
@@ -51,6 +68,13 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
                 "there, or read it all the same with --with allow-symlinks (caches, as Hugging Face's, keep files so)"
             )
         yield file
+
+
+def _check_place(what: str, location: str) -> None:
+    """Raise `ModelError`, beginning with `what`, for a path that isn't one beside the model."""
+    relative = Path(location)
+    if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
+        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model, which ONNX requires")
 
 
 def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:

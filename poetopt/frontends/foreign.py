@@ -9,6 +9,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from poetopt.util.files import MODEL_BYTES, read_bytes
+
 KINDS: dict[str, tuple[str, str]] = {
     "torch": (
         "a PyTorch file or a Python pickle, which is never opened here",
@@ -81,7 +83,7 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
         found = _of_bytes(head, ending)
         if found is None and ending is not None:
             with suppress(OSError):
-                found = None if _is_onnx(path.read_bytes() if content is None else content) else ending
+                found = None if _is_onnx(read_bytes(path, MODEL_BYTES) if content is None else content) else ending
         if found is None:
             return None
         kind = found

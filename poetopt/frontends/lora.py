@@ -16,8 +16,10 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper
 
-from poetopt.frontends.proto import PARAMETERS, attribute_int, copied, unique
-from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends import read_network
+from poetopt.frontends.places import FLOATS
+from poetopt.frontends.proto import PARAMETERS, PROTOBUF_LIMIT_BYTES, attribute_int, copied, unique
+from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.rewriting import Product, Source, products, put, whole, written
 from poetopt.frontends.structure import needed
 from poetopt.frontends.trained import LORA
@@ -57,25 +59,34 @@ def lora(
     if rank < 1 or not 0 < abs(scale) <= float(np.finfo(np.float32).max):
         said = "" if alpha is None else f", alpha {alpha}"
         raise OptionError(f"rank {rank}{said}: give a rank of 1 or more, and an alpha that isn't 0, in float32's range")
-    document = read_model(model)
+    document = read_network(model)
     if any(map(LORA.search, document.weights)):
         raise ModelError(f"{document.where}: it has LoRA's pairs already; merge them, or give all targets at once")
-    chosen = {one.node.name or one.node.output[0]: one for one in _targets(document, targets)}
+    chosen = {one.node.output[0]: one for one in _targets(document, targets)}
     draw, taken, trained = np.random.default_rng(seed), document.names, list[str]()
     taken |= {node.name for node in document.proto.graph.node}
-    factor = "" if scale == 1 else put(document, unique("lora.scale", taken), np.array(scale, np.float32))
+    factors: dict[np.dtype[Any], str] = {}
     nodes: list[NodeProto] = []
     for node in document.proto.graph.node:
         nodes.append(copied(node))
-        one = chosen.get(node.name or node.output[0])
+        one = chosen.get(next(iter(node.output), ""))
         if one is None:
             continue
         stem, (inner, outer) = one.names[0], one.sizes
         a = unique(f"{stem}.lora_A.weight", taken)
         b = unique(f"{stem}.lora_B.weight", taken)
-        put(document, a, draw.standard_normal((inner, rank), np.float32) / np.float32(math.sqrt(inner)))
-        put(document, b, np.zeros((rank, outer), np.float32))
+        # the scales of a quantized weight have the type that it would have
+        kind = array_of(document, node.input[2] if node.op_type == "MatMulNBits" else one.weight).dtype
+        if rank * (inner + outer) * kind.itemsize > PROTOBUF_LIMIT_BYTES:
+            raise OptionError(f"rank {rank}: pairs of more than the 2 GB that a file holds; give a smaller one")
+        normal = draw.standard_normal((inner, rank), np.float32) / np.float32(math.sqrt(inner))
+        put(document, a, normal.astype(kind))
+        put(document, b, np.zeros((rank, outer), kind))
         trained += [a, b]
+        if scale != 1 and kind not in factors:
+            factors[kind] = put(document, unique("lora.scale", taken), np.array(scale, kind))
+            taken.add(factors[kind])
+        factor = factors.get(kind, "")
         parts = ("base", "lora_A", "lora_B", "lora", "adapted")
         base, low, high, scaled, adapted = (unique(f"{stem}.{part}", taken) for part in parts)
         taken.update((a, b, base, low, high, scaled, adapted))
@@ -118,13 +129,13 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
 
     Raises ModelError where there are no pairs, and where a weight beside one is quantized: it has no room for them.
     """
-    document = read_model(model)
+    document = read_network(model)
     graph = document.proto.graph
     by_output = {node.output[0]: node for node in graph.node}
     stored = {one.node.output[0]: one for one in products(document)}
     gone: dict[str, str] = {}
     for node in graph.node:
-        if node.op_type != "Add":
+        if node.op_type != "Add" or len(node.input) != 2:
             continue
         for own, other in (node.input, tuple(node.input)[::-1]):
             pair, base = _pair(document, other, by_output, stored), _base(own, by_output, stored)
@@ -136,8 +147,14 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
                     "keep the pair, or merge into the network from before it was quantized"
                 )
             value: Any = array_of(document, base.weight)
-            pair = pair / next((a.f for a in base.node.attribute if a.name == "alpha" and a.f), 1.0)
-            total = (value + (pair.T if base.turned else pair)).astype(value.dtype)
+            if pair.shape != base.sizes:
+                raise ModelError(
+                    f"{document.where}: the pair beside the weight {base.weight!r} has {list(pair.shape)} inputs and "
+                    f"outputs, and the weight {list(base.sizes)}; export the model again"
+                )
+            with np.errstate(all="ignore"):
+                pair = pair / next((a.f for a in base.node.attribute if a.name == "alpha" and a.f), 1.0)
+                total = (value + (pair.T if base.turned else pair)).astype(value.dtype)
             total = total.T if base.turned != bool(attribute_int(base.node, "transB", 0)) else total
             base.node.input[1] = put(document, unique(f"{base.weight}.merged", document.names), total)
             gone[node.output[0]] = own
@@ -163,8 +180,9 @@ def _pair(document: Document, name: str, by_output: dict[str, NodeProto], stored
     """A B alpha / rank, [inputs, outputs], where `name` is x times that; None where it isn't."""
     node, scale = by_output.get(name), 1.0
     if node is not None and node.op_type == "Mul":
-        factor = next((n for n in node.input if n in document.weights and math.prod(document.weights[n].dims) == 1), "")
-        scale = float(array_of(document, factor)) if factor else math.nan
+        one = (n for n in node.input if n in document.weights and math.prod(document.weights[n].dims) == 1)
+        factor = next((n for n in one if document.weights[n].data_type in FLOATS), "")
+        scale = float(array_of(document, factor).item()) if factor else math.nan
         node = by_output.get(next((n for n in node.input if n != factor), ""))
     last = stored.get(node.output[0]) if node is not None else None
     first = stored.get(last.node.input[0]) if last is not None else None
@@ -172,7 +190,10 @@ def _pair(document: Document, name: str, by_output: dict[str, NodeProto], stored
         return None
     a, b = (array_of(document, one.weight).astype(np.float64) for one in (first, last))
     a, b = (value.T if one.turned else value for value, one in ((a, first), (b, last)))
-    return a @ b * scale if math.isfinite(scale) else None
+    if a.shape[1] != b.shape[0] or not math.isfinite(scale):
+        return None
+    with np.errstate(all="ignore"):
+        return a @ b * scale
 
 
 def _base(name: str, by_output: dict[str, NodeProto], stored: dict[str, Product]) -> Product | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ from poetopt.frontends.ties import take_apart, tie_copies
 from poetopt.frontends.trained import choose_trained, finite_note
 from poetopt.frontends.values import fix_values
 from poetopt.graph import Graph
-from poetopt.util.errors import ModelError
+from poetopt.util.errors import ModelError, OpenError
 from poetopt.util.notes import Note
 
 if TYPE_CHECKING:
@@ -97,7 +98,11 @@ def load_onnx(
     file, node, operator, opset and the remedy.
     """
     options = options or read_options(batch=batch, train=train)
-    document = read_model(source, content, allow_symlinks=options.allow_symlinks)
+    return graph_of(read_model(source, content, allow_symlinks=options.allow_symlinks), options, reference)
+
+
+def graph_of(document: Document, options: ReadOptions, reference: str | None = None) -> Graph:
+    """As `load_onnx` does, of what was read, which is changed."""
     if reference is not None:
         document.where = reference
     options, notes = fix_values(document, options)
@@ -166,6 +171,12 @@ def load_onnx(
         unread=unread,
     )
     return replace(graph, named=options.train is not None, structure_hash=structure_hash(graph))
+
+
+def check_readable(document: Document) -> None:
+    """Raise what `load_onnx` does of a document, but for sizes and choices that it leaves open."""
+    with suppress(OpenError):
+        graph_of(document.copied(), read_options())
 
 
 def _name(own: str, where: str) -> str:

@@ -55,7 +55,7 @@ def spell_out_quantized(document: Document) -> list[str]:
             kept.append(node)
             continue
         table = node.op_type == _TABLE
-        if len(node.input) < 3:
+        if len(node.input) < 3 or not node.output:
             raise ModelError(f"{describe(document.where, node, document.opset)}: it lacks operands; export it again")
         key = (node.op_type, *(node.input if table else node.input[1:4]))
         if key not in made:
@@ -126,14 +126,18 @@ def _put_shaped(document: Document) -> None:
     """
     graph, weights = document.proto.graph, document.weights
     tables = {name for node in graph.node if _is_own(node) and node.op_type == _TABLE for name in node.input}
-    shaped = [
-        n for n in graph.node if n.op_type == "Reshape" and n.output[0] in tables and weights.keys() >= {*n.input}
-    ]
+    reshapes = [n for n in graph.node if n.op_type == "Reshape" and len(n.input) == 2 and len(n.output) == 1]
+    shaped = [n for n in reshapes if n.output[0] in tables and weights.keys() >= {*n.input}]
     for node in shaped:
-        value = array_of(document, node.input[0]).reshape(array_of(document, node.input[1]))
+        stored, shape = (array_of(document, name) for name in node.input)
+        try:
+            value = stored.reshape([stored.shape[k] if n == 0 else n for k, n in enumerate(shape.tolist())])
+        except (ValueError, TypeError, IndexError) as error:
+            at = describe(document.where, node, document.opset)
+            raise ModelError(f"{at}: no table of shape {list(stored.shape)} has the shape that it says") from error
         weights[node.output[0]] = numpy_helper.from_array(value, node.output[0])
     gone = {node.output[0] for node in shaped}
-    document.put_nodes([node for node in graph.node if node.output[0] not in gone])
+    document.put_nodes([node for node in graph.node if gone.isdisjoint(node.output)])
 
 
 def _of_product(document: Document, node: NodeProto) -> NodeProto:

@@ -16,8 +16,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from poetopt.frontends import read_network
 from poetopt.frontends.proto import attribute_int, copied, unique
-from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.frontends.read import Document, array_of
 from poetopt.frontends.rewriting import Source, products, put, whole, written
 from poetopt.frontends.structure import needed
 from poetopt.frontends.trained import LORA
@@ -54,7 +55,7 @@ def quantize(
     size = BLOCKS[kind] if block is None else block
     if size not in SIZES:
         raise OptionError(f"block {size}: must be one of {', '.join(map(str, SIZES))}")
-    document = read_model(model)
+    document = read_network(model)
     tables = _prepare(document, size)
     with _quantizer() as quantizer:
         done = quantizer.MatMulNBitsQuantizer(
@@ -109,6 +110,8 @@ def _prepare(document: Document, size: int) -> dict[str, str]:
         return turned[name]
 
     for name in {one.weight for one in of.values()}:
+        if document.weights[name].data_type == TensorProto.DOUBLE:
+            raise ModelError(f"{document.where}: {name!r} is of doubles, which no quantized weight is; give float32")
         if not np.isfinite(array_of(document, name)).all():
             raise ModelError(f"{document.where}: {name!r} has values that are no numbers, which no integers are")
     for node in map(copied, document.proto.graph.node):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,7 +19,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import TensorProto, helper, numpy_helper
 
-from poetopt.frontends.external import opened, real_folder
+from poetopt.frontends.external import opened, place_of, real_folder
 from poetopt.frontends.proto import constant_tensor, copied, dtype_name, subgraphs
 from poetopt.graph import DTYPE_BYTES, PACKED, bytes_of_elements
 from poetopt.util.errors import ModelError
@@ -83,9 +83,15 @@ class Document:
         written = (name for node in graph.node for name in node.output)
         return {*self.weights, *written, *(info.name for info in graph.input)}
 
+    def copied(self) -> Document:
+        """One of its own to change, with the same weights."""
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        return replace(self, proto=proto, weights=dict(self.weights), fills=dict(self.fills), given=set(self.given))
+
     def put_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Have copies of these nodes in place of its own."""
-        copies = [copied(node) for node in nodes]
+        """Have copies of these nodes in place of its own, but for those that write nothing."""
+        copies = [copied(node) for node in nodes if any(node.output)]
         del self.proto.graph.node[:]
         self.proto.graph.node.extend(copies)
 
@@ -108,24 +114,26 @@ def read_model(
     Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
-        parsed, where, folder = source, "<model>", None
+        proto, where, folder = source, "<model>", None
     else:
         path = Path(source)
         # The folder is found once, and model and data are read there: a link on the way to it may be changed meanwhile.
         folder = real_folder(path.parent)
-        parsed, where = _parse(path, content, folder / path.name), str(path)
-    _check_text(where, parsed)
-    document = Document(where, _structure(parsed), folder, allow_symlinks=allow_symlinks)
+        proto, where = parsed(path, content, folder / path.name), str(path)
+    _check_text(where, proto)
+    document = Document(where, _structure(proto), folder, allow_symlinks=allow_symlinks)
+    if not all(any(node.output) for node in document.proto.graph.node):
+        document.put_nodes(document.proto.graph.node)
     _check_header(document)
-    _list_weights(document, parsed.graph.initializer)
+    _list_weights(document, proto.graph.initializer)
     _bring_in(document)
     return document
 
 
-def _parse(path: Path, content: bytes | None, place: Path) -> onnx.ModelProto:
-    """The model at `place`, which messages call `path`."""
+def parsed(path: Path, content: bytes | None = None, place: Path | None = None) -> onnx.ModelProto:
+    """The model at `path`, or at `place`, which messages call so. Raises `ModelError`."""
     try:
-        raw = read_bytes(place, MODEL_BYTES) if content is None else content
+        raw = read_bytes(path if place is None else place, MODEL_BYTES) if content is None else content
     except OSError as error:
         raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
     if not raw:
@@ -242,7 +250,10 @@ def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> No
             raise ModelError(f"{document.where}: an initializer has no name; the file is damaged, export it again")
         if proto.name in document.weights:
             raise ModelError(f"{document.where}: two initializers are called {proto.name!r}; export the model again")
-        check_size(f"{document.where}: initializer {proto.name!r}", tuple(proto.dims), proto.data_type)
+        what = f"{document.where}: initializer {proto.name!r}"
+        check_size(what, tuple(proto.dims), proto.data_type)
+        if proto.data_location == TensorProto.EXTERNAL and document.folder is not None:
+            place_of(what, proto)
         document.weights[proto.name] = proto
     for info in graph.input:
         tensor = info.type.tensor_type
@@ -360,9 +371,8 @@ def _in_place(proto: TensorProto) -> Array:
 
 
 def _external(document: Document, what: str, proto: TensorProto) -> Array:
-    entries: Mapping[str, str] = {entry.key: entry.value for entry in proto.external_data}
-    location = entries.get("location", "")
     if document.folder is None:
+        location = next((entry.value for entry in proto.external_data if entry.key == "location"), "")
         raise ModelError(
             f"{what}: its data lies in the file {location!r}, and a model in memory has no folder; "
             "load the model from its file, or read its external data first (onnx.load does)"
@@ -373,12 +383,8 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
         raise ModelError(f"{what}: {error}") from error
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
     size = bytes_of_elements(math.prod(proto.dims), dtype_name(proto.data_type))
-    try:
-        offset = int(entries.get("offset", "0") or 0)
-        length = int(entries.get("length", str(size)) or size)
-    except ValueError as error:
-        raise ModelError(f"{what}: offset or length of its external data is not a number") from error
-    if length != size or offset < 0:
+    location, offset, length = place_of(what, proto)
+    if length not in (None, size):
         raise ModelError(f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}")
     shown = str(document.folder / location)
     try:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
+from google.protobuf.message import EncodeError  # type: ignore[import-untyped,unused-ignore]
 from onnx import NodeProto, TensorProto, numpy_helper
 
+from poetopt.frontends.onnx_file import check_readable
 from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import attribute_int
-from poetopt.frontends.read import Document, array_of
-from poetopt.util.errors import OptionError
+from poetopt.frontends.read import Document, array_of, read_model
+from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.files import write_atomically
 
 if TYPE_CHECKING:
@@ -94,15 +96,28 @@ def whole(document: Document, nodes: Iterable[NodeProto] | None = None) -> onnx.
     return made
 
 
-def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
-    """The model, which is written to `out` too where that is given. Raises OutputError.
+def _bytes_of(document: Document, model: onnx.ModelProto) -> bytes:
+    try:
+        return bytes(model.SerializeToString(deterministic=True))
+    except EncodeError as error:
+        raise ModelError(f"{document.where}: its weights take more than the 2 GB that a file holds") from error
 
-    Raises OptionError where `out` is a file that has weights of `document`.
+
+def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
+    """The model, once it was read back, which is written to `out` too where that is given. Raises OutputError.
+
+    Raises OptionError where `out` is a file that has weights of `document`, ModelError where nobody could read it.
     """
+    try:
+        check_readable(read_model(model))
+    except ModelError as error:
+        text = str(error).removeprefix("<model>: ")
+        raise ModelError(f"{document.where}: what would be written of it can't be read: {text}") from error
     if out is not None:
-        entries = (entry for proto in document.weights.values() for entry in proto.external_data)
+        external = (one for one in document.weights.values() if one.data_location == TensorProto.EXTERNAL)
+        entries = (entry for proto in external for entry in proto.external_data)
         beside = {os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"}
         if os.path.realpath(out) in beside:
             raise OptionError(f"-o {os.fspath(out)}: it has weights of {document.where}; give another path")
-        write_atomically(out, model.SerializeToString(deterministic=True))
+        write_atomically(out, _bytes_of(document, model))
     return model

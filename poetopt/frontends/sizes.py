@@ -16,7 +16,7 @@ import onnx
 from poetopt.frontends.proto import BATCH, dtype_name
 from poetopt.frontends.read import Document, check_size
 from poetopt.frontends.reading import ReadOptions, shape_text, size_options
-from poetopt.util.errors import ModelError, OptionError, UnsupportedOpError
+from poetopt.util.errors import ModelError, OpenError, OptionError, UnsupportedOpError
 
 _BATCH_NAME = re.compile(r"^_?(n|b|bs|batch|batch_?size|batch_?dim|.*batch.*)$", re.IGNORECASE)
 
@@ -82,7 +82,7 @@ class _InputSizes:
                 known = self.batch if known is None else known
                 self.symbol = dim if known is not None else self.symbol
             if known is None:
-                raise ModelError(self._open(name, axis, dim))
+                raise OpenError(self._open(name, axis, dim))
             found.append(known)
         stated = tuple(dim if isinstance(dim, int) else size for dim, size in zip(self.dims[name], found, strict=True))
         if stated != tuple(found):
@@ -247,7 +247,7 @@ def input_dims(document: Document, info: onnx.ValueInfoProto, options: ReadOptio
     if not tensor.HasField("shape"):
         asked = dict(options.shapes).get(info.name)
         if asked is None:
-            raise ModelError(f"{what} has no shape; give it, as in --shape {shlex.quote(info.name)}=1x3x160x160")
+            raise OpenError(f"{what} has no shape; give it, as in --shape {shlex.quote(info.name)}=1x3x160x160")
         return ["?"] * len(asked)
     dims: Dims = []
     for axis, dim in enumerate(tensor.shape.dim):

@@ -17,7 +17,7 @@ from poetopt.frontends.checks import GROUP_NORMALIZATION_BY_CHANNEL
 from poetopt.frontends.proto import subgraphs
 from poetopt.frontends.read import LIBRARY_ERRORS, Document
 from poetopt.frontends.values import deciding
-from poetopt.util.errors import ModelError, UnsupportedOpError
+from poetopt.util.errors import ModelError, OpenError, UnsupportedOpError
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 SEQUENCE = frozenset({
@@ -229,7 +229,7 @@ def _check_operator(at: str, node: NodeProto, document: Document) -> None:
     if op == "If":
         decided = deciding(document, next(iter(node.input), ""))
         if decided:
-            raise UnsupportedOpError(
+            raise OpenError(
                 f"{at}: the value of an input decides its condition, and a schedule has one sequence of operators; "
                 f"say the value: {decided}"
             )

@@ -40,7 +40,7 @@ from poetopt.graph.problem import CLOSING, Problem, ProblemOperator, ProblemTens
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import buffers, check_layout
 from poetopt.plan.simulate import simulate
-from poetopt.plan.tables import BLOCKS, LARGEST, number, parsed, table, told, whole_number
+from poetopt.plan.tables import BLOCKS, LARGEST, number, parsed, report_model, table, told, whole_number
 from poetopt.util import __version__
 from poetopt.util.errors import PlanError, ProblemError
 from poetopt.util.files import PLAN_BYTES, read_text, write_atomically
@@ -225,7 +225,7 @@ def from_json(data: object) -> PlanFile:
         if any(len(group) != count for group, count in zip(places, _counts(plan), strict=True)):
             raise PlanError("an instruction has more or fewer offsets than it makes buffers; the file is damaged")
         check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-    return PlanFile(plan, ram_bytes, deadline_s, top.report)
+    return PlanFile(plan, ram_bytes, deadline_s, data["report"])
 
 
 @cache
@@ -245,7 +245,7 @@ def _schema() -> type[BaseModel]:
         "budget": budget,
         "inputs_at": list[whole_number()] | None,  # type: ignore[misc]
         "instructions": list[Any],
-        "report": dict[str, Any],
+        "report": report_model(),
     }
     both: dict[str, Any] = {key: (parts[key], ...) for key in ("tensors", "operators")}
     closing = create_model("Closing", __config__=strict, **both)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.util.errors import PlanError
+from poetopt.util.notes import About
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -259,6 +260,32 @@ def number() -> Any:
 
     # no other number may exceed it: sums of seconds and joules stay finite
     return Annotated[float, pydantic.Field(ge=0, le=1e300)]
+
+
+def report_model() -> type[BaseModel]:
+    """The words of a report that are shown as they stand, as nothing gives them again; its figures are compared."""
+    from pydantic import ConfigDict, Field, create_model
+
+    def of(name: str, **fields: Any) -> Any:
+        """A model of these fields, which may be missing where they have a default, and of any others."""
+        make: Any = create_model
+        config = ConfigDict(strict=True, extra="allow")
+        return make(name, __config__=config, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
+
+    count, listed = whole_number(), list
+    word: Any = (str | None, None)
+    figure: Any = (number() | None, None)
+    note = of("Important", about=Annotated[About, Field(strict=False)], text=str)
+    largest = of("Largest", batch=count, proven=bool, refused=count | None, why=str | None)
+    parts = of(
+        "Parts", micro_batches=count, energy_j=figure, time_s=figure, total_ram_bytes=(count | None, None), why=word
+    )
+    words: Any = (listed[str] | None, None)
+    made: type[BaseModel] = of(
+        "Report", reason=word, backend=word, notes=words, asks=words, important=(listed[note] | None, None),
+        largest_batch=(largest | None, None), micro_batches_tried=(listed[parts] | None, None),
+    )  # fmt: skip
+    return made
 
 
 def _index() -> Any:

@@ -57,6 +57,8 @@ def open_log(path: Path, metrics: Sequence[str], kept: int) -> CourseLog | Event
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
+    except csv.Error as error:
+        raise OutputError(f"can't write {path}: it is no log of a training ({error}); give another path") from error
     except OSError as error:
         raise OutputError(
             f"can't write {path}: {error.strerror or os.strerror(error.errno or 0)}; make room, or give another path "

@@ -28,7 +28,7 @@ from poetopt.frontends.external import opened, real_folder
 from poetopt.graph import Tensor
 from poetopt.util import process
 from poetopt.util.errors import ModelError, OutputError
-from poetopt.util.files import check_writable, replacing, scratch_folder
+from poetopt.util.files import check_writable, open_regular, replacing, scratch_folder
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
@@ -172,9 +172,9 @@ def _write_original(network: BuiltIn, place: Path, form: Changes | None, *, told
 
 
 def _write_in_form(source: Path, place: Path, form: Changes, *, told: Told) -> None:
-    import onnx
+    from poetopt.frontends.read import parsed
 
-    _write_model(onnx.load(os.fspath(source), load_external_data=False), place, form)
+    _write_model(parsed(source), place, form)
 
 
 def _write_model(model: onnx.ModelProto, place: Path, form: Changes | None) -> None:
@@ -264,7 +264,7 @@ def _export_file(
     if all(name in spans for name in names) and not tied:
         if out is None:
             return
-        with open(made, "rb") as file, replacing(out) as place:
+        with open_regular(made) as file, replacing(out) as place:
             with open(place, "wb") as copy:
                 shutil.copyfileobj(file, copy)
             _over(place, spans, names, values)
@@ -327,7 +327,7 @@ def check_out(
 
 def _spans(path: Path) -> Mapping[str, _FileSpan]:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return _tensor_spans(file)
     except OSError as error:
         raise ModelError(
@@ -347,18 +347,17 @@ def _anew(
     *,
     allow_symlinks: bool,
 ) -> None:
-    import onnx
-
+    from poetopt.frontends.read import parsed
     from poetopt.training.initializers import external_data, put
 
-    model = onnx.load(os.fspath(structure), load_external_data=False)
+    model = parsed(structure)
     folder = real_folder(path.parent)
     data = external_data(model)
 
     def read(found: External) -> bytes:
         with opened(f"{path}: {found.name!r}", folder, found.location, allow_symlinks=allow_symlinks) as file:
             file.seek(found.offset)
-            return file.read() if found.nbytes is None else file.read(found.nbytes)
+            return file.read(found.nbytes)
 
     left = put(model, names, values, known, read)
     for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):

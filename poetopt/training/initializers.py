@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from poetopt.frontends import ties
-from poetopt.frontends.proto import elem_type
-from poetopt.graph import Tensor
+from poetopt.frontends.external import place_of
+from poetopt.frontends.proto import dtype_name, elem_type
+from poetopt.graph import Tensor, bytes_of_elements
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class External:
     name: str
     location: str
     offset: int
-    nbytes: int | None
+    nbytes: int
 
     def rename(self, location: str) -> None:
         """Let the model name another file."""
@@ -45,11 +47,10 @@ def external_data(model: ModelProto) -> dict[str, External]:
     found: dict[str, External] = {}
     for proto in model.graph.initializer:
         if proto.data_location == TensorProto.EXTERNAL:
-            said = {entry.key: entry.value for entry in proto.external_data}
-            length = said.get("length")
-            found[proto.name] = External(
-                proto, proto.name, said.get("location", ""), int(said.get("offset", 0)), int(length) if length else None
-            )
+            location, offset, nbytes = place_of(f"initializer {proto.name!r}", proto)
+            # all that a tensor has, where the file doesn't say it
+            nbytes = nbytes or bytes_of_elements(math.prod(proto.dims), dtype_name(proto.data_type))
+            found[proto.name] = External(proto, proto.name, location, offset, nbytes)
     return found
 
 

@@ -22,6 +22,10 @@ class UnsupportedOpError(ModelError):
     """An ONNX operator that the frontend can't import (control flow, custom domains, dynamic shapes)."""
 
 
+class OpenError(UnsupportedOpError):
+    """A size or a choice that a model leaves open, and that an option says."""
+
+
 class MissingVjpError(ModelError):
     """A differentiable path runs through an operator without a gradient rule."""
 

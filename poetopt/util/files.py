@@ -314,6 +314,12 @@ def read_bytes(path: str | os.PathLike[str], most: int, *, named_by_file: bool =
     return b"".join(parts) if len(parts) > 2 else parts[0]
 
 
+def read_start(path: str | os.PathLike[str], nbytes: int) -> bytes:
+    """The first bytes of a regular file, so many where it has them. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read(min(nbytes, os.fstat(file.fileno()).st_size))
+
+
 def read_text(path: str | os.PathLike[str], most: int, *, encoding: str = "utf-8", named_by_file: bool = False) -> str:
     """As `read_bytes`, with line ends as Python has them. Raises UnicodeDecodeError for what is no text."""
     text = read_bytes(path, most, named_by_file=named_by_file).decode(encoding)

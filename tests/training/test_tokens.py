@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from pathlib import Path
@@ -43,6 +44,13 @@ def step(classes: int = 300) -> TrainingGraph:
     return loaded.differentiate(loss="cross-entropy").graph
 
 
+def saved(shape: str) -> bytes:
+    """An array's file, whose header says that it has another shape."""
+    held = io.BytesIO()
+    np.save(held, np.zeros(1000, np.uint16))
+    return held.getvalue().replace(b"(1000,)", shape.encode(), 1)
+
+
 def write(path: Path, ids: Any) -> Path:
     if path.suffix == ".npy":
         np.save(path, ids)
@@ -78,6 +86,9 @@ def test_windows_and_the_next_tokens(name: str, dtype: str, count: int, tmp_path
         ("x.bin", b"\0" * 25, "half an id at its end"),
         ("x.npy", np.array([None, 1]), "is no array that numpy.save wrote"),
         ("x.npy", None, "is no array that numpy.save wrote"),
+        ("x.npy", saved("((((("), "is no array that numpy.save wrote"),
+        ("x.npy", saved(f"({2**62},)"), "is no array that numpy.save wrote"),
+        ("x.npy", saved("(-99,)"), "is no array that numpy.save wrote"),
     ],
 )
 def test_what_is_no_row_of_ids_is_one_message(name: str, ids: Any, words: str, tmp_path: Path) -> None:

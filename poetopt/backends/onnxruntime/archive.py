@@ -116,20 +116,36 @@ class Archive(Mapping[str, "Array"]):
             yield file
 
     def _header(self, name: str, file: IO[bytes]) -> Header:
-        version = np.lib.format.read_magic(file)
-        if version not in _READERS:
-            raise ValueError(f"{name!r} is of version {version} of numpy's format")
-        shape, fortran, dtype = _READERS[version](file)
-        found = Header(tuple(int(n) for n in shape), dtype, "F" if fortran else "C")
-        if dtype.hasobject:
-            raise ValueError(f"{name!r} holds Python objects, which could run anything")
-        if any(n < 0 for n in found.shape):
-            raise ValueError(f"{name!r} says that its shape is {list(found.shape)}")
-        if found.nbytes > self._members[name].file_size:
-            raise ValueError(f"{name!r} is too short for its shape {list(found.shape)}")
+        found = _header_of(repr(name), file, self._members[name].file_size)
         if self._members[name].compress_type != zipfile.ZIP_STORED:
             _check_size(name, found)
         return found
+
+
+def _header_of(what: str, file: IO[bytes], room: int) -> Header:
+    """The header that a file of so many bytes begins with."""
+    version = np.lib.format.read_magic(file)
+    if version not in _READERS:
+        raise ValueError(f"{what} is of version {version} of numpy's format")
+    shape, fortran, dtype = _READERS[version](file)
+    found = Header(tuple(int(n) for n in shape), dtype, "F" if fortran else "C")
+    if dtype.hasobject:
+        raise ValueError(f"{what} holds Python objects, which could run anything")
+    if any(n < 0 for n in found.shape):
+        raise ValueError(f"{what} says that its shape is {list(found.shape)}")
+    if found.nbytes > room:
+        raise ValueError(f"{what} is too short for its shape {list(found.shape)}")
+    return found
+
+
+def array_in(path: str | os.PathLike[str]) -> tuple[Header, int]:
+    """Header and first byte of the array in an `.npy` file. Raises ModelError where it can't be read as one."""
+    shown = os.fspath(path)
+    with _explained(shown, "array that numpy.save wrote"), open_regular(path) as file:
+        found = _header_of("it", file, os.fstat(file.fileno()).st_size)
+        if found.nbytes > os.fstat(file.fileno()).st_size - file.tell():
+            raise ValueError(f"it is too short for its shape {list(found.shape)}")
+        return found, file.tell()
 
 
 def _check_size(name: str, header: Header) -> None:
@@ -166,7 +182,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Archive]:
 
 
 @contextmanager
-def _explained(shown: str) -> Iterator[None]:
+def _explained(shown: str, kind: str = ".npz file of plain arrays") -> Iterator[None]:
     """Have what goes wrong be a ModelError of the file."""
     try:
         yield
@@ -179,7 +195,7 @@ def _explained(shown: str) -> Iterator[None]:
         if isinstance(error, ModelError):
             raise
         what = str(error) or "there is too little memory for it"
-        raise ModelError(f"{shown} is no .npz file of plain arrays: {what}; write it again") from error
+        raise ModelError(f"{shown} is no {kind}: {what}; write it again") from error
 
 
 def _is_archive(file: IO[bytes]) -> bool:

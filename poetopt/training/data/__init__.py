@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from poetopt.backends.onnxruntime.archive import array_in
 from poetopt.graph import TrainingGraph
 from poetopt.training.data.arrays import DataColumns, DataSet, InFile, of_arrays
 from poetopt.util.errors import ModelError
@@ -112,24 +113,20 @@ def of_tokens(graph: TrainingGraph, path: Path) -> DataColumns:
 
 def _ids(path: Path) -> tuple[int, int, np.dtype[np.generic]]:
     """The first byte of the ids, their count, and their type."""
+    if path.suffix.lower() == ".npy":
+        found, start = array_in(path)
+        if len(found.shape) != 1 or found.dtype.kind not in "iu" or not found.dtype.isnative:
+            raise ModelError(
+                f"{path}: it holds {found.dtype} of shape {list(found.shape)}; tokens are one row of integers, as in "
+                "numpy.save(path, ids.reshape(-1))"
+            )
+        return start, found.shape[0], found.dtype
+    dtype = np.dtype(RAW[path.suffix.lower()])
     try:
         with open_regular(path) as file:
-            if path.suffix.lower() != ".npy":
-                dtype = np.dtype(RAW[path.suffix.lower()])
-                count, rest = divmod(file.seek(0, 2), dtype.itemsize)
-                if rest:
-                    raise ModelError(f"{path}: half an id at its end; ids are numbers of 16 bits, low byte first")
-                return 0, count, dtype
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ModelError:
-        raise
+            count, rest = divmod(file.seek(0, 2), dtype.itemsize)
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise ModelError(f"{path} is no array that numpy.save wrote: {error}") from error
-    if array.ndim != 1 or array.dtype.kind not in "iu" or not array.dtype.isnative:
-        raise ModelError(
-            f"{path}: it holds {array.dtype} of shape {list(array.shape)}; tokens are one row of integers, as in "
-            "numpy.save(path, ids.reshape(-1))"
-        )
-    return int(array.offset), array.size, array.dtype
+    if rest:
+        raise ModelError(f"{path}: half an id at its end; ids are numbers of 16 bits, low byte first")
+    return 0, count, dtype

@@ -290,9 +290,8 @@ def _places(graph: TrainingGraph, shown: str, names: Sequence[str]) -> Mapping[s
         raise ModelError(f"{shown}: two columns are called {doubled!r}; rename one")
     found: dict[str, list[int]] = {}
     for name in graph.inputs:
-        numbered = {
-            int(m[1]): k for k, column in enumerate(names) if (m := re.fullmatch(rf"{re.escape(name)}\.(\d+)", column))
-        }
+        own = re.compile(rf"{re.escape(name)}\.(\d{{1,9}})")
+        numbered = {int(m[1]): k for k, column in enumerate(names) if (m := own.fullmatch(column))}
         if name in names:
             found[name] = [names.index(name)]
         elif numbered:
