@@ -207,7 +207,7 @@ def _fill_streams() -> None:
 
 def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
     """The exit code of `module.work(**arguments)`; a program of ours goes on in a fresh interpreter, if it can."""
-    if not _OWN or os.name != "posix" or not sys.executable:
+    if not _OWN or not sys.executable:
         return module.work(**arguments)  # type: ignore[no-any-return]
     asked = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
     for stream in (sys.stdout, sys.stderr):

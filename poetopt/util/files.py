@@ -14,6 +14,7 @@ say nothing of one in another container that shares the folder.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
@@ -140,8 +141,6 @@ def _remove_leftovers(folder: Path) -> None:
     Another host or container that shares the folder has processes that can't be seen from here: what isn't locked by
     its writer, as its name says, is removed only where nobody has written to it for a day.
     """
-    if os.name != "posix":  # elsewhere asking for a process may end it
-        return
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if (found := LEFTOVER.match(entry.name)) and not _alive(int(found[1])):
@@ -154,10 +153,8 @@ def _remove_leftovers(folder: Path) -> None:
 def lock_file(descriptor: int) -> bool:
     """Take the lock on an open file, which the system lets go of with the process; False where that can't be had."""
     try:
-        import fcntl
-
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
+    except OSError:
         return False
     return True
 
@@ -279,7 +276,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open what a file or a folder names. Raises OSError for all but a regular file, without waiting for a writer."""
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
     if is_special(path):
         raise _refusal(path, "it is a pipe or a device; only a regular file is read here")
@@ -381,8 +378,6 @@ def scratch_folder(purpose: str) -> Iterator[str]:
 
 def remove_abandoned() -> None:
     """Remove the folders of this user's processes that were killed."""
-    if os.name != "posix":
-        return
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):

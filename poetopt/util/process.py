@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -17,15 +18,11 @@ from poetopt.util.errors import ExecutionError, PoetError
 from poetopt.util.progress import Told, silent
 
 
-def peak_bytes() -> int | None:
-    """The most that was resident since the process began; None where the system doesn't say."""
+def peak_bytes() -> int:
+    """The most that was resident since the process began."""
     found = _of("VmHWM:")
     if found is not None:
         return found
-    try:
-        import resource
-    except ImportError:
-        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
