@@ -19,8 +19,9 @@ def main() -> None:
     except BackendUnavailableError as error:
         sys.stderr.write(f"poetopt: {error}\n")
         sys.exit(error.exit_code)
-    from poetopt.util import interrupts
+    from poetopt.util import interrupts, shortage
 
+    shortage.supervise()
     gc.set_threshold(YOUNG)
     interrupts.install()
     try:

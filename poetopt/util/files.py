@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from poetopt.util.errors import OutputError
+from poetopt.util.errors import OutputError, PoetError
 from poetopt.util.units import parse_size, show_bytes
 
 LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(l?)(\..*)?$")
@@ -358,9 +358,17 @@ _LOCK = ".lock"
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[str]:
-    """A folder in the system's temporary one, gone after the block. Raises OSError where none can be made."""
+    """A folder in the system's temporary one, gone after the block.
+
+    Raises OutputError where none can be made, and where the block finds no more room in it.
+    """
     remove_abandoned()
-    made = tempfile.mkdtemp(prefix="poetopt-")
+    try:
+        made = tempfile.mkdtemp(prefix="poetopt-")
+    except OSError as error:
+        raise OutputError(
+            f"can't make a temporary folder: {error.strerror or error}; make room there, or name another one (TMPDIR)"
+        ) from error
     descriptor = None
     try:
         descriptor = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -370,6 +378,13 @@ def scratch_folder(purpose: str) -> Iterator[str]:
             os.rename(made, named)
             made = named
         yield made
+    except OSError as error:  # few say of which file
+        full = error.errno == errno.ENOSPC and os.statvfs(made).f_bavail == 0
+        if isinstance(error, PoetError) or not full:
+            raise
+        raise OutputError(
+            f"the temporary folder {os.path.dirname(made)} is full; make room there, or name another one (TMPDIR)"
+        ) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
         if descriptor is not None:

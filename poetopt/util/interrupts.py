@@ -109,7 +109,7 @@ def stop_here() -> NoReturn:
     """End the program before it has begun: a message on stderr, and the code of the signal."""
     deafen()
     number = _mark.first or signal.SIGINT
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # None where it was closed before the start
         sys.stderr.write(f"poetopt: {WORDS[number]}\n")
         sys.stderr.flush()
     os._exit(CODES[number])  # Python would end by SIGINT where an exception has passed through `exec`

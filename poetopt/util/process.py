@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, TypeVar
 
+from poetopt.util import shortage
 from poetopt.util.errors import ExecutionError, PoetError
 from poetopt.util.progress import Told, silent
 
@@ -110,7 +111,10 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
                 else:
                     raise content
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            raise ExecutionError(f"{what}: its process {_end(process.wait(), errors)}") from error
+            ended = f"{what}: its process {_end(process.wait(), errors)}"
+            if shortage.memory_limit() is not None:
+                raise shortage.ShortageError(f"{ended}; {shortage.lack_of_memory()}") from error
+            raise ExecutionError(ended) from error
         finally:
             process.kill()
             process.stdin.close()
@@ -145,10 +149,13 @@ def main() -> None:
         for part in name.split("."):
             function = getattr(function, part)
         answer(_DONE, function(*arguments, told=lambda text: answer(_TOLD, text)))
-    except PoetError as error:
-        answer(_FAILED, type(error)(str(error)))
     except KeyboardInterrupt:
         os._exit(130)
+    except Exception as error:
+        lacking = shortage.lack(error)
+        if lacking is None and not isinstance(error, PoetError):
+            raise
+        answer(_FAILED, type(error)(str(error)) if lacking is None else shortage.ShortageError(lacking))
 
 
 def _end_with_parent() -> None:
