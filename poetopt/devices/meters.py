@@ -28,6 +28,7 @@ import numpy as np
 
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.figures import Figures
+from poetopt.util.numbers import read_number
 from poetopt.util.text import shortened
 from poetopt.util.units import show_joules
 
@@ -230,13 +231,13 @@ class Table:
 
 def _seconds(text: str) -> float:
     try:
-        return float(text)
+        return read_number(text)
     except ValueError:
         return datetime.fromisoformat(text).timestamp()
 
 
 def _watts(row: Mapping[str, str]) -> float:
-    return float(row["power"]) if "power" in row else float(row["voltage"]) * float(row["current"])
+    return read_number(row["power"]) if "power" in row else read_number(row["voltage"]) * read_number(row["current"])
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from poetopt.frontends.proto import constant_tensor, copied, dtype_name, subgrap
 from poetopt.graph import DTYPE_BYTES, PACKED, bytes_of_elements
 from poetopt.util.errors import ModelError
 from poetopt.util.files import MODEL_BYTES, read_bytes
+from poetopt.util.numbers import read_whole
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -374,8 +375,8 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
     size = bytes_of_elements(math.prod(proto.dims), dtype_name(proto.data_type))
     try:
-        offset = int(entries.get("offset", "0") or 0)
-        length = int(entries.get("length", str(size)) or size)
+        offset = read_whole(entries.get("offset") or 0)
+        length = read_whole(entries.get("length") or size)
     except ValueError as error:
         raise ModelError(f"{what}: offset or length of its external data is not a number") from error
     if length != size or offset < 0:
