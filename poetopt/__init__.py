@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from poetopt.util import __version__
+from poetopt.util.systems import check_system
 
 if TYPE_CHECKING:
     from poetopt import autodiff, backends, devices, formulations, frontends, plan, report, testing, torch, zoo
@@ -163,7 +164,8 @@ def __getattr__(name: str) -> object:
 
 
 def _imported(module: str) -> ModuleType:
-    """Raises BackendUnavailableError where what solving needs isn't installed."""
+    """Raises BackendUnavailableError where what solving needs isn't installed, or the system isn't supported."""
+    check_system()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

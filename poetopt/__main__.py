@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 
-from poetopt.util import interrupts
+from poetopt.util.errors import BackendUnavailableError
+from poetopt.util.systems import check_system
 
 YOUNG = 50_000
 """Objects made between two looks of the collector: what imports and models make stays, and is looked at in vain."""
@@ -12,6 +14,14 @@ YOUNG = 50_000
 
 def main() -> None:
     """Entry point of the program."""
+    try:
+        check_system()
+    except BackendUnavailableError as error:
+        sys.stderr.write(f"poetopt: {error}\n")
+        sys.exit(error.exit_code)
+    from poetopt.util import interrupts, shortage
+
+    shortage.supervise()
     gc.set_threshold(YOUNG)
     interrupts.install()
     try:

@@ -45,7 +45,6 @@ def test_a_full_disk_is_reported_and_a_device_survives() -> None:
     assert Path("/dev/full").is_char_device()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="asks for processes")
 def test_only_old_leftovers_of_dead_processes_are_removed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass

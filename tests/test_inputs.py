@@ -34,7 +34,6 @@ from poetopt.util.files import (
 )
 from tests.cli.support import Runner, runner
 
-pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 zeros = pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless device here")
 
 
@@ -58,7 +57,6 @@ def _naming(plan: Path, model: str) -> Path:
     return changed
 
 
-@pipes
 @zeros
 def test_what_a_plan_names_is_a_regular_file(plan: Path, run: Runner) -> None:
     os.mkfifo(plan.with_name("pipe.onnx"))
@@ -76,7 +74,6 @@ def test_what_a_plan_names_is_a_regular_file(plan: Path, run: Runner) -> None:
         run("verify", changed).assert_one_message("as its device, and that is no regular file", "--device", code=2)
 
 
-@pipes
 @zeros
 def test_what_a_sweep_or_a_device_names_is_a_regular_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
@@ -99,7 +96,6 @@ def test_endless_input_is_refused(run: Runner, plan: Path) -> None:
     run("run", plan, "--data", "/dev/zero").assert_one_message("/dev/zero: it is a pipe or a device", code=2)
 
 
-@pipes
 def test_what_the_user_names_may_be_a_pipe(tmp_path: Path, plan: Path) -> None:
     content = plan.read_bytes()
     os.mkfifo(tmp_path / "pipe")
@@ -217,7 +213,6 @@ def test_a_data_set_is_longer_than_a_batch(tmp_path: Path, run: Runner) -> None:
     run("run", plan, "--data", tmp_path / "data.npz").assert_one_message("has shape", "must be", code=2)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="locks are the system's")
 def test_a_killed_process_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     code = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import random
 import warnings
 from collections.abc import Callable
@@ -58,7 +57,6 @@ def test_in_a_loop_of_asyncio(work: tuple[Answer, list[tuple[object, ...]]]) -> 
     assert asyncio.run(together()) == alone
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_after_a_fork(work: tuple[Answer, list[tuple[object, ...]]]) -> None:
     """The threads of solvers are the parent's alone: a child that counted on them waited for ever."""
     answer, alone = work

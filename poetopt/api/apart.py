@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -125,21 +125,19 @@ def _evaluate(path: Path, folder: Path, data: Place, *, told: Told) -> Evaluatio
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with ExitStack() as stack:
-        with _made_ready():  # not what is done with the step, whose OSErrors are its own
-            folder = stack.enter_context(scratch_folder("step"))
+    with scratch_folder("step") as folder:
         yield Path(folder)
 
 
 def _loaded(folder: Path) -> Prepared:
     from poetopt.backends.onnxruntime.prepared import Prepared
 
-    with _made_ready():
+    with _made_ready(folder):
         return Prepared.load(folder)
 
 
 @contextmanager
-def _made_ready() -> Iterator[None]:
+def _made_ready(folder: Path) -> Iterator[None]:
     """Raise ExecutionError where the temporary folder fails; in the process that writes there, too."""
     try:
         yield
@@ -147,8 +145,8 @@ def _made_ready() -> Iterator[None]:
         if isinstance(error, PoetError):
             raise
         raise ExecutionError(
-            f"a step can't be made ready in the temporary folder: {error.strerror or error}; make room there, or name "
-            "another one (TMPDIR)"
+            f"a step can't be made ready in {folder.parent}: {error.strerror or error}; make room there, or name "
+            "another temporary folder (TMPDIR)"
         ) from error
 
 
@@ -190,7 +188,7 @@ def _prepare(
         from poetopt.training.evaluate import Forward
 
         made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
-    with _made_ready():
+    with _made_ready(folder):
         made.save(folder)
 
 
@@ -216,7 +214,7 @@ def _compare(
     execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
     ram_bytes = budget_of(loaded)
     made = Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True)
-    with _made_ready():
+    with _made_ready(folder):
         made.save(folder)
     title, rows = execution_rows(found, execution)
     document, left = execution_document(found, execution), digests(execution.results)

@@ -518,9 +518,6 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
     A terminal sends Ctrl-C to workers as well, and each would show a traceback of its own. They end with the cluster.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

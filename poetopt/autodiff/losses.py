@@ -45,6 +45,7 @@ from poetopt.graph import FORWARD_ONLY, Graph, LabelRule, Node, Operator, Role, 
 from poetopt.ops.losses import LINEAR
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note
+from poetopt.util.numbers import read_float32, read_whole
 from poetopt.util.text import closest
 
 HALF = frozenset({"float16", "bfloat16"})
@@ -94,20 +95,20 @@ def label_rule(
     """The rule of labels that these options, or their words, ask for. Raises OptionError."""
     given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
     try:
-        ignored = None if ignore_index is None else int(str(ignore_index))
-    except (ValueError, TypeError) as error:
+        ignored = None if ignore_index is None else read_whole(ignore_index)
+    except ValueError as error:
         raise OptionError(f"--with ignore-index={ignore_index}: must be a whole number, as in -100") from error
     if ignored is not None and not -(2**31) <= ignored < 2**31:
         raise OptionError(f"--with ignore-index={ignore_index}: must be a label, within 32 bits, as in -100")
     try:
-        weights = () if given is None else tuple(float(weight) for weight in given)
+        weights = () if given is None else tuple(map(read_float32, given))
     except (ValueError, TypeError) as error:
         raise OptionError(f"--with class-weights={class_weights}: must be numbers, as in 1,0.5,2") from error
-    if weights and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
+    if weights and not (min(weights) >= 0 and any(weights)):
         raise OptionError(f"--with class-weights={class_weights}: must be 0 or more, and not all 0")
     try:
-        smoothing = float(label_smoothing)
-    except (ValueError, TypeError):
+        smoothing = read_float32(label_smoothing)
+    except ValueError:
         smoothing = math.nan
     if not 0 <= smoothing <= 1:
         raise OptionError(f"--with label-smoothing={label_smoothing}: must lie in 0..1, as in 0.1")

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -44,12 +44,6 @@ GONE = {
 """Commands of the last release, and what to do instead."""
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
-KINDS = (
-    (r"greater than or equal to (\S+)", r"must be at least \1"),
-    (r"less than or equal to (\S+)", r"must be at most \1"),
-    (r"valid (integer|number)", r"must be a \1"),
-)
-"""The parser's words on a value, and people's."""
 
 
 def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
@@ -60,13 +54,7 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
     """
     text = said.rstrip(".")
     text = text[:1].lower() + text[1:]
-    remedy = (
-        _removed(text)
-        or _extra(text, command, arguments)
-        or _missing(text)
-        or _no_command(text)
-        or _value(text, arguments)
-    )
+    remedy = _removed(text) or _extra(text, command, arguments) or _missing(text) or _no_command(text)
     return f"{remedy or text}; see {command} --help"
 
 
@@ -115,23 +103,6 @@ def _no_command(text: str) -> str | None:
     name = match[1]
     found = name.lower() if name.lower() in zoo.names() else name if Path(name).suffix == ".onnx" else None
     return None if found is None else f"{text}; did you mean poetopt solve {found} --device a72?"
-
-
-def _value(text: str, arguments: Sequence[str]) -> str | None:
-    match = re.match(r"invalid value for '(?:.*?/ )?(--?[\w-]+)'(?: .*?)?: (.*)", text)
-    if match is None:
-        return None
-    option, said = match[1], match[2]
-    given = next((argument for before, argument in pairwise(arguments) if before == option), "")
-    given = given or next((a.partition("=")[2] for a in arguments if a.startswith(f"{option}=")), "")
-    for pattern, words in KINDS:
-        found = re.search(pattern, said)
-        if found is not None:
-            kind = found.expand(words).replace("must be a integer", "must be a whole number")
-            point = given.replace(",", ".")
-            hint = f"; did you mean {point}?" if kind.endswith("a number") and re.fullmatch(r"\d+,\d+", given) else ""
-            return f"{option} {given}: {kind}{hint}"
-    return None
 
 
 app = typer.Typer(
@@ -196,6 +167,11 @@ def _root(
         say(context.get_help())
 
 
+@cache
+def _parser() -> typer.core.TyperGroup:
+    return typer.main.get_group(app)
+
+
 def invoke(arguments: list[str]) -> int:
     """Run one command line (without the program's name); the exit code. Errors have been told on stderr."""
 
@@ -211,7 +187,7 @@ def invoke(arguments: list[str]) -> int:
         arguments[:] = [*asked, *(argument for argument in arguments if argument != "--verbose")]
         try:
             # Not through `app(...)`, which would put an exception hook of its own in place.
-            code = typer.main.get_command(app).main(arguments, prog_name="poetopt", standalone_mode=False)
+            code = _parser().main(arguments, prog_name="poetopt", standalone_mode=False)
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context is not None else "poetopt"

@@ -18,15 +18,18 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from poetopt.util import imports, interrupts, notes
+from poetopt.util import imports, interrupts, notes, shortage
 from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.imports import culprit, failure, origin
 from poetopt.util.process import PATHS
 from poetopt.util.progress import Told, silent
+from poetopt.util.shortage import ShortageError
 from poetopt.util.text import escaped, shortened, shown
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from poetopt.search.solution import Listener
 
 ERASED = "\r\x1b[2K"
@@ -189,29 +192,46 @@ def own_the_process() -> None:
 def _fill_streams() -> None:
     """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers.
 
-    Where one is not in UTF-8, what its encoding lacks is written out as an escape.
+    Where one is not in UTF-8, what its encoding lacks is written out as an escape. What can't be written on stderr is
+    dropped, as the exit code says it too. Where the memory is limited, stderr is ours alone: libraries write on it that
+    they got none, and `supervise` says that better.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     codecs.register_error("poetopt", escaped)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="poetopt")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="poetopt")
+    encoding, number = getattr(sys.stderr, "encoding", "utf-8"), 2
+    if shortage.memory_limit() is not None:
+        number, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+    raw = _Unfailing(number, "w", closefd=False)
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "poetopt", line_buffering=True)
+
+
+class _Unfailing(io.FileIO):
+    """A file that takes what it can't write, and drops it: a full disk, a pipe that nobody reads."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
 
 
 def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
     """The exit code of `module.work(**arguments)`; a program of ours goes on in a fresh interpreter, if it can."""
-    if not _OWN or os.name != "posix" or not sys.executable:
+    if not _OWN or not sys.executable:
         return module.work(**arguments)  # type: ignore[no-any-return]
     asked = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    os.dup2(sys.stderr.fileno(), 2)
     interrupts.check()
     signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.CODES)  # until the other one's handlers are there
     os.execv(sys.executable, [sys.executable, "-c", f"{PATHS}; from poetopt.cli.console import go_on; go_on()", asked])
@@ -254,43 +274,46 @@ def guarded(command: Callable[[], int]) -> int:
         sys.stdout.flush()
         if _UNTOLD:
             raise _UNTOLD.pop(0)
-    except PoetError as error:
-        if interrupts.came() is not None and not isinstance(error, InfeasibleError):
-            return _stopped()  # what libraries make of an interrupt, an import that failed for one
-        if error.__cause__ is not None and os.environ.get("POETOPT_TRACEBACK"):
-            raise
-        complain(str(error))
-        return error.exit_code
     except (KeyboardInterrupt, *aborts):
         return _stopped()
     except BrokenPipeError:
         _silence_stdout()
         # exit code of SIGPIPE in a shell: nobody reads the standard output. Files are written, nothing is told.
         return 141
-    except OSError as error:
-        _silence_stdout()
-        where = f"{error.filename}: " if error.filename else ""
-        complain(f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk")
-        return OutputError.exit_code
-    except MemoryError:
-        complain("this machine has too little memory for it; give a smaller --batch or model")
-        return PoetError.exit_code
-    except RecursionError:
-        complain("the input is nested too deeply; check that it is a model of ordinary structure")
-        return PoetError.exit_code
     except Exception as error:
-        if interrupts.came() is not None:
-            return _stopped()
-        lacks = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
-        if lacks is not None:
-            complain(lacks)
-            return BackendUnavailableError.exit_code
-        point = culprit(error.__traceback__)
-        if point is None or os.environ.get("POETOPT_TRACEBACK"):
+        lacking = shortage.lack(error)
+        if interrupts.came() is not None and not isinstance(error, (InfeasibleError, OSError)):
+            return _stopped()  # what libraries make of an interrupt, an import that failed for one
+        found = (lacking, ShortageError.exit_code) if lacking is not None else _message(error)
+        if found is None:
             raise
-        complain(f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows")
-        return PoetError.exit_code
+        if not isinstance(error, PoetError):
+            _silence_stdout()
+        complain(found[0])
+        return found[1]
     return code
+
+
+def _message(error: Exception) -> tuple[str, int] | None:
+    """What is said of an error, and its exit code; None of a defect, and where a traceback is asked for."""
+    traceback = bool(os.environ.get("POETOPT_TRACEBACK"))
+    if isinstance(error, PoetError):
+        return None if traceback and error.__cause__ is not None else (str(error), error.exit_code)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        text = f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk"
+        return text, OutputError.exit_code
+    if isinstance(error, RecursionError):
+        text = "the input is nested too deeply; check that it is a model of ordinary structure"
+        return text, PoetError.exit_code
+    lacks = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
+    if lacks is not None:
+        return lacks, BackendUnavailableError.exit_code
+    point = culprit(error.__traceback__)
+    if point is None or traceback:
+        return None
+    text = f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows"
+    return text, PoetError.exit_code
 
 
 def _stopped() -> int:
@@ -303,7 +326,10 @@ def _stopped() -> int:
 
 def _silence_stdout() -> None:
     """Drop the rest of the buffer, which can't be written either: the interpreter must not try again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(OSError):  # without a descriptor that is left, `leave` tries once, in vain
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _last_resort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

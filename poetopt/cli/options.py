@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 
 from poetopt.util.errors import OptionError
 from poetopt.util.text import closest
+from poetopt.util.units import parse_float32, parse_whole
 
 ADVANCED = "Advanced"
 """The last panel of a command's help."""
@@ -30,11 +31,13 @@ class Option:
     name
         As the Python call has it.
     kind, default
-        What the parser makes of it.
+        Of its value: texts, numbers that `read` makes of one, flags.
     words
         The metavar.
     flag
         Where it isn't the name; "" where only `--with` takes it.
+    least, most
+        Bounds of a whole number.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Option:
     panel: str | None = ADVANCED
     flag: str | None = None
     least: int | None = None
+    most: int | None = None
 
     @property
     def spelled(self) -> str:
@@ -54,16 +58,24 @@ class Option:
     def parameter(self) -> inspect.Parameter:
         """As the parser takes it."""
         given: dict[str, Any] = {"metavar": self.words} if self.words else {}
-        if self.least is not None:
-            given["min"] = self.least
         flag = self.flag or f"--{self.spelled}"
         option = typer.Option(*flag.split(" "), help=self.help, rich_help_panel=self.panel, **given)
         return inspect.Parameter(
             self.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if self.default is ... else self.default,
-            annotation=Annotated[self.kind, option],
+            # A number is a text to the parser, which would read it in ways of its own: `read` makes a number of it.
+            annotation=Annotated[{int: str, _WHOLE: _TEXT, _NUMBER: _TEXT}.get(self.kind, self.kind), option],
         )
+
+    def read(self, text: object) -> Any:
+        """Return the value that a text is, where it is a number. Raises OptionError."""
+        if not isinstance(text, str) or self.kind not in (int, _WHOLE, _NUMBER):
+            return text
+        said = f"--with {self.spelled}=" if self.flag == "" else (self.flag or f"--{self.spelled}").split(" ")[-1]
+        if self.kind == _NUMBER:
+            return parse_float32(text, option=said)
+        return parse_whole(text, option=said, least=self.least, most=self.most)
 
 
 _TEXT, _LIST, _WHOLE, _NUMBER = str | None, list[str] | None, int | None, float | None
@@ -369,7 +381,7 @@ REMOVED = {
 def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`."""
     named = [option for option in options if option.flag != ""]
-    behind = {option.spelled: option for option in options if option.flag == "" and option is not BLOCKS}
+    behind = _behind(options)
     if behind or BLOCKS in options:
         words = [f"{name}{f'={one.words}' if one.words else ''}" for name, one in behind.items()]
         words += ["a block (`poetopt formulations`)"] if BLOCKS in options else []
@@ -387,24 +399,31 @@ def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., in
         def run(**given: Any) -> int:
             taken = {each.name: given.pop(each.name) for each in own}
             more = given.pop(WITH.name, None)
-            return command(**taken, **asked(given, behind, more, blocks=BLOCKS in options))
+            return command(**taken, **asked(given, options, more, blocks=BLOCKS in options))
 
         run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
         run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": int}
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.options = options  # type: ignore[attr-defined]
         return run
 
     return taking
 
 
+def _behind(options: Sequence[Option]) -> dict[str, Option]:
+    """Those that `--with` takes, beside blocks."""
+    return {option.spelled: option for option in options if option.flag == "" and option is not BLOCKS}
+
+
 def asked(
-    given: Mapping[str, Any], behind: Mapping[str, Option], more: Sequence[str] | None, *, blocks: bool
+    given: Mapping[str, Any], options: Sequence[Option], more: Sequence[str] | None, *, blocks: bool
 ) -> dict[str, Any]:
     """Values given to a command, as the Python calls take it. Raises OptionError.
 
-    behind, more
-        What `--with` takes beside blocks, and what was given to it.
+    options, more
+        The command's, and what was given to `--with`.
     """
+    behind = _behind(options)
     found: dict[str, Any] = {option.name: option.default for option in behind.values()} | dict(given)
     asked_blocks = []
     for text in more or ():
@@ -432,6 +451,9 @@ def asked(
             found[option.name] = value
     if blocks:
         found["blocks"] = asked_blocks
+    for option in options:
+        if option.name in found:
+            found[option.name] = option.read(found[option.name])
     for name, negated in (("no_paging", "paging"), ("no_remat", "remat"), ("separate_updates", "fuse")):
         if name in found:
             found[negated] = not found.pop(name)
@@ -452,10 +474,10 @@ def asked(
     for name, word, of in (("batch", MAX, "the largest that fits"), ("micro_batch", AUTO, "the best number of parts")):
         if isinstance(found.get(name), str):
             text = found[name].strip()
-            if text != word and not (text.isdecimal() and int(text) > 0):
-                option_name = name.replace("_", "-")
-                raise OptionError(f"--{option_name} {text}: must be a whole number from 1 on, or {word} for {of}")
-            found[name] = text if text == word else int(text)
+            try:
+                found[name] = text if text == word else parse_whole(text, option=f"--{name.replace('_', '-')}", least=1)
+            except OptionError as error:
+                raise OptionError(f"{error}, or {word} for {of}") from None
     return found
 
 

@@ -27,6 +27,7 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError
+from poetopt.util.units import parse_time, parse_whole
 
 if TYPE_CHECKING:
     from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
@@ -111,9 +112,10 @@ def _every(check: str | None, steps: int | None) -> int | None:
         return 1 if check is None and steps is None else None
     if check == "first":
         return steps or 1
-    if not (check.isascii() and check.isdigit() and int(check) > 0):
-        raise OptionError(f"--check {check}: must be none, first, or a number from 1 on")
-    return int(check)
+    try:
+        return parse_whole(check, option="--check", least=1)
+    except OptionError as error:
+        raise OptionError(f"{error}, or none, or first") from None
 
 
 def _train(
@@ -228,7 +230,6 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     --bound proves the bound again, without the solver's word.
     """
     from poetopt.api.verification import verify as check
-    from poetopt.util.units import parse_time
 
     no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
     check_outputs([plan, options["model"], options["profile"]], {"--json": json})

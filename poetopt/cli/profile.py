@@ -33,6 +33,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 
     out, from_csv, template, power, on, clock, dma, workdir = (options.pop(one.name) for one in PROFILING)
     power_w = None if power is None else parse_watts(power, option="--power")
+    clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
     if template is not None and from_csv is not None:
         raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
     if dma and from_csv is None:
@@ -49,7 +50,6 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
         raise OptionError(
             "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
         )
-    clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
     check_outputs(
         [model, from_csv],
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),

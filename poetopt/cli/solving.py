@@ -52,7 +52,7 @@ from poetopt.cli.options import (
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
 from poetopt.util.progress import silent
-from poetopt.util.units import parse_fraction
+from poetopt.util.units import parse_fraction, parse_whole
 
 if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
@@ -174,16 +174,12 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 
 @sharing(
     *OPTIONS,
+    Option("points", int, 14, "N", "At most this many points.", None, least=2, most=1000),
     replace(TIME_LIMIT, default="230s", help="Take up no new point after that."),
     replace(GAP, default="2%"),
     PICTURE,
 )
-def pareto(
-    model: ModelArgument,
-    points: Annotated[int, typer.Option(metavar="N", help="At most this many points.", min=2, max=1000)] = 14,
-    json: JsonOption = None,
-    **options: Any,
-) -> int:
+def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
     import poetopt as po
 
@@ -192,7 +188,6 @@ def pareto(
         try:
             front = po.pareto(
                 model,
-                points=points,
                 **options,
                 told=lambda budget, why: told(f"{budget:,} B: {why}"),
             )
@@ -235,10 +230,7 @@ def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     check_outputs([model], {"--json": json})
     most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
     sizes = [size for text in memory or () for size in text.split(",")]
-    try:
-        asked = [int(batch) for batch in (batches or "").split(",") if batch.strip()]
-    except ValueError:
-        raise OptionError(f"--batches {batches}: give whole numbers, as in 1,2,4") from None
+    asked = [parse_whole(batch, option="--batches", least=1) for batch in (batches or "").split(",") if batch.strip()]
     with _told() as told:
         rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
     title = f"{model} on {options['device']}"

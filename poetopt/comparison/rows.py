@@ -17,7 +17,7 @@ from poetopt.search.run import outdone
 from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures
-from poetopt.util.units import Share, parse_ram, show_share
+from poetopt.util.units import Share, parse_ram, parse_whole, show_share
 
 if TYPE_CHECKING:
     from poetopt.comparison.pareto import FrontPoint
@@ -43,10 +43,13 @@ def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...
             _check_range(part.strip(), option)
             found.append(parse_ram(part.strip(), option=option))
             continue
-        if not count.strip().isdecimal() or not 2 <= int(count) <= MOST:
-            raise OptionError(f"{option} {text}: say how many budgets the range has (2 to {MOST}), as in 20%..100%/9")
+        try:
+            steps = parse_whole(count, option=option, least=2, most=MOST) - 1
+        except OptionError:
+            raise OptionError(
+                f"{option} {text}: say how many budgets the range has (2 to {MOST}), as in 20%..100%/9"
+            ) from None
         low, high = parse_ram(low_text.strip(), option=option), parse_ram(high_text.strip(), option=option)
-        steps = int(count) - 1
         if isinstance(low, Share) and isinstance(high, Share):
             found += [Share(low.fraction + (high.fraction - low.fraction) * k / steps) for k in range(steps + 1)]
         elif isinstance(low, int) and isinstance(high, int):

@@ -13,9 +13,10 @@ from typing import Any
 from poetopt.devices.model import Device
 from poetopt.util.errors import DeviceError
 from poetopt.util.files import TABLE_BYTES, parse_toml, read_text
+from poetopt.util.numbers import read_number
 from poetopt.util.text import near
 
-_AMOUNT = re.compile(r"\s*([0-9.eE+_-]+)\s*(\S+)\s*\Z")
+_AMOUNT = re.compile(r"\s*([0-9.eE+-]+)\s*(\S+)\s*\Z")
 
 
 def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def _table(name: str, entry: object, path: Path) -> dict[str, Any]:
     match = _AMOUNT.match(entry) if isinstance(entry, str) else None
     try:
         if match is not None:
-            return {"value": float(match[1]), "unit": match[2]}
+            return {"value": read_number(match[1]), "unit": match[2]}
     except ValueError:
         pass
     raise DeviceError(f'{path}: figures.{name}: {entry!r} is no figure; write it as "4 GiB", or as a table')

@@ -33,6 +33,7 @@ from poetopt.devices.sanity import FIGURES
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.figures import Figures
 from poetopt.util.files import TABLE_BYTES, read_text
+from poetopt.util.numbers import read_number
 from poetopt.util.text import shortened
 from poetopt.util.units import show_joules
 
@@ -243,24 +244,17 @@ class Table:
 
 def _seconds(text: str) -> float:
     try:
-        return _finite(text)
+        return read_number(text)
     except ValueError:
         return datetime.fromisoformat(text).timestamp()
 
 
 def _watts(row: Mapping[str, str]) -> float:
-    watts = _finite(row["power"]) if "power" in row else _finite(row["voltage"]) * _finite(row["current"])
+    watts = read_number(row["power"]) if "power" in row else read_number(row["voltage"]) * read_number(row["current"])
     most = FIGURES["active_power_w"].most
     if not 0 <= watts <= most:
         raise ValueError(f"{watts:g} W at {shortened(row['time'])}: a power is from 0 to {most:g} W")
     return watts
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or "_" in text:
-        raise ValueError(f"{shortened(text)} is no number")
-    return value
 
 
 @contextmanager
@@ -348,7 +342,7 @@ def _channels(root: Path) -> dict[str, Callable[[], float]]:
 
 
 def _number(file: Path) -> float:
-    return _finite(file.read_text().strip())
+    return read_number(file.read_text())
 
 
 def _readable(file: Path) -> bool:

@@ -17,6 +17,7 @@ from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.util.errors import DeviceError
 from poetopt.util.files import TABLE_BYTES, read_text
+from poetopt.util.numbers import read_number
 
 COLUMNS = ("operator", "time_s", "energy_j", "workspace_bytes", "bytes")
 PAGE_IN, PAGE_OUT = "page_in", "page_out"
@@ -207,7 +208,7 @@ def _read(reader: csv.DictReader[str], shown: str) -> Iterable[tuple[int, dict[s
 
 def _number(text: str, column: str, where: str) -> float:
     try:
-        value = float(text)
+        value = read_number(text)
     except ValueError:
         value = math.nan
     least, most = MEASURED[column]

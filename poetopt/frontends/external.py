@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 from poetopt.util.errors import ModelError
 from poetopt.util.files import open_regular
+from poetopt.util.numbers import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ def place_of(what: str, proto: TensorProto) -> tuple[str, int, int | None]:
     location, offset, length = (entries.get(key, "") for key in ("location", "offset", "length"))
     _check_place(what, location)
     try:
-        start, nbytes = int(offset or 0), int(length or 0)
+        start, nbytes = read_whole(offset or 0), read_whole(length or 0)
     except ValueError as error:
         raise ModelError(f"{what}: offset or length of its external data is not a number") from error
     if start < 0 or nbytes < 0:

@@ -25,6 +25,7 @@ from poetopt.frontends.structure import needed
 from poetopt.frontends.trained import LORA
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import listed
+from poetopt.util.numbers import read_float32
 from poetopt.util.text import closest
 
 
@@ -56,7 +57,11 @@ def lora(
     what is no network, OutputError where it can't be written.
     """
     scale = 1.0 if alpha is None else alpha / max(rank, 1)
-    if rank < 1 or not 0 < abs(scale) <= float(np.finfo(np.float32).max):
+    try:
+        fits = rank >= 1 and read_float32(scale) != 0
+    except ValueError:
+        fits = False
+    if not fits:
         said = "" if alpha is None else f", alpha {alpha}"
         raise OptionError(f"rank {rank}{said}: give a rank of 1 or more, and an alpha that isn't 0, in float32's range")
     document = read_network(model)

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.numbers import read_float32, read_whole
 
 LARGEST_SIZE = 2**31 - 1
 """Of a batch, and of any other dimension."""
@@ -160,9 +161,11 @@ def _whole(value: object) -> bool:
 
 
 def _size(option: str, given: object) -> int:
-    text = given.strip() if isinstance(given, str) else given
-    size = int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 20 else text
-    if not isinstance(size, int) or not _whole(size) or not 1 <= size <= LARGEST_SIZE:
+    try:
+        size = read_whole(given)
+    except ValueError:
+        size = 0
+    if not 1 <= size <= LARGEST_SIZE:
         raise OptionError(f"{option}: a size is a whole number from 1 to {LARGEST_SIZE:,}")
     return size
 
@@ -192,7 +195,8 @@ def _value(name: str, given: object) -> Value:
     found = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(found, str):
         try:
-            found = json.loads(f"[{found}]" if "," in found and not found.lstrip().startswith("[") else found.lower())
+            text = f"[{found}]" if "," in found and not found.lstrip().startswith("[") else found.lower()
+            found = json.loads(text, parse_float=read_float32, parse_int=read_whole)
         except (ValueError, RecursionError):
             raise OptionError(f"{what}: give a number, true, false, or a list: 16000, 0.5, [1,3,64,64]") from None
     value = _plain(what, found)

@@ -171,7 +171,7 @@ def held(folder: Path) -> Iterator[None]:
     """Let no other training write checkpoints into the folder meanwhile. Raises OutputError where one does."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        descriptor = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     except OSError as error:
         raise _unwritten(folder, error) from error
     try:
@@ -275,9 +275,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _flush(folder: Path) -> None:
-    """Wait until the folder's entries are on the disk, where the system can."""
-    if os.name != "posix":
-        return
+    """Wait until the folder's entries are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -24,6 +24,7 @@ from poetopt.graph import TrainingGraph
 from poetopt.training.data import DataSet, open_data
 from poetopt.training.data.arrays import fault
 from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.numbers import LEAST, read_number, read_whole
 from poetopt.util.progress import Told
 
 if TYPE_CHECKING:
@@ -76,7 +77,11 @@ class RateSchedule:
         return self.kind == "cosine" or 0 < self.warmup < 1
 
     def rate(self, lr: float, step: int, epoch: int, steps: int) -> float:
-        """The rate of a step (from 0) in an epoch (from 0) of a training of `steps`."""
+        """The rate of a step (from 0) in an epoch (from 0) of a training of `steps`; 0 below all float32s."""
+        found = self._rate(lr, step, epoch, steps)
+        return found if found >= LEAST else 0.0
+
+    def _rate(self, lr: float, step: int, epoch: int, steps: int) -> float:
         rising = math.ceil(self.warmup * steps) if self.warmup < 1 else int(self.warmup)
         if step < rising:
             lr *= (step + 1) / rising
@@ -94,13 +99,13 @@ def parse_schedule(text: str) -> RateSchedule:
     warm = first.removeprefix("warmup:")
     kind, *rest = (then if comma else "constant").split(":") if warm != first else text.split(":")
     try:
-        warmup = 0.0 if warm == first else float(warm[:-1]) / 100 if warm.endswith("%") else int(warm)
+        warmup = 0.0 if warm == first else read_number(warm[:-1]) / 100 if warm.endswith("%") else read_whole(warm)
         fits = 0 < warmup < 1 if warm.endswith("%") else warmup >= (warm != first)
         if fits and kind in ("constant", "cosine") and not rest:
             return RateSchedule(kind, warmup=warmup)
         if fits and kind == "step" and len(rest) == 2:
-            every, by = int(rest[0]), float(rest[1])
-            if every >= 1 and 0 < by < math.inf:
+            every, by = read_whole(rest[0]), read_number(rest[1])
+            if every >= 1 and by > 0:
                 return RateSchedule(kind, every, by, warmup)
     except ValueError:
         pass

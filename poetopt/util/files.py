@@ -14,6 +14,7 @@ say nothing of one in another container that shares the folder.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import itertools
 import os
@@ -29,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from poetopt.util.errors import OutputError
+from poetopt.util.errors import OutputError, PoetError
 from poetopt.util.units import parse_size, show_bytes
 
 LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(l?)(\..*)?$")
@@ -140,8 +141,6 @@ def _remove_leftovers(folder: Path) -> None:
     Another host or container that shares the folder has processes that can't be seen from here: what isn't locked by
     its writer, as its name says, is removed only where nobody has written to it for a day.
     """
-    if os.name != "posix":  # elsewhere asking for a process may end it
-        return
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if (found := LEFTOVER.match(entry.name)) and not _alive(int(found[1])):
@@ -154,10 +153,8 @@ def _remove_leftovers(folder: Path) -> None:
 def lock_file(descriptor: int) -> bool:
     """Take the lock on an open file, which the system lets go of with the process; False where that can't be had."""
     try:
-        import fcntl
-
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
+    except OSError:
         return False
     return True
 
@@ -279,7 +276,7 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
     """Open what a file or a folder names. Raises OSError for all but a regular file, without waiting for a writer."""
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
+        return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
     if is_special(path):
         raise _refusal(path, "it is a pipe or a device; only a regular file is read here")
@@ -367,9 +364,17 @@ _LOCK = ".lock"
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[str]:
-    """A folder in the system's temporary one, gone after the block. Raises OSError where none can be made."""
+    """A folder in the system's temporary one, gone after the block.
+
+    Raises OutputError where none can be made, and where the block finds no more room in it.
+    """
     remove_abandoned()
-    made = tempfile.mkdtemp(prefix="poetopt-")
+    try:
+        made = tempfile.mkdtemp(prefix="poetopt-")
+    except OSError as error:
+        raise OutputError(
+            f"can't make a temporary folder: {error.strerror or error}; make room there, or name another one (TMPDIR)"
+        ) from error
     descriptor = None
     try:
         descriptor = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -379,6 +384,13 @@ def scratch_folder(purpose: str) -> Iterator[str]:
             os.rename(made, named)
             made = named
         yield made
+    except OSError as error:  # few say of which file
+        full = error.errno == errno.ENOSPC and os.statvfs(made).f_bavail == 0
+        if isinstance(error, PoetError) or not full:
+            raise
+        raise OutputError(
+            f"the temporary folder {os.path.dirname(made)} is full; make room there, or name another one (TMPDIR)"
+        ) from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
         if descriptor is not None:
@@ -387,8 +399,6 @@ def scratch_folder(purpose: str) -> Iterator[str]:
 
 def remove_abandoned() -> None:
     """Remove the folders of this user's processes that were killed."""
-    if os.name != "posix":
-        return
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):

@@ -16,11 +16,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-if hasattr(signal, "SIGHUP"):
-    CODES[signal.SIGHUP] = 129
-    WORDS[signal.SIGHUP] = "hung up"
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 """What a shell shows for them, and what they are called."""
 
 
@@ -50,7 +47,7 @@ def install() -> None:
 
 def _came(number: int, frame: FrameType | None) -> None:
     now_s = time.monotonic()
-    if number == getattr(signal, "SIGHUP", None):
+    if number == signal.SIGHUP:
         _leave_terminal()
     if _mark.first is None:
         _mark.first, _mark.at_s = signal.Signals(number), now_s
@@ -112,7 +109,7 @@ def stop_here() -> NoReturn:
     """End the program before it has begun: a message on stderr, and the code of the signal."""
     deafen()
     number = _mark.first or signal.SIGINT
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # None where it was closed before the start
         sys.stderr.write(f"poetopt: {WORDS[number]}\n")
         sys.stderr.flush()
     os._exit(CODES[number])  # Python would end by SIGINT where an exception has passed through `exec`

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import resource
 import subprocess
 import sys
 import tempfile
@@ -13,19 +14,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any, TypeVar
 
+from poetopt.util import shortage
 from poetopt.util.errors import ExecutionError, PoetError
 from poetopt.util.progress import Told, silent
 
 
-def peak_bytes() -> int | None:
-    """The most that was resident since the process began; None where the system doesn't say."""
+def peak_bytes() -> int:
+    """The most that was resident since the process began."""
     found = _of("VmHWM:")
     if found is not None:
         return found
-    try:
-        import resource
-    except ImportError:
-        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -113,7 +111,10 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
                 else:
                     raise content
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            raise ExecutionError(f"{what}: its process {_end(process.wait(), errors)}") from error
+            ended = f"{what}: its process {_end(process.wait(), errors)}"
+            if shortage.memory_limit() is not None:
+                raise shortage.ShortageError(f"{ended}; {shortage.lack_of_memory()}") from error
+            raise ExecutionError(ended) from error
         finally:
             process.kill()
             process.stdin.close()
@@ -148,10 +149,13 @@ def main() -> None:
         for part in name.split("."):
             function = getattr(function, part)
         answer(_DONE, function(*arguments, told=lambda text: answer(_TOLD, text)))
-    except PoetError as error:
-        answer(_FAILED, type(error)(str(error)))
     except KeyboardInterrupt:
         os._exit(130)
+    except Exception as error:
+        lacking = shortage.lack(error)
+        if lacking is None and not isinstance(error, PoetError):
+            raise
+        answer(_FAILED, type(error)(str(error)) if lacking is None else shortage.ShortageError(lacking))
 
 
 def _end_with_parent() -> None:

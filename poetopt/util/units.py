@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from tokenize import TokenError
 
 from poetopt.util.errors import OptionError
+from poetopt.util.numbers import NUMBER, read_float32, read_number, read_whole
 
-_NUMBER = re.compile(r"\s*([+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*\Z", re.DOTALL)
+_AMOUNT = re.compile(rf"\s*({NUMBER})\s*(.*?)\s*\Z", re.DOTALL)
 _BYTES = {
     "": 1, "B": 1,
     "kB": 1000, "KB": 1000, "MB": 1000**2, "GB": 1000**3,
@@ -63,10 +65,8 @@ def parse_size(value: str | float, *, option: str, examples: str = SIZE_EXAMPLES
     """Bytes, rounded down. Raises OptionError, with `examples` of what can be written."""
     number, unit = _split(value, option, examples)
     if unit in _BYTES:
-        # Integers stay exact beyond 2^53.
-        text = str(value).strip()
-        if text.isdecimal():
-            return int(text) * _BYTES[unit]
+        with suppress(ValueError):  # integers stay exact beyond 2^53
+            return read_whole(value) * _BYTES[unit]
         return math.floor(_finite(number * _BYTES[unit], value, option, examples))
     if re.fullmatch(r"[kKmMgG]i?b?", unit):
         right = unit[0].upper().replace("K", "k")
@@ -106,7 +106,7 @@ def parse_time(value: str | float, *, option: str, examples: str = TIME_EXAMPLES
         raise OptionError(f"{_written(option, value)}: not a time; examples: {examples}")
     else:
         seconds = _by_pint(number, unit, "second", f"{_written(option, value)}: not a time", examples)
-    if seconds <= 0:
+    if number <= 0:
         raise OptionError(f"{_written(option, value)}: must be more than 0, as in {examples}")
     return _finite(seconds, value, option, examples)
 
@@ -139,7 +139,7 @@ def parse_energy(value: str | float | Factor, *, option: str) -> float | Factor:
     number, unit = _split(value, option, examples)
     factors = {"": 1.0, "J": 1.0, "kJ": 1e3, "mJ": 1e-3, "uJ": 1e-6, "µJ": 1e-6, "Wh": 3600.0, "mWh": 3.6}
     if unit in ("x", "X", "×", "%") and number > 0:
-        return Factor(number / 100 if unit == "%" else number)
+        return Factor(_finite(number / 100 if unit == "%" else number, value, option, examples))
     if unit not in factors or number <= 0:
         raise OptionError(f"{_written(option, value)}: not an energy; examples: {examples}")
     return _finite(number * factors[unit], value, option, examples)
@@ -151,11 +151,38 @@ def parse_fraction(value: str | float, *, option: str) -> float:
     number, unit = _split(value, option, examples)
     if unit not in ("", "%"):
         raise OptionError(f"{_written(option, value)}: not a share, as in {examples}")
-    fraction = number / 100 if unit else number
+    fraction = _finite(number / 100 if unit else number, value, option, examples)
     if fraction > 1:
         remedy = f"for {number:g} percent write {number:g}%" if not unit and number <= 100 else f"as in {examples}"
         raise OptionError(f"{_written(option, value)}: is more than 100%; {remedy}")
     return fraction
+
+
+def parse_float32(value: object, *, option: str) -> float:
+    """Return the number that an option has, which becomes a float32. Raises OptionError."""
+    try:
+        return read_float32(value)
+    except ValueError as error:
+        raise OptionError(f"{_written(option, value)}: {error}{_meant(value)}") from None
+
+
+def parse_whole(value: object, *, option: str, least: int | None = None, most: int | None = None) -> int:
+    """Return the whole number that an option has. Raises OptionError, also for one that isn't within its bounds."""
+    try:
+        number = read_whole(value)
+    except ValueError as error:
+        raise OptionError(f"{_written(option, value)}: {error}") from None
+    if least is not None and number < least:
+        raise OptionError(f"{_written(option, number)}: must be at least {least}")
+    if most is not None and number > most:
+        raise OptionError(f"{_written(option, number)}: must be at most {most}")
+    return number
+
+
+def _meant(value: object) -> str:
+    """A hint for `0,1`."""
+    point = str(value).strip().replace(",", ".")
+    return f"; did you mean {point}?" if re.fullmatch(r"[0-9]+\.[0-9]+", point) and point != str(value).strip() else ""
 
 
 def _written(option: str, value: object) -> str:
@@ -171,20 +198,23 @@ def _split(value: str | float, option: str, examples: str) -> tuple[float, str]:
         raise OptionError(
             f"{_written(option, value)}: decimals have a point, and thousands no mark; did you mean {point}?"
         )
-    match = _NUMBER.match(str(value))
-    number = float(match[1]) if match else math.nan
-    if match is None or not math.isfinite(number):
+    match = _AMOUNT.match(str(value))
+    try:
+        number = read_number(match[1] if match and not re.search("[0-9_]", match[2]) else "")
+    except ValueError as error:
         value = value if str(value).strip() else f"'{value}'"
-        raise OptionError(f"{_written(option, value)}: no finite number in it; examples: {examples}")
+        raise OptionError(f"{_written(option, value)}: {error}; examples: {examples}") from None
+    assert match is not None
     if number < 0:
         raise OptionError(f"{_written(option, value)}: must not be negative; examples: {examples}")
     return number, match[2]
 
 
 def _finite(found: float, value: str | float, option: str, examples: str) -> float:
-    """`found`, which a unit made of `value`. Raises OptionError where that is more than a number holds."""
-    if not math.isfinite(found):
-        raise OptionError(f"{_written(option, value)}: too large; examples: {examples}")
+    """`found`, which a unit made of `value`. Raises OptionError where no number holds that."""
+    if not math.isfinite(found) or (found == 0 and re.search("[1-9]", re.split("[eE]", str(value))[0])):
+        size = "small" if found == 0 else "large"
+        raise OptionError(f"{_written(option, value)}: too {size}; examples: {examples}")
     return found
 
 

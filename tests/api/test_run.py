@@ -57,7 +57,6 @@ def test_a_worker_that_dies(tmp_path: Path) -> None:
     assert found.lost == ()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_is_one_line_and_keeps_the_rows(tmp_path: Path) -> None:
     """As a terminal sends it: to the workers as well, one of which is deep in a solve."""
     path = write_sweep(

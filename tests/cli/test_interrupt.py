@@ -24,8 +24,6 @@ from poetopt.util import interrupts
 from tests.cli.support import Runner, chain, write_problem
 from tests.cli.test_commands import PROGRAM
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends signals")
-
 WATCHED = """
 import os, signal, sys, threading, time
 from poetopt.cli.app import main

@@ -44,7 +44,7 @@ MISTAKES = [
     (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "make it, or give"),
     ("solve folder --device a72", 2, "folder: it is a folder", "in it: folder/inner.onnx"),
     ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
-    ("inspect net.onnx --batch 0", 2, "--batch 0: must be at least 1", "--help"),
+    ("inspect net.onnx --batch 0", 2, "--batch 0:", "must be at least 1"),
     (f"{SOLVE} --time-limit 60m", 2, "'m' may mean several things", "60min or 60ms"),
     (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
     ("solve net.onnx", 2, "missing option '--device'", "--device a72"),

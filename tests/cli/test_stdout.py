@@ -38,7 +38,6 @@ def test_a_plan_goes_to_stdout_alone(run: Runner, problem: Path) -> None:
     assert ended.document["report"]["energy_j"] == json.loads(Path("report.json").read_text())["energy_j"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="closes a pipe")
 @pytest.mark.parametrize(("line", "unbuffered"), [("--help", "1"), ("solve", "")])
 def test_a_pipe_that_nobody_reads_is_one_code(problem: Path, line: str, unbuffered: str) -> None:
     """Whether it shows when a line is written, or not before the end."""
@@ -87,7 +86,6 @@ def test_a_model_comes_from_a_pipe(run: Runner, content: bytes, code: int) -> No
     assert ended.out.startswith("" if code else f"{path} on a72: ")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="reads a pipe")
 def test_a_plan_is_run_and_trained_with_from_a_pipe(run: Runner) -> None:
     """Which another process would wait for in vain; so for one that is empty."""
     plan = run("solve", "mlp", "--device", "a72", "--ram", "100%", "-o", "-").out

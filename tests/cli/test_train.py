@@ -135,7 +135,6 @@ def test_a_full_disk_loses_nothing(run: Runner, plan: Path, tmp_path: Path, monk
     assert out.read_bytes() == (tmp_path / "saved.onnx").read_bytes()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="sends signals")
 @pytest.mark.parametrize("kept", [True, False])
 def test_ctrl_c_ends_with_a_checkpoint_and_one_message(kept: bool, plan: Path, tmp_path: Path, run: Runner) -> None:
     given, folder = data(tmp_path / "train.npz", 400), tmp_path / "kept"

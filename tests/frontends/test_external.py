@@ -167,7 +167,6 @@ def test_a_cache_of_links(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert poetopt(command, plan, "--with", "allow-symlinks").code == 0
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
 def test_what_is_no_file(folder: Path) -> None:
     """A pipe that nobody writes to, a folder, a device: refused at once, links allowed or not."""
     path = saved(as_initializer(), folder / "m.onnx")

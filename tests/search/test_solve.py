@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -235,7 +234,6 @@ print(solution.interrupted, solution.plan is not None, solution.scope_bound_j > 
 
 
 @needs_instances
-@pytest.mark.skipif(os.name != "posix", reason="sends SIGINT")
 def test_ctrl_c_returns_the_incumbent() -> None:
     """The signal comes while the solver is at work, by whichever moment it has something to tell."""
     process = subprocess.run(

@@ -110,7 +110,6 @@ def test_pillow_starts_no_program_and_reads_few_formats_of_few_pixels(
         opened.take(np.arange(1))
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 @pytest.mark.parametrize("make", [os.mkfifo, lambda place: place.symlink_to("/dev/zero")], ids=["pipe", "device"])
 @pytest.mark.parametrize("name", ["x.npz", "x.csv", "shards/x.npz", "images/a/x.png"])
 def test_pipes_and_devices_are_refused_by_name_and_never_opened(name: str, make: Any, tmp_path: Path) -> None:
@@ -124,7 +123,6 @@ def test_pipes_and_devices_are_refused_by_name_and_never_opened(name: str, make:
         open_data(way, GRAPH).take(np.arange(1))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="no limit on descriptors here")
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_more_shards_than_files_may_be_open(save: Any, tmp_path: Path) -> None:
     import resource

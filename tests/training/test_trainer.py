@@ -334,7 +334,7 @@ def test_a_step_that_ends_with_gradients_takes_plain_descent_or_an_update_of_one
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sgd", {"momentum": 0.9}, r"--momentum 0\.9: the plan's optimizer is sgd, which has lr, weight_decay; solve with"),
     ("sgd", {"lr": 0.0}, "--lr 0: must be more than 0"),
-    ("sgd", {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    ("sgd", {"lr": float("nan")}, "--lr nan: must be a number"),
     ("adam", {"hyperparameters": {"beta1": 1.0}}, "--beta1 1: must be at least 0 and less than 1"),
     ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
     ("sgd", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
@@ -371,9 +371,9 @@ STEPS: list[tuple[Callable[[Data], object], dict[str, Any], str]] = [
     (lambda b: {**b, "input": b["input"].astype(np.float64)}, {}, r"'input' has type float64; it must be 'input'"),
     (lambda b: {**b, "input": [[1], [2, 3]]}, {}, r"'input' is no array"),
     (lambda b: [b["input"]], {}, "it must be arrays by name, or one for each of 'input', 'labels' in order"),
-    (lambda b: b, {"lr": float("nan")}, "--lr nan: must be more than 0"),
+    (lambda b: b, {"lr": float("nan")}, "--lr nan: must be a number"),
     (lambda b: b, {"lr": -1.0}, "--lr -1: must be more than 0"),
-    (lambda b: b, {"lr": float("inf")}, "--lr inf: must be more than 0"),
+    (lambda b: b, {"lr": float("inf")}, "--lr inf: too large"),
     (lambda b: b, {"lr": "fast"}, "--lr 'fast': must be a number"),
     (lambda b: b, {"weight_decay": float("nan")}, "--weight-decay nan: "),
 ]

@@ -18,6 +18,7 @@ from poetopt.autodiff.passes.in_place import joined, kept_tensors
 from poetopt.graph import TOGETHER, Operator, Role, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import Note, listed
+from poetopt.util.numbers import read_float32
 from poetopt.util.text import closest
 
 SQUARES, SCALE = "Gradient.squares", "Gradient.scale"
@@ -227,10 +228,10 @@ def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict
     found: dict[str, float] = {}
     for pattern, factor in texts.items():
         try:
-            found[pattern] = float(factor)
-        except (TypeError, ValueError):
+            found[pattern] = read_float32(factor)
+        except ValueError:
             found[pattern] = math.nan
-        if not pattern or not 0 <= found[pattern] < math.inf:
+        if not pattern or not found[pattern] >= 0:
             raise OptionError(
                 f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: say a pattern of parameters and what their "
                 "learning rate is multiplied with, as in --with rates=features.*=0.1"

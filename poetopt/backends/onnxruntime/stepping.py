@@ -31,6 +31,7 @@ from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.files import Closing
+from poetopt.util.numbers import read_float32
 from poetopt.util.progress import Told, paced, silent
 from poetopt.util.text import closest
 
@@ -61,6 +62,10 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
             remedy = "--optimizer and --with clip-norm" if name == CLIP else "another --optimizer"
             raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
         least, below = _RANGES.get(name, (0.0, math.inf))
+        try:
+            value = float(np.float32(read_float32(value)))  # as the step has it
+        except ValueError as error:
+            raise OptionError(f"{option}: {error}") from None
         example = {**_EXAMPLES, CLIP: "1.0"}.get(name, "")
         if not (least <= value < below) or (example and value == 0):
             sense = f"more than 0, as in {example}" if example else "0 or more"

@@ -54,8 +54,7 @@ class Workers:
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
         self._begin()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._begin)
+        os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
         self.turn = threading.Lock()

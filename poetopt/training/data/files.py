@@ -46,6 +46,7 @@ from poetopt.training.data.arrays import (
 )
 from poetopt.util.errors import BackendUnavailableError, ModelError
 from poetopt.util.files import open_regular
+from poetopt.util.numbers import read_number
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
@@ -355,6 +356,10 @@ def _read(
     return _TextTable(graph, str(path), columns_of, digest.text)
 
 
+_PLAIN = re.compile(r"[\x00-^`-\x7f]*")
+"""ASCII without underscores, of which `float` makes what `read_number` does, in a tenth of the time. It knows NaN."""
+
+
 def _numbers(
     path: Path,
     lines: Sequence[Sequence[str]],
@@ -363,16 +368,18 @@ def _numbers(
     columns: Sequence[int],
     dtype: np.dtype[np.generic],
 ) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:
+    cells = [[line[c] for c in columns] for line in lines]
+    read = float if _PLAIN.fullmatch("".join(map("".join, cells))) else read_number
     try:
-        found = np.array([[float(line[c]) for c in columns] for line in lines], np.float64)
+        found = np.array([[read(cell) for cell in row] for row in cells], np.float64)
     except ValueError:
-        for k, line in enumerate(lines):
-            for c in columns:
+        for k, row in enumerate(cells):
+            for cell, c in zip(row, columns, strict=True):
                 try:
-                    float(line[c])
+                    read(cell)
                 except ValueError as error:
                     raise ModelError(
-                        f"{path}, line {first + k}: {line[c]!r} in the column {names[c]!r} is no number; classes are "
+                        f"{path}, line {first + k}: {cell!r} in the column {names[c]!r} is no number; classes are "
                         "numbers from 0"
                     ) from error
         raise

@@ -1,0 +1,63 @@
+"""Numbers as people and files write them: the one place that makes a number of a text.
+
+ASCII digits, a decimal point, an exponent. Python's own `float` and `int` take `1_0`, `nan` and the digits of all
+scripts as well, and make 0 of `1e-400`, each of which is a mistake where somebody writes it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+"""A pattern of a number, without the unit behind it."""
+_NUMBER, _WHOLE = re.compile(NUMBER), re.compile(r"[+-]?[0-9]{1,19}")
+LEAST, MOST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
+"""The least and the largest float32 above 0 that has all of its digits."""
+
+
+def read_number(value: object) -> float:
+    """Return the number that a text or a figure is. Raises ValueError for anything else than a finite one."""
+    if isinstance(value, str):
+        text = value.strip()
+        if _NUMBER.fullmatch(text) is None:
+            raise ValueError("must be a number")
+        number = float(text)
+        if number == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+            raise ValueError("too small for a number")
+    else:
+        if isinstance(value, bool):
+            raise ValueError("must be a number")
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, OverflowError) as error:
+            raise ValueError("must be a number") from error
+        if math.isnan(number):
+            raise ValueError("must be a number")
+    if math.isinf(number):
+        raise ValueError("too large for a number")
+    return number
+
+
+def read_float32(value: object) -> float:
+    """As `read_number`, for what becomes a float32. Raises ValueError also where that would be 0, infinite or rough."""
+    number = read_number(value)
+    if number and not LEAST <= abs(number) <= MOST:
+        raise ValueError(f"too {'small' if abs(number) < 1 else 'large'} for the 32 bits of a float32")
+    return number
+
+
+def read_whole(value: object) -> int:
+    """Return the whole number, within 64 bits, that a text or a figure is. Raises ValueError for anything else."""
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
+        value = int(value)
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ValueError("must be a whole number") from error
+    if not -(2**63) <= number < 2**63:
+        raise ValueError("too large for a whole number of 64 bits")
+    return number
