@@ -241,9 +241,9 @@ class StageOptimum:
     kept: tuple[frozenset[int], ...]
 
 
-_StageState = tuple[int, int, int, int]
-"""The stage, what is in RAM as it begins, what may be on storage (was in RAM as an earlier stage began), and what
-has been paid for."""
+_StageState = tuple[int, int, int, int, int]
+"""The stage, what is in RAM as it begins, what may be on storage (was in RAM as an earlier stage began), what has been
+paid for, and, where the storage's room is known, what has blocks there."""
 
 
 def stage_optimum(problem: Problem, ram_bytes: int, rules: StageRules | None = None) -> StageOptimum | None:
@@ -296,7 +296,21 @@ def _stage_optimum(
     if count == 0:
         return StageOptimum(0.0, Schedule(), ()) if tables.bytes_of(_mask(problem.at_start)) <= ram_bytes else None
     carried = _mask(problem.stored_at_start)
-    origin: _StageState = (0, _mask(problem.at_start) | in_ram, on_storage, on_storage)
+    room = None if problem.storage_bytes is None else problem.storage_bytes // problem.storage_block_bytes
+    blocks = [-(-size // problem.storage_block_bytes) for size in sizes]
+
+    def fits(taken: int) -> bool:
+        return room is None or sum(blocks[i] for i in _members(taken)) <= room
+
+    if not fits(on_storage):
+        return None
+    origin: _StageState = (
+        0,
+        _mask(problem.at_start) | in_ram,
+        on_storage,
+        on_storage,
+        on_storage if room is not None else 0,
+    )
     best: dict[_StageState, float] = {origin: 0.0}
     trace: dict[_StageState, tuple[_StageState, int]] = {}
     closed: set[_StageState] = set()
@@ -359,7 +373,7 @@ def _stage_optimum(
         if state in closed:
             continue
         closed.add(state)
-        stage, ram, storable, paid = state
+        stage, ram, storable, paid, taken = state
         if stage == count:
             return _stage_solution(cost, state, trace, tables)
         useful = tables.useful[stage + 1]
@@ -374,6 +388,9 @@ def _stage_optimum(
                 if stage + 1 == count and kept & carried != in_ram:
                     continue
                 arriving = kept & ~here
+                written = taken | arriving if room is not None else 0
+                if not fits(written):
+                    continue
                 total = cost + again
                 for i in _members(arriving):
                     tensor = problem.tensors[i]
@@ -383,7 +400,7 @@ def _stage_optimum(
                     back = on_storage & ~settled
                     total += sum(problem.tensors[i].page_out_j for i in _members(back))
                     settled |= back
-                after = (stage + 1, kept, (storable | ram) & useful, settled & useful)
+                after = (stage + 1, kept, (storable | ram) & useful, settled & useful, written)
                 if after not in closed and total < best.get(after, float("inf")):
                     best[after] = total
                     trace[after] = (state, chosen)

@@ -1,4 +1,5 @@
-"""The least overhead of any plan at all, by its own reading of the contract: homes, wakings, DMA, deadlines, layouts.
+"""The least overhead of any plan at all, by its own reading of the contract: homes, wakings, DMA, deadlines, layouts,
+streamed runs, and the room on storage.
 
 A uniform-cost search over single instructions. It shares nothing with the package but the nouns of
 `poetopt.graph.problem`: neither formulations, nor the simulator, nor its clock. Frees come last: a buffer is given up
@@ -13,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from poetopt.graph.problem import Home, Problem
+from poetopt.graph.problem import Home, Problem, Variant
 
 MOST_STATES = 400_000
 """More than a search of one problem may visit."""
@@ -59,6 +60,8 @@ class Moment:
     time: Time
     unread: frozenset[int] = frozenset()
     """Copies that were written and not read yet; where no transfer may serve the storage's wakefulness alone."""
+    taken: frozenset[int] = frozenset()
+    """Tensors that have blocks on storage, which they keep; where its room is known."""
 
     def there(self) -> frozenset[int]:
         return frozenset(i for i, _ in self.ram)
@@ -91,10 +94,16 @@ class _Search:
         self.stored_at_end = {i for i in self.stored if problem.tensors[i].carried}
         self.wakes = problem.wake_j > 0
         self.timed = deadline_s is not None or (self.wakes and problem.dma)
-        self.rest_s = [sum(o.time_s for o in problem.operators[k:]) for k in range(self.count + 1)]
+        plain = [Variant((), (), o.workspace_bytes, o.time_s, o.energy_j) for o in problem.operators]
+        self.ways = [
+            [own, *(way for way in operator.variants if problem.paging or not way.streams)]
+            for own, operator in zip(plain, problem.operators, strict=True)
+        ]
+        quickest = [min(way.time_s for way in ways) for ways in self.ways]
+        self.rest_s = [sum(quickest[k:]) for k in range(self.count + 1)]
         self.useful = [self._useful(k) for k in range(self.count + 1)]
         steps = {0}
-        for size in [*self.sizes, *(o.workspace_bytes for o in problem.operators)] * 2:
+        for size in [*self.sizes, *(way.workspace_bytes for ways in self.ways for way in ways)] * 2:
             unit = problem.alignment
             steps |= {s + -(-size // unit) * unit for s in steps if s + size <= self.room}
         self.offsets = sorted(s for s in steps if s <= self.room) if placed else [0]
@@ -154,19 +163,9 @@ class _Search:
     def moves(self, now: Moment) -> Iterator[tuple[float, Moment]]:
         problem, there = self.problem, now.there()
         for k in range(min(now.done + 1, self.count)):
-            operator = problem.operators[k]
-            if not there | self.flash >= set(operator.inputs) or (k < now.done and not self._again(k, now.done, there)):
-                continue
-            held = frozenset(i for i in operator.inputs if i not in self.flash)
-            new = tuple(i for i in operator.outputs if i not in there)
-            for ram, gone in self.rooms(now.ram, held | (there & set(operator.outputs)), new, operator.workspace_bytes):
-                updated = {i for i in operator.inputs if problem.tensors[i].updated_by == k}
-                time = now.time.wait(tuple(gone), arrivals=False).wait(tuple(held), arrivals=True)
-                time = time.wait((*operator.outputs, *updated), arrivals=False)
-                time = replace(time, cpu=time.cpu + operator.time_s)
-                stored = now.stored - updated if k == now.done else now.stored
-                joules = operator.energy_j if k < now.done else 0.0
-                yield joules, self._tidy(Moment(max(now.done, k + 1), ram, stored, time, now.unread))
+            for way in self.ways[k]:
+                if k == now.done or self._again(k, now, there, way):
+                    yield from self._runs(now, k, way)
         if not problem.paging:
             return
         for i in now.stored - there:
@@ -176,21 +175,61 @@ class _Search:
                     joules, time = self._moved(waited, i, problem.tensors[i].transfers.page_in_s, comes=True)
                     yield (
                         joules + problem.tensors[i].transfers.page_in_j,
-                        self._tidy(Moment(now.done, ram, now.stored, time, now.unread - {i})),
+                        self._tidy(replace(now, ram=ram, time=time, unread=now.unread - {i})),
                     )
         for i in there - now.stored:
-            if i in self.useful[now.done]:
+            taken = self._with_blocks(now, {i})
+            if i in self.useful[now.done] and taken is not None:
                 joules, time = self._moved(now.time, i, problem.tensors[i].transfers.page_out_s, comes=False)
                 joules += problem.tensors[i].transfers.page_out_j
                 unread = now.unread | ({i} if self.serving else frozenset())
-                yield joules, self._tidy(Moment(now.done, now.ram, now.stored | {i}, time, unread))
+                yield joules, self._tidy(replace(now, stored=now.stored | {i}, time=time, unread=unread, taken=taken))
 
-    def _again(self, k: int, done: int, there: frozenset[int]) -> bool:
-        """Whether an operator may run again, and makes something that is lacking."""
-        operator = self.problem.operators[k]
+    def _runs(self, now: Moment, k: int, way: Variant) -> Iterator[tuple[float, Moment]]:
+        """One compute of operator k, in all ways to make room for it."""
+        problem, there, operator = self.problem, now.there(), self.problem.operators[k]
+        moved = {*way.streamed_in, *way.streamed_out}
+        held = frozenset(i for i in operator.inputs if i not in self.flash and i not in moved)
+        taken = self._with_blocks(now, set(way.streamed_out))
+        if taken is None or not there >= held or not now.stored >= set(way.streamed_in):
+            return
+        made = [i for i in operator.outputs if i not in moved]
+        old = there.intersection(way.streamed_out)  # a copy in RAM would be an old one
+        left = tuple(entry for entry in now.ram if entry[0] not in old)
+        new = tuple(i for i in made if i not in there)
+        for ram, gone in self.rooms(left, held | there.intersection(made), new, way.workspace_bytes):
+            updated = {i for i in operator.inputs if problem.tensors[i].updated_by == k}
+            time = now.time.wait((*gone, *old), arrivals=False).wait(tuple(held), arrivals=True)
+            time = time.wait((*made, *(updated - moved)), arrivals=False)
+            joules = way.energy_j - (operator.energy_j if k == now.done else 0.0)
+            if way.streams:  # CPU and channel are both busy with it
+                joules += problem.wake_j * (time.channel < time.cpu)
+                end = max(time.cpu, time.channel) + way.time_s
+                time = replace(time, cpu=end, channel=end)
+            else:
+                time = replace(time, cpu=time.cpu + way.time_s)
+            stored = now.stored - updated if k == now.done else now.stored
+            unread = now.unread.difference(way.streamed_in)
+            unread |= frozenset(way.streamed_out if self.serving else ())
+            stored = stored.union(way.streamed_out)
+            yield joules, self._tidy(Moment(max(now.done, k + 1), ram, stored, time, unread, taken))
+
+    def _with_blocks(self, now: Moment, more: set[int]) -> frozenset[int] | None:
+        """What has blocks on storage with `more`; None where there is no room for them."""
+        problem = self.problem
+        if problem.storage_bytes is None:
+            return frozenset()
+        taken, size = now.taken | more, problem.storage_block_bytes
+        needed = sum(-(-self.sizes[i] // size) for i in taken)
+        return taken if needed <= problem.storage_bytes // size else None
+
+    def _again(self, k: int, now: Moment, there: frozenset[int], way: Variant) -> bool:
+        """Whether an operator may run again, and makes something that is lacking, in RAM or on storage."""
+        operator, done = self.problem.operators[k], now.done
         ends = [self.problem.tensors[i].updated_by for i in operator.inputs]
         ends = [*(end for end in ends if end >= 0), *operator.updaters]
         lacking = set(operator.outputs) & self.useful[done] - there
+        lacking |= set(way.streamed_out) & self.useful[done] - now.stored
         return operator.recomputable and bool(lacking) and all(done <= end for end in ends)
 
     def _moved(self, time: Time, i: int, seconds: float, *, comes: bool) -> tuple[float, Time]:
@@ -215,7 +254,7 @@ class _Search:
             time = Time(0.0, 0.0 if self.wakes and time.channel >= time.cpu else -1.0)
         elif time.channel < time.cpu:
             time = replace(time, channel=-1.0)
-        return Moment(now.done, ram, now.stored & self.useful[now.done], time, now.unread)
+        return replace(now, ram=ram, stored=now.stored & self.useful[now.done], time=time)
 
     def late(self, now: Moment) -> bool:
         limit = math.inf if self.deadline_s is None else self.deadline_s * (1 + 1e-9)
@@ -238,7 +277,10 @@ class _Search:
         return min((one for one in found if one is not None), default=None)
 
     def _from(self, first: Ram, states: list[int]) -> float | None:
-        start = Moment(0, first, self.stored, Time())
+        taken = self._with_blocks(Moment(0, first, self.stored, Time()), set(self.stored))
+        if taken is None:
+            return None
+        start = Moment(0, first, self.stored, Time(), taken=taken)
         ticket = itertools.count()
         queue = [(0.0, 0, next(ticket), start)]
         known: dict[object, list[tuple[float, ...]]] = {}
@@ -261,7 +303,7 @@ class _Search:
 
     def _labels(self, now: Moment) -> tuple[object, tuple[float, ...]]:
         """What has to be equal, and what is better the less it is."""
-        time, fixed = now.time, (now.done, now.ram, now.stored, now.unread)
+        time, fixed = now.time, (now.done, now.ram, now.stored, now.unread, now.taken)
         if not self.timed:
             return (*fixed, time.channel), ()
         if self.wakes:  # a transfer that ends later may save a waking
@@ -285,7 +327,8 @@ def least_overhead_j(
     serving
         Whether each copy that is written is read, or carried: no transfer only keeps the storage awake.
     """
-    assert not any(o.variants or o.takes for o in problem.operators)
+    assert not any(o.takes for o in problem.operators)
+    assert all(way.energy_j >= o.energy_j for o in problem.operators for way in o.variants)
     able = [i for i, t in enumerate(problem.tensors) if t.home is Home.STORAGE and t.carried and not t.of_batch]
     sets = itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(len(able) + 1))
     states = [0]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from poetopt.graph.problem import Home, Problem, ProblemTensor
+from poetopt.plan.ends import without_ends
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Solution, Status
+from poetopt.util.errors import ProblemError
+from tests.bruteforce import stage_optimum
+from tests.closed import closed
 from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.problems import random_problem
+from tests.stored import tight_with_parameters
+from tests.streamed import with_variants
 
 NEAR = 1e-6
 
@@ -51,6 +58,48 @@ def small_problem(seed: int) -> Small:
             return Small(problem, ram_bytes, deadline_s)
 
 
+def small_storage(seed: int) -> Small:
+    """A problem of `small_problem` whose operators have variants, on a storage that is full, nearly, or just enough."""
+    rng = random.Random(f"storage {seed}")
+    case = small_problem(seed)
+    while True:
+        problem = filled(rng, with_variants(rng, case.problem))
+        least, whole = problem.least_ram_bytes, sum(tensor.nbytes for tensor in problem.tensors)
+        with suppress(ProblemError):  # an update of what is carried in RAM may stream nothing
+            without_ends(problem)
+            return replace(case, problem=problem, ram_bytes=rng.randint(least, max(least, (least + whole) // 2)))
+
+
+def filled(rng: random.Random, problem: Problem) -> Problem:
+    """`problem` on a storage of what begins there and what some tensors need that are written, give or take a block."""
+    problem = replace(problem, storage_block_bytes=rng.choice((1, 1, 2, 4)))
+    more = [i for i, tensor in enumerate(problem.tensors) if tensor.home is not Home.FLASH and not tensor.stored]
+    written = rng.sample(more, min(len(more), rng.choice((0, 0, 1, 1, 2))))
+    held = [i for i in problem.stored_at_start if rng.random() < 0.8 or not problem.tensors[i].updated]
+    blocks = sum(map(problem.blocks, [*held, *written])) + rng.choice((-1, 0, 0, 0, 1))
+    return replace(problem, storage_bytes=max(0, blocks) * problem.storage_block_bytes)
+
+
+def poet_storage(seed: int) -> Small:
+    """A step whose parameters are on such a storage, for `poet`: its operators run plain, by Algorithm 1's stages."""
+    rng = random.Random(f"poet {seed}")
+    problem, ram_bytes = tight_with_parameters(rng, forward=2)
+    return Small(filled(rng, with_variants(rng, problem)), ram_bytes, None)
+
+
+def false_word_of_poet(case: Small, said: Solution) -> str:
+    """What of `poet`'s answer isn't true of Algorithm 1's schedules; empty where all of it is."""
+    known = stage_optimum(case.problem, case.ram_bytes)
+    value, bound = None if said.simulation is None else said.simulation.overhead_j, said.scope_bound
+    if known is None:
+        return "" if said.plan is None else f"a plan of {value} J, and Algorithm 1 has none"
+    if said.status is Status.INFEASIBLE or (bound is not None and bound > known.overhead_j + NEAR):
+        return f"{said.status} with a bound of {bound} J, and Algorithm 1 has a schedule of {known.overhead_j} J"
+    if value is not None and closed(said) and value > known.overhead_j + NEAR:
+        return f"{value} J is called optimal of Algorithm 1, above {known.overhead_j} J"
+    return ""
+
+
 def _kind(rng: random.Random, problem: Problem, i: int) -> ProblemTensor:
     tensor, readers = problem.tensors[i], problem.readers[i]
     if tensor.computed:
@@ -61,12 +110,13 @@ def _kind(rng: random.Random, problem: Problem, i: int) -> ProblemTensor:
     return replace(tensor, home=home, updated_by=updated, carried=home is not Home.FLASH and rng.random() < 0.6)
 
 
-def judged(case: Small, backend: str, limit_s: float) -> Solution:
+def judged(case: Small, backend: str, limit_s: float, formulation: str = "retention") -> Solution:
     """What a solve on one thread says of it."""
     options = Options(
         ram_bytes=case.ram_bytes,
         deadline_s=case.deadline_s,
         backend=backend,
+        formulation=formulation,
         time_limit_s=limit_s,
         threads=1,
         gap=0.0,

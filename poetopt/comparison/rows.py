@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED, Simulation, simulate
 from poetopt.search.run import outdone
-from poetopt.search.solution import OPTIMAL_GAP, Solution, Status, graded, share_open
+from poetopt.search.solution import Solution, Status, graded, share_open
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures
-from poetopt.util.units import Share, parse_ram, parse_whole, show_share
-
-if TYPE_CHECKING:
-    from poetopt.comparison.pareto import FrontPoint
+from poetopt.util.units import Share, parse_ram, parse_whole
 
 MOST = 1000
 """Budgets in one option at most."""
@@ -162,21 +159,6 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
         beyond_scope=solution.outdone,
         **simulated(simulate(solution.plan, ram_bytes=ram_bytes)),
     )
-
-
-def proof_words(found: ComparisonRow | FrontPoint, *, gap: bool = True) -> str:
-    """`optimal`; `feasible (20.7 % open), optimal in depth<=4`, where the scope is proven to less than all schedules.
-
-    gap
-        Whether to say what is open of all.
-    """
-    open_, of_scope = found.overhead_gap or 0.0, found.scope_gap
-    words = f"{found.status} ({show_share(open_)} open)" if gap and open_ > OPTIMAL_GAP else found.status
-    if of_scope is None or open_ <= OPTIMAL_GAP or of_scope >= open_ * (1 - OPTIMAL_GAP):
-        return words
-    if found.beyond_scope:
-        return f"{words}, beats all of {found.scope}"
-    return f"{words}, {'optimal' if of_scope <= OPTIMAL_GAP else f'{show_share(of_scope)} open'} in {found.scope}"
 
 
 def bounded(overhead_j: float, bound_j: float, scope_bound_j: float, gap: float) -> dict[str, Any]:

@@ -14,6 +14,9 @@
 | `alignment`, `reserve_bytes`, `wake_j`, `storage_bytes`, `storage_block_bytes` | - | as in `Problem`             |
 
 A tensor that no operator writes is in RAM when the step begins.
+
+The model holds the data alone; the formulation's blocks stand on its instances. So rows of one's own belong on what
+`create_instance` returns, or in a block of the formulation (`Formulation.with_block`); here they are refused.
 """
 
 from __future__ import annotations
@@ -80,6 +83,16 @@ class DataModel(pyo.AbstractModel):  # type: ignore[misc]
         for name, (_, default) in STEP.items():
             within = pyo.Any if default is None else pyo.NonNegativeReals
             self.add_component(name, pyo.Param(within=within, default=default))
+        self.complete = True
+
+    def add_component(self, name: str, val: Any) -> None:
+        """Refuse what isn't one of its own components, as its instances wouldn't have it. Raises FormulationError."""
+        if getattr(self, "complete", False):
+            raise FormulationError(
+                f"{name!r} ({val.ctype.__name__}) can't stand on the model of from_data(), which holds the data alone: "
+                "add it to what create_instance() returns, or make it a block of the formulation, by with_block()"
+            )
+        super().add_component(name, val)
 
     def create_instance(self, *data: Any, **options: Any) -> Any:
         """The model of the data; see Pyomo's method of this name for the arguments.

@@ -306,7 +306,8 @@ class Formulation:
     ) -> pyo.AbstractModel:
         """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
 
-        The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan.
+        The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan. What is
+        added to it is refused by name: add it to the instance, or as a block.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
 

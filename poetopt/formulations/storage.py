@@ -18,8 +18,9 @@ WIDEST = 1 << 10
 def fits_storage(problem: Problem, tensors: Sequence[int], written: Sequence[Any]) -> PyomoRow:
     """The row that the blocks of all `tensors` whose variable in `written` is 1 are no more than the storage has.
 
-    It is skipped where everything fits, or where nobody knows what the storage holds. Divided by a power of two, which
-    changes no figure. A variable of a tensor that is larger than the storage is bounded by 0.
+    It is skipped where everything fits, or where nobody knows what the storage holds; no variable keeps it where what
+    begins there doesn't fit. Divided by a power of two, which changes no figure. A variable of a tensor that is larger
+    than the storage is bounded by 0.
     """
     capacity = problem.storage_blocks
     if capacity is None:
@@ -28,6 +29,8 @@ def fits_storage(problem: Problem, tensors: Sequence[int], written: Sequence[Any
     held = problem.tensors
     anyway = {i for i in problem.stored_at_start if not (held[i].carried and held[i].updated)}
     capacity -= sum(problem.blocks(i) for i in anyway)
+    if capacity < 0:
+        return pyo.Constraint.Infeasible
     given = [(v, problem.blocks(i)) for i, v in zip(tensors, written, strict=True) if i not in anyway]
     if sum(count for _, count in given) <= capacity:
         return pyo.Constraint.Skip

@@ -138,11 +138,22 @@ class Machine:
         if i in self.stale:
             self.stale.remove(i)
         else:
-            blocks, capacity = self.blocks + self.problem.blocks(i), self.problem.storage_blocks
-            if capacity is not None and blocks > capacity:
-                raise PlanError(_full(self.problem, blocks))
-            self.blocks = blocks
+            if not self.has_blocks_for(i):
+                raise PlanError(_full(self.problem, self.blocks + self.problem.blocks(i)))
+            self.blocks += self.problem.blocks(i)
         self.stored.add(i)
+
+    def has_blocks_for(self, i: int) -> bool:
+        """Return whether storage has room for a copy of tensor `i`, or its place there."""
+        capacity = self.problem.storage_blocks
+        if capacity is None or i in self.stored or i in self.stale:
+            return True
+        return self.blocks + self.problem.blocks(i) <= capacity
+
+    def give_back(self, i: int) -> None:
+        """Free the blocks that `store` set aside for a copy of tensor `i` that was not written after all."""
+        self.stored.remove(i)
+        self.blocks -= self.problem.blocks(i)
 
     def finish(self) -> None:
         """Check that the step may end here, and another begin. Raises PlanError, which goes on from "the plan ends".

@@ -1,7 +1,4 @@
-"""A comparison as text for people.
-
-Fronts as text for people.
-"""
+"""Comparisons and fronts as text for people."""
 
 from __future__ import annotations
 
@@ -10,16 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
-from poetopt.comparison.rows import ComparisonRow, proof_words
+from poetopt.comparison.rows import ComparisonRow
 from poetopt.formulations.scope import kind_words
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits
 from poetopt.report.layout import LEAST, aligned, terminal_width, wrapped
+from poetopt.report.proof import Claim
 from poetopt.search.solution import OPTIMAL_GAP
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
 
 FRONT_HEADER = ("overhead", "of baseline", "at least", "gap", "makespan", "moves", "took", "proof")
-LEGEND = "moves: recomputes + page-ins; at least: no schedule in the scope has less overhead"
+LEGEND = "moves: recomputes + page-ins; at least: no schedule has less overhead"
 
 
 def front_lines(front: Front) -> list[str]:
@@ -50,7 +48,7 @@ def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
         show_seconds(point.makespan_s),
         f"{point.recomputes} + {point.page_ins}",
         show_seconds(point.solve_s),
-        proof_words(point, gap=False),
+        Claim.of(vars(point)).in_table(point.status, gap=False),
     )
 
 
@@ -91,7 +89,7 @@ def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
     assert row.overhead_j is not None
     assert row.peak_bytes is not None
     assert row.makespan_s is not None
-    proof = proof_words(row)
+    proof = Claim.of(vars(row)).in_table(row.status)
     return (
         row.method,
         show_joules(row.energy_j),

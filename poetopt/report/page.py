@@ -197,7 +197,7 @@ def page(view: View) -> str:
         "SUBTITLE": html.escape(_subtitle(view)),
         "FACTS": _facts(view),
         "PROOF": html.escape(summary.proof(view.document)),
-        "MADE_BY": html.escape(_exactly(view)),
+        "MADE_BY": html.escape(_made_by(view)),
         "NOTES": _notes(view),
         "STYLE": _asset("page.css"),
         "DATA": _embedded(page_data(view)),
@@ -329,10 +329,10 @@ def _facts(view: View) -> str:
     )
 
 
-def _exactly(view: View) -> str:
-    """The exact statement of what is proven, and what made the plan."""
-    exact, made = summary.proof_exact(view.document), summary.made_by(view.document)
-    return " ".join(part for part in (f"Exactly: {exact}" if exact else "", f"{made}." if made else "") if part)
+def _made_by(view: View) -> str:
+    """The claim on the schedules that were searched, and what made the plan."""
+    claim, made = summary.proof_exact(view.document), summary.made_by(view.document)
+    return " ".join(part for part in (f"Searched: {claim}" if claim else "", f"{made}." if made else "") if part)
 
 
 def _notes(view: View) -> str:

@@ -195,8 +195,9 @@ class _Search:
         """All that one more instruction leads to, with the frees that it needs."""
         there = frozenset(i for i, _ in now.ram)
         for k in range(min(now.done + 1, self.count)):
-            lacking = self.useful[now.done].intersection(self.problem.operators[k].outputs) - there
+            useful = self.useful[now.done].intersection(self.problem.operators[k].outputs)
             for effect in self.ways[k]:
+                lacking = useful - there or useful.intersection(effect.streams_out) - now.stored
                 again = self.asked.remat and effect.recomputable and now.done <= effect.until and lacking
                 if (k == now.done or again) and now.stored.issuperset(effect.streams_in):
                     yield from self._done(now, there, effect)

@@ -16,7 +16,7 @@ from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.enumeration import count_recomputes
 from poetopt.formulations.rows import PointLike
 from poetopt.formulations.scope import ALL
-from poetopt.graph.problem import COMPUTES, Feature
+from poetopt.graph.problem import COMPUTES, Feature, Problem
 from poetopt.search.cutting import cut, model_of, session_of
 from poetopt.search.run import Budget, Proof, Run
 from poetopt.search.tuning import ALL_PACE_S, CUT_SHARE, LEAST_S
@@ -36,6 +36,19 @@ ALMOST = 2
 a72 40 %."""
 AGAIN_S = 4.5
 """Seconds that a bound on all plans may take at least. Measured on ds-cnn m4 30 %, which is proven after four."""
+
+
+def levels(problem: Problem) -> list[int]:
+    """Return the levels that models of all plans go through, up to the first that holds enough of a problem's."""
+    recomputes = count_recomputes(problem, "full")
+    return [
+        level for level, before in zip(LEVELS, (0, *LEVELS), strict=False) if not before or recomputes > ALMOST * before
+    ]
+
+
+def gained(before: float, after: float, goal: float) -> bool:
+    """Return whether a level has closed so much of what is open that the next one may be worth it."""
+    return after - before > GAINED * (goal - before)
 
 
 def no_plan(run: Run, budget: Budget) -> bool:
@@ -66,7 +79,7 @@ class AllPlans:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._outer = _bounding(run)
-        self._levels = list(LEVELS)
+        self._levels = levels(run.problem)
         self._open: tuple[Any, Session] | None = None
         """The best model so far, once its relaxation is cut."""
         self._binding: Sequence[tuple[str, Hashable]] = ()
@@ -83,7 +96,7 @@ class AllPlans:
     @property
     def relaxed(self) -> bool:
         """Say whether anything is bounded yet."""
-        return len(self._levels) < len(LEVELS)
+        return self._open is not None
 
     def prove(self, proof: Proof) -> bool:
         """Bound by the first relaxation alone, once, with the cuts of a scope. Says whether the incumbent is proven."""
@@ -138,16 +151,13 @@ class AllPlans:
             return False
         level = self._levels.pop(0)
         opened = _opened(run, self._outer, level, scale=run.scale)
-        if count_recomputes(run.problem, "full") <= ALMOST * level:
-            self._levels.clear()
         before = run.bound
         self._relaxed(opened, budget)
-        gained = self._open is None or run.bound - before > GAINED * ((run.incumbent.value or 0.0) - before)
-        if gained:
+        if self._open is None or gained(before, run.bound, run.incumbent.value or 0.0):
             self._open = opened
-        else:
-            self._levels.clear()
-        return gained
+            return True
+        self._levels.clear()
+        return False
 
     def _over(self, budget: Budget) -> bool:
         return self._run.closed(budget.gap) or self._run.remaining_s(budget) <= 0

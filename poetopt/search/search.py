@@ -29,13 +29,14 @@ from poetopt.graph.problem import (
 from poetopt.plan.assemble import everything, store_all_bytes
 from poetopt.plan.closing import closing_of
 from poetopt.plan.ends import with_ends, without_ends
-from poetopt.plan.instructions import Plan
+from poetopt.plan.instructions import Action
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.search.constructive import first_schedules, plain_schedules
 from poetopt.search.deepening import Deepening
 from poetopt.search.exhaustive import DECIDING_SHARE, decidable, decided
+from poetopt.search.incumbent import Candidate
 from poetopt.search.limits import impossible, within
 from poetopt.search.outer import AllPlans
 from poetopt.search.run import Proof, Run, outdone
@@ -182,7 +183,7 @@ def search(
             run.incumbent.settle()
     except KeyboardInterrupt:
         run.interrupt()
-    if run.incumbent.best is not None and not _streams_behind(run.incumbent.best.plan):
+    if run.incumbent.best is not None and _moves_least(run, run.incumbent.best):
         # what comes anew with each batch is moved in every schedule, and what updates behind its parts alone read
         run.least = run.incumbent.best.value
         run.raise_bound(run.least, "store-all")
@@ -240,10 +241,29 @@ def _with_ends(found: Solution, run: Run) -> Solution:
     return _conclude(run, decided(run, proof) if decidable(run) else proof, found.store_all_peak_bytes)
 
 
-def _streams_behind(plan: Plan) -> bool:
-    """Say whether something streams behind the last part of a batch, for what the parts keep in RAM: less might do."""
-    behind = closing_of(plan.problem, plan.instructions)
-    return behind is not None and any(step.variant for step in behind.instructions)
+def _moves_least(run: Run, ordinary: Candidate) -> bool:
+    """Return whether no schedule moves for less what ordinary training does.
+
+    Streaming may be cheaper than paging, another order may wake the storage less often, and behind the last part of a
+    batch something may stream only for what the parts keep in RAM.
+    """
+    plan, problem = ordinary.plan, ordinary.plan.problem
+    behind = closing_of(problem, plan.instructions)
+    if behind is not None and any(step.variant for step in behind.instructions):
+        return False
+    moved = {step.target for step in plan.instructions if step.action is Action.PAGE_IN}
+    if moved and problem.wake_j and ordinary.simulation.wakes > 1:
+        return False
+    streamed = [
+        (
+            way.energy_j - operator.energy_j,
+            sum(problem.tensors[i].page_in_j for i in moved.intersection(way.streamed_in)),
+        )
+        for operator in problem.operators
+        for way in operator.variants
+        if moved.intersection(way.streamed_in)
+    ]
+    return all(run.chosen.plain and more_j >= saved_j for more_j, saved_j in streamed)
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from poetopt.formulations.goal import TIME
 from poetopt.torch.tensors import check_module, needed
 from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
@@ -69,7 +70,7 @@ class MemoryPlan:
     batch_bound: int | None = None
 
     def __str__(self) -> str:
-        from poetopt.report.proof import scope_words
+        from poetopt.report.proof import Claim
 
         share = show_share(self.planned_bytes / self.store_all_bytes) if self.store_all_bytes else "all"
         lines = [
@@ -86,11 +87,14 @@ class MemoryPlan:
                 f"  recomputes {self.recomputes} kernels{moved}, {show_share(self.recompute_share)} of a step's time; "
                 f"torch's own choice {theirs}"
             )
-            lines.append(f"  proof      no plan saves more than {show_share(self.gap or 0.0)} of that time")
-            lines.append(
-                f"  scope      none saves more than {show_share(self.scope_gap or 0.0)} among "
-                f"{scope_words(self.scope, storage=self.moved_bytes > 0)}"
+            claim = Claim(
+                scope=self.scope,
+                gap=self.gap,
+                scope_gap=self.scope_gap,
+                goal=TIME.name,
+                paging=self.moved_bytes > 0,
             )
+            lines += [f"  proof      {line}" for line in claim.plain()]
         lines.append(f"  least      no plan takes less than {show_bytes(self.least_bytes)}")
         if self.batch is not None:
             lines.append(f"  batch      {self.batch} fits; none above {self.batch_bound} does")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyomo.environ as pyo
 import pytest
 
 import poetopt as po
 from poetopt.backends.solvers.matrix import compile_model
 from poetopt.formulations.language import data_of
+from poetopt.util.errors import FormulationError
 from tests.problems import random_tight
 from tests.search.test_solved import settled
 
@@ -72,6 +75,37 @@ def same(one: Any, other: Any) -> bool:
         and ours.costs.tolist() == theirs.costs.tolist()
         and ours.row_upper.tolist() == theirs.row_upper.tolist()
     )
+
+
+ADDED: dict[str, Callable[[], Any]] = {
+    "Constraint": lambda: pyo.Constraint(rule=lambda model: model.recompute.r[first(model)] == 0),
+    "Objective": lambda: pyo.Objective(rule=lambda model: model.recompute.r[first(model)]),
+    "Param": lambda: pyo.Param(initialize=1),
+    "Block": lambda: pyo.Block(rule=lambda block: block.add_component("x", pyo.Var())),
+}
+
+
+def first(model: Any) -> Any:
+    return next(iter(model.recompute.r))
+
+
+@pytest.mark.parametrize("kind", ADDED)
+def test_what_is_added_is_refused_before_the_data_and_kept_after(kind: str) -> None:
+    problem, ram_bytes = random_tight(random.Random(1), operators=6, training=True)
+    abstract = po.formulations.retention.from_data()
+    with pytest.raises(FormulationError, match=f"'mine' .{kind}.*create_instance"):
+        abstract.mine = ADDED[kind]()
+    model = abstract.create_instance(data_of(problem, ram_bytes=ram_bytes))
+    assert model.component("mine") is None
+    before = compile_model(model).rows.shape[0]
+    if kind == "Objective":
+        model.overhead_j.deactivate()
+    model.mine = ADDED[kind]()
+    assert model.mine.ctype.__name__ == kind
+    compiled = compile_model(model)
+    assert compiled.rows.shape[0] - before == (kind == "Constraint")
+    if kind == "Objective":
+        assert np.count_nonzero(compiled.costs) == 1
 
 
 @pytest.mark.parametrize("formulation", BOTH)

@@ -97,3 +97,15 @@ def test_spaces_differ_as_the_page_says(step) -> None:  # type: ignore[no-untype
     assert math.isnan(forward) or least(problem, ram_bytes, "retention", "forward") == pytest.approx(forward)
     assert least(problem, ram_bytes, "poet", "full") == pytest.approx(poet)
     assert (math.inf if stages is None else stages.overhead_j) == poet
+
+
+@pytest.mark.parametrize("step", [write_at_once, early_recompute, away_between_two_uses])
+def test_no_price_leaves_a_recompute_out(step) -> None:  # type: ignore[no-untyped-def]
+    """The page's reductions are all that a space leaves out: of free transfers, too."""
+    problem, ram_bytes = step()
+    free = replace(problem, tensors=tuple(replace(tensor, transfers=Transfers()) for tensor in problem.tensors))
+    counts = [
+        len(formulation_of("retention").build(one, ram_bytes=ram_bytes).space.recompute_stage)
+        for one in (problem, free)
+    ]
+    assert counts[0] == counts[1] > 0

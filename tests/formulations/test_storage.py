@@ -15,12 +15,15 @@ from poetopt.plan.assemble import plan_of
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.search.heuristics.greedy import greedy
+from poetopt.search.heuristics.ways import Ways, lasting_sets, streamed_out
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import NoScheduleError, PlanError
 from tests.cheapest import least_cost
+from tests.formulations.test_streaming import tight_with_variants
 from tests.problems import random_few
-from tests.seeds import some
+from tests.seeds import seeds, some
+from tests.small import filled
 
 State = tuple[int, frozenset[int], frozenset[int]]
 """Operators done, what is in RAM, what was ever written to storage."""
@@ -83,6 +86,18 @@ def test_plans_and_bounds_against_exhaustive_search() -> None:
     assert compared > len(chosen)
     assert binds > 0.2 * len(chosen)
     assert exact >= 0.9 * compared, (exact, compared)
+
+
+@pytest.mark.parametrize("seed", seeds(200))
+def test_replays_write_no_more_than_the_storage_holds(seed: int) -> None:
+    rng = random.Random(seed)
+    problem, ram_bytes = tight_with_variants(rng, forward=2)
+    problem = filled(rng, problem)
+    for ways in Ways(problem).within(ram_bytes):
+        for lasting in lasting_sets(problem, ram_bytes, streamed_out(problem, ways)):
+            schedule = greedy(lasting, ram_bytes, paging=True, remat=True, ways=ways)
+            if schedule is not None:
+                assert simulate(plan_of(problem, schedule)).stored_bytes <= (problem.storage_bytes or 0)
 
 
 def away(*, storage_bytes: int | None, storage_block_bytes: int = 1) -> Problem:

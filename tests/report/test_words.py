@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.simulate import Simulation, simulate
 from poetopt.report.proof import Claim
 from poetopt.report.report import Report
-from poetopt.search.solution import Options, Solution, Status
+from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status, graded
 
 PROBLEM = Problem(
     name="one",
@@ -94,3 +96,43 @@ def test_proofs_are_plain_sentences(claim: dict[str, Any], says: list[str]) -> N
         assert told.exact() not in says
     for word in ("chains", "stages", "depth", "hidden", "scope"):
         assert word not in " ".join(says)
+
+
+GAPS = (None, 0.0, 1e-9, 0.0123, 0.5, 1.0)
+SCOPES = ("store-all", "depth<=0", "depth<=1", "depth<=8", "forward", "full")
+
+
+def most(words: str) -> float | None:
+    """The share that a sentence says may be open at most; None where it says nothing."""
+    if re.search(r"\b(optimal|costs? less|takes? less time)\b", words):
+        return OPTIMAL_GAP
+    said = re.search(r"([0-9.e-]+) %", words)
+    return None if said is None else float(said[1]) / 100
+
+
+@pytest.mark.parametrize("asked", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("scope", SCOPES)
+def test_words_imply_no_more_than_the_figures(scope: str, asked: tuple[bool, bool, bool]) -> None:
+    """Of all schedules the first line, which names what was asked for; of those searched the others."""
+    paging, remat, paper = asked
+    for gap, scope_gap, outdone, goal in itertools.product(GAPS, GAPS, (False, True), ("energy", "time")):
+        claim = Claim(
+            scope=scope, gap=gap, scope_gap=scope_gap, outdone=outdone, goal=goal, paging=paging, remat=remat,
+            formulation="poet" if paper else "retention",
+        )  # fmt: skip
+        first, *others = claim.plain()
+        status = str(graded(gap, 1e-3)) if gap is not None else "feasible"
+        table, *table_others = claim.in_table(status).split(", ")
+        for words in (first, table):
+            said = most(words)
+            assert said is None or (gap is not None and gap <= said * 1.01), (words, claim)
+        if "schedule " in first and gap is not None:
+            assert ("paging" in first, "recomputing" in first) == (not paging, not remat)
+        whole = [claim.exact()] if scope == "store-all" else []
+        for words in (*others, *table_others, claim.exact()):
+            said, open_ = most(words), gap if words in whole else scope_gap
+            assert "exactly" not in words
+            assert said is None or (open_ is not None and open_ <= said * 1.01), (words, claim)
+            assert "better than" not in words or outdone
+            assert "beats" not in words or outdone
+            assert words in whole or not re.match("(optimal: )?no schedule (costs|takes|saves)", words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,42 +12,84 @@ import pytest
 import poetopt as po
 from poetopt.backends.solvers.solver import backend
 from poetopt.frontends.problem_file import load_problem_file
-from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
+from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.plan.ends import with_ends, without_ends
 from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.exhaustive import Asked, cheapest
 from poetopt.search.search import search
-from poetopt.search.solution import Options, Status
+from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import BackendUnavailableError, FormulationError, ProblemError
 from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.seeds import seeds
-from tests.small import false_word, judged, small_problem
+from tests.small import (
+    Small,
+    false_word,
+    false_word_of_poet,
+    judged,
+    poet_storage,
+    small_problem,
+    small_storage,
+)
 
 CASES = Path(__file__).parents[2].parent / "shared" / "cases" / "problems"
 
 
-@pytest.mark.parametrize("seed", seeds(1000))
-def test_no_word_is_false(seed: int) -> None:
-    case = small_problem(seed)
+def answer(case: Small, seed: int, formulation: str = "retention", limit_s: float = 20) -> Solution:
+    """What one of the backends says; its plan is checked."""
     name = ("highs", "gurobi", "cbc", "scip")[seed % 4]
     try:
         backend(name)
-        said = judged(case, name, 20)
+        said = judged(case, name, limit_s, formulation)
     except BackendUnavailableError as error:
         pytest.skip(str(error))
-    assert false_word(case, said) == ""
     if said.plan is not None:
         simulation = simulate(said.plan, ram_bytes=case.ram_bytes, deadline_s=case.deadline_s)
         assert said.plan.problem.asked.tensors == case.problem.tensors
         assert said.simulation == simulation
         check_layout(said.plan, case.ram_bytes)
+    return said
 
 
-@pytest.mark.parametrize("seed", seeds(300))
-def test_all_plans_are_those_of_the_contract(seed: int) -> None:
+@pytest.mark.parametrize("seed", seeds(1000))
+def test_no_word_is_false(seed: int) -> None:
     case = small_problem(seed)
+    assert false_word(case, answer(case, seed)) == ""
+
+
+@pytest.mark.parametrize("seed", seeds(500))
+def test_no_word_is_false_on_a_full_storage(seed: int) -> None:
+    case = small_storage(seed)
+    assert false_word(case, answer(case, seed, limit_s=5)) == ""
+
+
+@pytest.mark.parametrize("seed", seeds(500))
+def test_no_word_of_poet_is_false_on_a_full_storage(seed: int) -> None:
+    case = poet_storage(seed)
+    assert false_word_of_poet(case, answer(case, 0, "poet")) == ""
+
+
+def test_streaming_may_be_cheaper_than_what_ordinary_training_pages() -> None:
+    """A batch that begins on storage: paging it costs 2 J, streaming it 1 J."""
+    tensors = (
+        ProblemTensor("x", 2, -1, Transfers(1.0, 2.0, 1.0, 2.0), home=Home.STORAGE, of_batch=True),
+        ProblemTensor("a", 2, 0),
+    )
+    operators = (
+        ProblemOperator("f", (0,), (1,), 1.0, 1.0, variants=(Variant((0,), (), 0, 1.0, 2.0, 2, 0),)),
+        ProblemOperator("g", (1,), (), 1.0, 1.0, backward=True),
+    )
+    case = Small(Problem("batch", "toy", operators, tensors), 8, None)
+    said = answer(case, 0)
+    assert false_word(case, said) == ""
+    assert said.overhead_bound_j == case.by_bytes_j == 1.0
+
+
+@pytest.mark.parametrize("seed", [*seeds(300), 361])  # a recompute that streams out what it writes
+@pytest.mark.parametrize("draw", [small_problem, small_storage])
+def test_all_plans_are_those_of_the_contract(draw: Callable[[int], Small], seed: int) -> None:
+    case = draw(seed)
     found = cheapest(case.problem, Asked(case.ram_bytes, case.deadline_s), math.inf, math.inf)
     assert (None if found.plan is None else found.bound) == case.by_bytes_j
     if found.plan is not None:

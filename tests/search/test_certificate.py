@@ -18,6 +18,9 @@ from poetopt.formulations import formulation
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.rows import PointLike, Row
+from poetopt.formulations.scope import ALL
+from poetopt.plan.assemble import store_all_bytes
+from poetopt.search import outer
 from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import certify, rederive
 from poetopt.search.diagnosis.certified_nodes import exact_bound, grown
@@ -25,8 +28,10 @@ from poetopt.search.diagnosis.solve import solve
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util.errors import FormulationError, PoetError
-from tests.bruteforce import stage_optimum
+from tests.bruteforce import plan_optimum, stage_optimum
 from tests.closed import closed
+from tests.compare.chains import chain
+from tests.formulations.test_streaming import relaxed_rows
 from tests.problems import random_tight
 from tests.seeds import seeds
 
@@ -41,6 +46,46 @@ def test_certified_bounds_are_below_the_optimum(seed: int) -> None:
     assert found.bound_j >= -1e-9
     assert found.bound_j <= best.overhead_j
     assert found.bound_j == pytest.approx(found.relaxation_j, abs=1e-5)
+
+
+@pytest.mark.parametrize("seed", seeds(100))
+def test_certificates_of_all_plans_where_stages_are_decided_together(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outer, "LEVELS", (4, 9, 30))
+    problem, ram_bytes = random_tight(random.Random(seed), operators=7, training=True)
+    best = plan_optimum(problem, ram_bytes)
+    least_j = math.inf if best is None else best.overhead_j
+    found = certify(problem, Options(ram_bytes=ram_bytes, time_limit_s=10), ALL, claimed_j=min(least_j, 1e3))
+    assert -1e-9 <= found.bound_j <= least_j
+
+
+def test_cuts_where_stages_are_decided_together_are_derived_again_whole() -> None:
+    chosen, seen = formulation("retention").outer, 0
+    assert chosen is not None
+    for seed in range(8):
+        problem, ram_bytes = random_tight(random.Random(seed), operators=14, training=True)
+        model = chosen.build(problem, ram_bytes=ram_bytes, scope="full:30")
+        for row in relaxed_rows(model):
+            if isinstance(row.key, Chain):
+                seen += int(model.space.ends[row.key.b]) != row.key.b
+                rederive(model, row)
+                for term in range(len(row.variables)):
+                    left = [v for n, v in enumerate(row.variables) if n != term]
+                    with pytest.raises(PoetError, match="leaves out a term"):
+                        rederive(model, replace(row, variables=left, coefficients=[1.0] * len(left)))
+    assert seen
+
+
+def test_certificates_of_long_chains_are_of_small_models() -> None:
+    """As of the models that a search proves its bound by, whatever the number of recomputes."""
+    problem = chain(250)
+    ram_bytes = int(0.6 * store_all_bytes(problem))
+    found = certify(
+        problem, Options(ram_bytes=ram_bytes, time_limit_s=60), ALL, claimed_j=1e-3 * problem.baseline_energy_j
+    )
+    assert found.bound_j > 0
+    assert found.rows < 20 * len(problem.operators)
 
 
 @pytest.mark.parametrize(("operators", "seed"), [(12, 10), (16, 1), (20, 7), (20, 8)])

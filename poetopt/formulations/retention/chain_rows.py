@@ -90,14 +90,12 @@ class ChainRows:
                 variables += [self._written[v], *self._streamed_out.get(v, ())]
         return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=self._key(chain))
 
-    def _key(self, chain: Chain) -> Chain | None:
-        """The same cut with stages that mean the same where others are decided together; None: it has none.
+    def _key(self, chain: Chain) -> Chain:
+        """The same cut with stages that mean the same where others are decided together.
 
         It begins as what is decided together ends, as nothing is decided within, and ends at a read behind that.
         """
-        start = self._space.decided[chain.s]
-        read = self._space.uses[chain.path[0]].get(chain.b, -1)
-        return chain._replace(s=start, b=read) if self._space.first_stages[chain.path[0]] <= start < read else None
+        return chain._replace(s=self._space.decided[chain.s], b=self._space.uses[chain.path[0]][chain.b])
 
 
 def _timed(places: Iterable[tuple[int, int]], variables: Iterable[Any], count: int) -> list[Timed]:

@@ -160,7 +160,7 @@ class RetentionSpace:
     def first_stages(self) -> list[int]:
         """For each tensor, the stage that decides from which on it is there."""
         ends = self.ends.tolist()
-        return [ends[made.producer] if made.computed else 0 for made in self.problem.tensors]
+        return [ends[max(made.producer, 0)] for made in self.problem.tensors]
 
     @cached_property
     def uses(self) -> list[dict[int, int]]:

@@ -195,6 +195,13 @@ class Problem:
         vars(found)["asked"] = self.asked
         return found
 
+    def on_any_storage(self) -> Problem:
+        """Return the same step on a storage that holds whatever is written."""
+        if self.storage_bytes is None:
+            return self
+        closing = None if self.closing is None else self.closing.on_any_storage()
+        return replace(self, storage_bytes=None, closing=closing)
+
     @cached_property
     def asked(self) -> Problem:
         """The problem that a plan was looked for: what stays in RAM from step to step has its home on storage again."""
@@ -334,6 +341,11 @@ class Problem:
     def storage_blocks(self) -> int | None:
         """Says how many whole blocks the storage holds, or None where that is not known."""
         return None if self.storage_bytes is None else self.storage_bytes // self.storage_block_bytes
+
+    @cached_property
+    def starts_within_storage(self) -> bool:
+        """Return whether storage holds what begins there."""
+        return self.storage_blocks is None or sum(map(self.blocks, self.stored_at_start)) <= self.storage_blocks
 
     def working_set_bytes(self, operator: int, variant: int = 0) -> int:
         """Bytes in RAM while `operator` runs: inputs, outputs and workspace, less what the variant streams."""

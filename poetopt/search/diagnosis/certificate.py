@@ -23,10 +23,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
-from poetopt.backends.solvers.solver import Capability
+from poetopt.backends.solvers.solver import Capability, Session
 from poetopt.formulations import formulation
+from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.chain_rows import Chain
 from poetopt.formulations.retention.rounding import Rounded
 from poetopt.formulations.retention.space import RetentionSpace
@@ -36,10 +38,11 @@ from poetopt.formulations.scope import ALL
 from poetopt.graph.problem import Problem
 from poetopt.search.cutting import cut, model_of, session_of
 from poetopt.search.diagnosis.certified_nodes import down, exact_bound, grown
+from poetopt.search.outer import gained, levels
 from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util import work
-from poetopt.util.errors import FormulationError, PoetError
+from poetopt.util.errors import FormulationError, PoetError, TimeUpError
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Certificate:
 def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float | None = None) -> Certificate:
     """Prove a bound in `scope` for `problem` within the budget, deadline and time limit of `options`.
 
-    `all` as the scope is of all plans.
+    `all` as the scope is of all plans, in models that grow as those of a search do (`poetopt.search.outer`).
 
     claimed_j
         The bound that would do: a tree goes on until it is reached. None: the relaxation's alone.
@@ -81,54 +84,81 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
         raise FormulationError(
             f"certificates exist for the formulation 'retention', not for '{options.formulation_name}'"
         )
-    chosen = formulation(options.formulation)
+    chosen, spaces = formulation(options.formulation), [scope]
     if scope == ALL:
         assert chosen.outer is not None
-        chosen, scope = chosen.outer, "full"
-    until = begin + options.time_limit_s
-    with work.ending(until):
-        model = model_of(chosen, problem, options, scope)
-        session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))
-    cuts = 0
-
-    def rederived(rows: Sequence[Row]) -> None:
-        nonlocal cuts
-        for row in rows:
-            if row.key is not None or not row.core:  # a core row is the model's own, as those written down are
-                rederive(model, row)
-                cuts += 1
-
-    cut(
-        chosen,
-        model,
-        session,
-        until=Budget.by_clock(until),
-        overhead_j=None,
-        on_bound=lambda _: False,
-        on_rows=rederived,
-    )
-    relaxed = session.relax(max(1.0, until - time.monotonic()))
-    proof = session.dual_proof()
-    bound_j, explored = down(exact_bound(proof)), 0
-    if claimed_j is not None and bound_j < claimed_j and Capability.NODES in session.capabilities:
-        found = grown(
-            session.nodes(),
-            lambda point: chosen.separate(model, point),
-            rederived,
-            claimed_j,
-            until,
-        )
-        if found.bound_j > bound_j:
-            bound_j, explored = found.bound_j, found.explored
+        chosen, spaces = chosen.outer, [f"full:{level}" for level in levels(problem)]
+    until, goal_j = begin + options.time_limit_s, math.inf if claimed_j is None else claimed_j
+    best: _Relaxation | None = None
+    for space in spaces:
+        try:
+            found = _Relaxation.cut_down(chosen, problem, options, space, until, goal_j)
+        except TimeUpError:
+            if best is None:
+                raise
+            break
+        gains = best is None or gained(best.bound_j, found.bound_j, goal_j)
+        best = found if best is None or found.bound_j > best.bound_j else best
+        if best.bound_j >= goal_j or not gains:
+            break
+    assert best is not None
+    bound_j, explored = best.bound_j, 0
+    if claimed_j is not None and bound_j < claimed_j and Capability.NODES in best.session.capabilities:
+        tree = grown(best.session.nodes(), partial(best.chosen.separate, best.model), best.rederive, claimed_j, until)
+        if tree.bound_j > bound_j:
+            bound_j, explored = tree.bound_j, tree.explored
     return Certificate(
-        scope=model.space.name,
+        scope=best.model.space.name,
         bound_j=bound_j,
-        relaxation_j=relaxed.objective,
-        rows=len(proof.multipliers),
-        cuts=cuts,
+        relaxation_j=best.objective_j,
+        rows=best.rows,
+        cuts=best.cuts,
         nodes=explored,
         seconds=time.monotonic() - begin,
     )
+
+
+@dataclass
+class _Relaxation:
+    """The relaxation of one model, each of whose cuts was derived again, and the bound that it proves."""
+
+    chosen: Formulation
+    model: Any
+    session: Session
+    bound_j: float = -math.inf
+    objective_j: float = -math.inf
+    rows: int = 0
+    cuts: int = 0
+
+    @classmethod
+    def cut_down(
+        cls, chosen: Formulation, problem: Problem, options: Options, scope: str, until: float, goal_j: float
+    ) -> _Relaxation:
+        """Build the model of a scope, and cut until `goal_j` is proven, or nothing more is gained."""
+        with work.ending(until):
+            model = model_of(chosen, problem, options, scope)
+            session = session_of(model, options, scale=1e4 / (problem.baseline_energy_j or 1.0))
+        found = cls(chosen, model, session)
+        cut(
+            chosen,
+            model,
+            session,
+            until=Budget.by_clock(until),
+            overhead_j=None,
+            on_bound=lambda value: value >= goal_j and down(exact_bound(session.dual_proof())) >= goal_j,
+            on_rows=found.rederive,
+        )
+        found.objective_j = session.relax(max(1.0, until - time.monotonic())).objective
+        proof = session.dual_proof()
+        found.bound_j, found.rows = down(exact_bound(proof)), len(proof.multipliers)
+        return found
+
+    def rederive(self, rows: Sequence[Row]) -> None:
+        """Check cuts; a core row without a key is the model's own, as those written down are."""
+        for row in rows:
+            if row.key is not None or not row.core:
+                rederive(self.model, row)
+                self.cuts += 1
 
 
 def rederive(model: Any, row: Row) -> None:
@@ -150,9 +180,11 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     """The proof of `chain_cuts`, step by step."""
     space: RetentionSpace = model.space
     problem = space.problem
-    s, b, path, by_page = chain
-    if b not in problem.readers[path[0]] or not problem.tensors[path[0]].first_stage <= s < b:
-        raise PoetError(f"the cut over stages {s}..{b} isn't about a use of '{problem.tensors[path[0]].name}'")
+    s, read, path, by_page = chain
+    begins = space.first_stages[path[0]] <= s < read and space.decided[s] == s
+    if read not in problem.readers[path[0]] or not begins:
+        raise PoetError(f"the cut over stages {s}..{read} isn't about a use of '{problem.tensors[path[0]].name}'")
+    b = int(space.ends[read])  # what is decided together with the read counts there
     for later, earlier in itertools.pairwise(path):
         made = problem.tensors[later]
         if not made.computed or earlier not in problem.operators[made.producer].inputs:
@@ -163,7 +195,7 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     for t in range(s + 1, b + 1):
         if (first, t) in space.recompute_of:
             allowed.add(id(model.recompute.r[space.recomputations[space.recompute_of[first, t]]]))
-    readers = (b, *(problem.tensors[i].producer for i in path))
+    readers = (read, *(problem.tensors[i].producer for i in path))
     for i, reader, paged in zip(path, readers, by_page, strict=False):
         for e in range(*space.tensor_range[i]):
             stage = int(space.point_stage[e])

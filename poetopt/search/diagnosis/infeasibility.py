@@ -102,7 +102,7 @@ def _tried(
             in_vain.append(what)
     left = until - time.monotonic()
     if problem.storage_bytes is not None and options.paging and problem.paging and left > 0.2:
-        roomy = replace(problem, storage_bytes=None)
+        roomy = problem.on_any_storage()
         found = _trial(roomy, replace(options, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
         if found.simulation is not None:
             says.append(

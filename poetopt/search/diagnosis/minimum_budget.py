@@ -129,7 +129,8 @@ def least_ram(
     if chosen.impossible(problem) is not None or not chosen.judged:
         return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
     late = options.deadline_s is not None and problem.closing is not None
-    if late and simulate(store_all(problem)).makespan_s > (options.deadline_s or 0.0):
+    ordinary = store_all(problem.on_any_storage()) if late else None
+    if ordinary is not None and simulate(ordinary).makespan_s > (options.deadline_s or 0.0):
         return None  # by what comes behind the last part, whatever the RAM
     # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
     low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))

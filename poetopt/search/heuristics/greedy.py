@@ -162,11 +162,16 @@ class Replay:
             effect = table.variants[operator, way] if way else self._computes[operator]
             if not first and effect.streams_out:
                 continue
+            fresh = {*effect.streams_out}.difference(self.machine.stored, effect.streams_in)
             try:
                 self._stream(effect)
                 self._run(effect, locked)
             except _StuckError:
+                for i in fresh & self.machine.stored:
+                    self.machine.give_back(i)
                 continue
+            for i in effect.streams_out:
+                self._page_j[i] = self._in_j[i]
             if way:
                 self.variants.add((self.stage, operator, way))
             return
@@ -184,17 +189,20 @@ class Replay:
         return self.ways.get(operator, 0)
 
     def _stream(self, effect: Effect) -> None:
-        """Have on storage what it streams in, and not in RAM what it streams out."""
+        """Have on storage what it streams in, and not in RAM what it streams out, whose blocks are set aside."""
         for i in effect.streams_in:
             if i not in self.machine.stored:
-                if not self._fits_storage(i):
-                    raise _StuckError
-                self.machine.store(i)  # the plan writes it out as soon as it is made
+                self._store(i)  # the plan writes it out as soon as it is made
                 self._page_j[i] = self._in_j[i]
         for i in effect.streams_out:
             if i in self.resident:
                 self._evict(i)
-            self._page_j[i] = self._in_j[i]
+            self._store(i)
+
+    def _store(self, i: int) -> None:
+        if not self.machine.has_blocks_for(i):
+            raise _StuckError
+        self.machine.store(i)
 
     def _pages(self, i: int) -> bool:
         """Say whether tensor i comes back from storage rather than by computing."""
@@ -204,9 +212,7 @@ class Replay:
     def _restore(self, i: int, locked: frozenset[int]) -> None:
         if self._pages(i):
             self._make_room(self._nbytes[i], locked)
-            if not self._fits_storage(i):  # what made room for it has taken the last blocks
-                raise _StuckError
-            self.machine.store(i)  # the plan writes it out as soon as it is made, if it has to be
+            self._store(i)  # what made room may have taken the last blocks; the plan writes it as soon as it is made
             self._page_j[i] = self._in_j[i]
             self.machine.apply(self._fetches[i])
             self._came(i)
@@ -221,14 +227,9 @@ class Replay:
     def _may_recompute(self, producer: int) -> bool:
         return producer in self.recomputable and self.stage > self.problem.last_forward
 
-    def _fits_storage(self, i: int) -> bool:
-        if self._capacity is None or i in self.machine.stored:
-            return True
-        return self.machine.blocks + self.problem.blocks(i) <= self._capacity
-
     def _page_cost(self, i: int) -> float:
         """The cost of bringing tensor i back from storage; infinite where it can't have been there."""
-        return self._page_j[i] if self._fits_storage(i) else math.inf
+        return self._page_j[i] if self._capacity is None or self.machine.has_blocks_for(i) else math.inf
 
     def _recompute_cost(self, i: int, depth: int = 0) -> float:
         """The cost of bringing tensor i back by computing, from what is resident now; infinite where it can't be."""
@@ -338,6 +339,8 @@ def greedy(
 ) -> Schedule | None:
     """A schedule that aims at `ram_bytes`, or None where the rule finds nothing to evict.
 
+    Nor is there one where storage doesn't hold what begins there.
+
     second_j
         What a second counts for beside its energy, in joules: more, where a deadline is short.
     work
@@ -350,6 +353,8 @@ def greedy(
     It isn't simulated: the order of recomputes in a plan may need a little more than the replay did. Raises
     OutOfWorkError.
     """
+    if not problem.starts_within_storage:
+        return None
     again = may_run_again(problem, remat)
     unit = problem.alignment if rounded else 1
     paged, work = paging and problem.paging, work or Work()

@@ -68,6 +68,8 @@ def list_schedule(
     """
     ways = ways_of(problem, shares) if paging else ALL_PLAIN
     again, problem = may_run_again(problem, remat), lasting_of(problem, shares, streamed_out(problem, ways))
+    if not problem.starts_within_storage:
+        return None
     return GuidedReplay(
         problem, ram_bytes, paging and problem.paging, again, ways=ways, shares=shares, work=work or Work()
     ).run()
