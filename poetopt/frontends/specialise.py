@@ -133,7 +133,7 @@ def _measure(draft: Draft, node: NodeProto) -> None:
     """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
     # from this opset on a Resize with sizes has no scales
-    if scales is None or not scales.size or draft.opset < 13:
+    if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:
         return
     if not ((scales > 0) & (scales < _LARGEST_SCALE)).all():
         raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} are no sizes; export the model again")
