@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,6 +52,7 @@ from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.heuristics.ways import Ways
 from poetopt.search.run import Run
 from poetopt.search.solution import Options
+from poetopt.util.process import paused
 
 WIDTH, ROWS = 4, 2
 T = TypeVar("T")
@@ -121,9 +123,9 @@ def passes(model: onnx.ModelProto, run: Callable[[str, Callable[[], Any]], Any])
     network = Model(run("load, inferring and folding", lambda: onnx_file.load_onnx(model)), {})
     derived: TrainingGraph = run("differentiate", lambda: network.training_graph(loss="mse", optimizer="sgd"))
     for runtime in ("onnxruntime", "c"):
-        graph: TrainingGraph = run(f"join, {runtime}", lambda name=runtime: scheduled(derived, "operator", name))
+        graph: TrainingGraph = run(f"join, {runtime}", partial(scheduled, derived, "operator", runtime))
         step = Training(graph, {}, runtime=runtime)
-        problem: Problem = run(f"cost, {runtime}", lambda step=step, name=runtime: step.cost("a72", runtime=name))
+        problem: Problem = run(f"cost, {runtime}", partial(step.cost, "a72", runtime=runtime))
         _planned(problem, graph, runtime, run)
 
 
@@ -163,9 +165,10 @@ def measured(model: onnx.ModelProto) -> dict[str, float]:
     found: dict[str, float] = {}
 
     def run(name: str, act: Callable[[], T]) -> T:
-        begin = time.process_time()
-        result = act()
-        found[name] = time.process_time() - begin
+        with paused():  # the collector's work is that of all that is there
+            begin = time.process_time()
+            result = act()
+            found[name] = time.process_time() - begin
         return result
 
     passes(model, run)

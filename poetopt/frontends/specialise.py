@@ -135,7 +135,7 @@ def _measure(draft: Draft, node: NodeProto) -> None:
     # from this opset on a Resize with sizes has no scales
     if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:
         return
-    if not ((scales > 0) & (scales < _LARGEST_SCALE)).all():
+    if not all(0 < scale < _LARGEST_SCALE for scale in scales.tolist()):
         raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} are no sizes; export the model again")
     own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     before = draft.types[node.input[0]][1]

@@ -70,8 +70,8 @@ def _loads(node: Node, tensors: Mapping[str, Tensor], opset: int) -> str:
     def info(name: str) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, elem_type(tensors[name].dtype), list(tensors[name].shape))
 
-    named = [list(dict.fromkeys(filter(None, names))) for names in (node.inputs, node.outputs)]
-    graph = helper.make_graph([node_proto(node)], "node", *([info(name) for name in names] for names in named))
+    read, written = ([info(name) for name in dict.fromkeys(names) if name] for names in (node.inputs, node.outputs))
+    graph = helper.make_graph([node_proto(node)], "node", read, written)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     options = ort.SessionOptions()
     options.log_severity_level = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -357,7 +357,7 @@ def test_damaged_files_end_in_our_errors(
     assert all("m.onnx" in message for message in messages)
 
 
-def one_node(node: onnx.NodeProto, types: list[tuple[int, list[int]]], opset: int) -> onnx.ModelProto:
+def one_node(node: onnx.NodeProto, types: Sequence[tuple[int, Sequence[int]]], opset: int) -> onnx.ModelProto:
     """A model of one node, whose inputs are the graph's."""
     infos = [helper.make_tensor_value_info(n, *of) for n, of in zip(node.input, types, strict=True)]
     results = [helper.make_tensor_value_info(name, F32, None) for name in node.output]
