@@ -112,11 +112,14 @@ def _step(
         raise ModelError(f"{graph.name}: {quantization.refusal(graph, name, quantizer, asked=straight_through)}")
     if not gradients:
         shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
-        raise ModelError(f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}")
+        raise ModelError(
+            f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}{_empty(graph)}"
+        )
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     notes += stopped.notes(asked=straight_through)
     if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
         text = "these parameters get no gradient: they don't reach the loss, or by an input without a gradient rule"
+        text += _empty(graph)
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
     notes += one_value_note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
@@ -156,6 +159,15 @@ def _step(
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )
     return made, builder.choices
+
+
+def _empty(graph: Graph) -> str:
+    """Words on a tensor of no elements, through which nothing flows back, where the network computes one."""
+    written = (graph.tensors[name] for operator in graph.operators for name in operator.outputs)
+    empty = next((tensor for tensor in written if not tensor.size), None)
+    return (
+        "" if empty is None else f" (through {empty.name!r} of shape {list(empty.shape)}, of no elements, nothing does)"
+    )
 
 
 def _swept(
@@ -223,7 +235,10 @@ class _Sweep:
             cotangents = [self.total(name) for name in _outputs(operator)]
             names = principal(operator).inputs
             blocked = blocked_inputs(operator)
-            needs = tuple(blocked is not None and n in self.live and k not in blocked for k, n in enumerate(names))
+            needs = tuple(
+                blocked is not None and n in self.live and k not in blocked and self.builder.tensors[n].size > 0
+                for k, n in enumerate(names)
+            )
             if not any(needs) or all(cotangent is None for cotangent in cotangents):
                 continue
             first = len(self.builder.drafts)
@@ -282,7 +297,7 @@ class _Sweep:
         return inputs, tuple(tensors[name] if name else None for name in _outputs(operator))
 
     def total(self, name: str) -> Tensor | None:
-        """The sum of all contributions to the gradient of `name`; None where nothing flows back."""
+        """The sum of all contributions to the gradient of `name`; None where nothing flows back, as of no elements."""
         parts = self.contributions.pop(name, [])
         if not parts:
             return self.totals.get(name)

@@ -11,7 +11,7 @@ from poetopt.devices.sanity import check_usable
 from poetopt.graph import Operator, Role, TrainingGraph, residence
 from poetopt.graph.problem import CLOSING, Home, Problem, ProblemOperator, ProblemTensor, Transfers, Variant
 from poetopt.ops.flops import work
-from poetopt.ops.nodes import constants_of, resident_storages, streamable
+from poetopt.ops.nodes import resident_storages, streamable
 from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.ops.runtimes.contract import Runtime, RuntimeVariant
 from poetopt.util.errors import DeviceError, ModelError, OptionError
@@ -150,7 +150,7 @@ def cost(
     kernels = kept = 0
     streams = stream == STREAM[0] and device.storage is not None
     block = 1 if device.storage is None else device.storage.block_bytes
-    constants = constants_of(graph)
+    constants = graph.constants
     taken = takings(graph, takes).by_operator if over else {}
 
     def add(name: str, producer: int) -> None:

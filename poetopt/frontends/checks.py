@@ -7,11 +7,14 @@ idea. Settings and operands that have no row are free, or shape inference sees t
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import AttributeProto, NodeProto
+from onnx import AttributeProto, NodeProto, TensorProto, defs
 
 from poetopt.frontends.proto import attribute_int
 from poetopt.ops.quantization import sharing
@@ -87,9 +90,62 @@ def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mappin
 
     `shapes` are those of its inputs, `constants` the values of those that are known.
     """
-    settings = {a.name: _integers(a) for a in node.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS)}
-    for problem in _problems(node, settings, shapes, constants, opset):
+    check_settings(at, node)
+    for problem in _problems(node, _settings(node), shapes, constants, opset):
         raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
+
+
+def check_settings(at: str, node: NodeProto) -> None:
+    """Raise `ModelError`, naming the node (`at`), where a setting of `node` is impossible whatever it reads."""
+    for problem in _impossible(node):
+        raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
+
+
+def _settings(node: NodeProto) -> Mapping[str, tuple[int, ...]]:
+    return {a.name: _integers(a) for a in node.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS)}
+
+
+def check_types(at: str, node: NodeProto, types: Sequence[int], opset: int) -> None:
+    """Raise `ModelError`, naming the node (`at`), where its operator doesn't take inputs of those element types.
+
+    types
+        ONNX's number of each input's type, by position; 0 where one is left out.
+    """
+    formal = _formal(node.op_type, opset)
+    bound: dict[str, int] = {}
+    for place, elem in enumerate(types):
+        if not elem or not formal:
+            continue
+        allowed, letter = formal[min(place, len(formal) - 1)]
+        shown = f"{at}: its input {node.input[place]!r} is of type {_type_name(elem)}"
+        if elem not in allowed:
+            known = ", ".join(sorted(map(_type_name, allowed)))
+            raise ModelError(f"{shown}, which this operator doesn't take (it takes {known}); export the model again")
+        if letter and bound.setdefault(letter, elem) != elem:
+            raise ModelError(
+                f"{shown}, but another one of {_type_name(bound[letter])}, and this operator takes both of one type; "
+                "export the model again"
+            )
+
+
+@cache
+def _formal(op: str, opset: int) -> Sequence[tuple[frozenset[int], str]]:
+    """Of each input: the element types that it may have, and a name where all of that name have the same."""
+    found = []
+    for one in defs.get_schema(op, opset).inputs:
+        names = {text.removeprefix("tensor(").removesuffix(")") for text in one.types}
+        elems = frozenset(elem for name, elem in _TYPES.items() if name in names)
+        alone = one.option == defs.OpSchema.FormalParameterOption.Variadic and not one.is_homogeneous
+        found.append((elems, "" if alone else one.type_str))
+    return found
+
+
+_TYPES: Mapping[str, int] = {name.lower(): elem for name, elem in TensorProto.DataType.items() if elem}
+"""Of tensors, as schemas call them."""
+
+
+def _type_name(elem: int) -> str:
+    return next((name for name, own in _TYPES.items() if own == elem), str(elem))
 
 
 def check_window(at: str, node: NodeProto, shapes: Shapes, results: Sequence[Shape]) -> None:
@@ -116,14 +172,6 @@ def _problems(
 ) -> Iterator[str]:
     """Gives what is wrong with `node`, worst first."""
     op = node.op_type
-    for name, values in settings.items():
-        low = _AT_LEAST.get(op, {}).get(name)
-        # runtimes keep counts in 32 bits
-        if low is not None and not all(low <= value < 2**31 for value in values):
-            yield f"its {name} is {_shown(values)}, but must be {low} or more (and fit into 32 bits)"
-        known = _ONE_OF.get(op, {}).get(name)
-        if known is not None and values[0] not in known:
-            yield f"its {name} is {values[0]}, but can only be {' or '.join(map(str, known))}"
     data = shapes[0] if shapes else None
     if data is None:
         return
@@ -143,6 +191,41 @@ def _problems(
         yield from check(settings, shapes)
 
 
+def _impossible(node: NodeProto) -> Iterator[str]:
+    """Gives what no node can have. ONNX's inference counts to such numbers, or loops for ever over such an equation."""
+    op, settings = node.op_type, _settings(node)
+    for name, values in settings.items():
+        low = _AT_LEAST.get(op, {}).get(name)
+        # runtimes keep counts in 32 bits
+        if low is not None and not all(low <= value < 2**31 for value in values):
+            yield f"its {name} is {_shown(values)}, but must be {low} or more (and fit into 32 bits)"
+        known = _ONE_OF.get(op, {}).get(name)
+        if known is not None and not (values and values[0] in known):
+            yield f"its {name} is {_shown(values)}, but can only be {' or '.join(map(str, known))}"
+    parts = settings.get("num_outputs")
+    if op == "Split" and parts is not None and parts != (len(node.output),):
+        yield f"its num_outputs is {_shown(parts)}, but it has {len(node.output)} outputs"
+    if op == "Einsum" and (equation := _equation(node)) is not None:
+        terms, _, result = equation.partition("->")
+        term = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
+        if not re.fullmatch(rf"{term}(,{term})*(->{term})?", equation) or not set(result) <= {*terms, "."}:
+            yield (
+                f"its equation {_cut(equation)} must be letters for axes, at most one '...' an operand, commas between "
+                "the operands, and '->' before the result"
+            )
+        elif terms.count(",") + 1 != len(node.input):
+            yield f"its equation {_cut(equation)} has {terms.count(',') + 1} operands, but it has {len(node.input)}"
+
+
+def _equation(node: NodeProto) -> str | None:
+    texts = (a.s.decode(errors="replace") for a in node.attribute if a.name == "equation")
+    return next((text.replace(" ", "") for text in texts), None)
+
+
+def _cut(text: str) -> str:
+    return repr(text if len(text) <= 64 else text[:60] + "...")
+
+
 def _axes_problem(name: str, axes: Iterable[int], shape: Shape, more: int = 0) -> Iterator[str]:
     rank = len(shape)
     wrong = [axis for axis in axes if not -max(rank, 1) <= axis < max(rank, 1) + more]
@@ -151,7 +234,7 @@ def _axes_problem(name: str, axes: Iterable[int], shape: Shape, more: int = 0) -
 
 
 def _shown(values: Sequence[int]) -> str:
-    return str(values[0]) if len(values) == 1 else str(list(values))
+    return str(values[0]) if len(values) == 1 else str(list(values)) if len(values) < 16 else f"{len(values)} numbers"
 
 
 def _convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
@@ -296,9 +379,15 @@ _OF_SETTINGS: Mapping[str, Callable[[Mapping[str, tuple[int, ...]], Shapes], Ite
 
 _LISTS: Mapping[str, tuple[int, ...]] = dict.fromkeys((
     "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSum", "ReduceSumSquare", "CumSum", "Reshape", "Split", "Squeeze", "Trilu", "Unsqueeze",
-), (1,)) | {"Clip": (1, 2), "Pad": (1, 3), "Slice": (1, 2, 3, 4)}  # fmt: skip
-"""Operands that are one number or a list of them: they have no second axis."""
+    "ReduceSum", "ReduceSumSquare", "CumSum", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Trilu", "Unsqueeze",
+), (1,)) | {
+    "Clip": (1, 2), "ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4),
+}  # fmt: skip
+"""Operands that are one number or a list of them: they have no second axis. All but Split's have at most one, or two,
+an axis."""
+
+MOST_AXES = 64
+"""Of a tensor; numpy has no more."""
 
 
 def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[str, Array]) -> None:
@@ -312,6 +401,11 @@ def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[
             raise ModelError(
                 f"{at}: its operand {node.input[place]!r} has shape {list(shape)}, but must be a number or a list of "
                 "them; export the model again"
+            )
+        if shape is not None and node.op_type != "Split" and math.prod(shape) > 2 * MOST_AXES:
+            raise ModelError(
+                f"{at}: its operand {node.input[place]!r} has {math.prod(shape)} elements, and no tensor has more than "
+                f"{MOST_AXES} axes; the file is damaged or was exported wrongly, export it again"
             )
     check = _OF_OPERANDS.get(node.op_type)
     if check is None or not shapes or shapes[0] is None:
@@ -375,7 +469,7 @@ def _scatter_nd(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[st
 
 def _einsum(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
     """A letter has one size; that of an operand may be 1, as in any broadcast."""
-    equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "").replace(" ", "")
+    equation = _equation(node) or ""
     sizes: dict[str, int] = {}
     for term, shape in zip(equation.partition("->")[0].split(","), shapes, strict=False):
         before, dots, after = term.partition("...")

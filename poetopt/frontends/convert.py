@@ -3,33 +3,46 @@
 Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions, Squeeze, Unsqueeze
 and Split take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files are kept
 as they are up to `NEWEST_OPSET`, the newest that released runtimes execute; beyond it they are converted down where the
-converter can.
+converter can, and further down where the step has operators that onnxruntime has in older opsets alone (`LAST`). All
+that is emitted is in the opset that the file has then.
 
 Weights stand behind no Identity, share no tensor with a statistic, and are filled by no node. Automatic pads of dilated
 windows are spelt out, as onnxruntime's Conv refuses them and its pools forget the dilation: dilation x (kernel - 1) in
 all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
+
+The converter infers shapes of the whole file, before those are known that the checks of a node need. So settings are
+checked first, and operators that inference can't be trusted with take no part: no opset means anything else by them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
+from poetopt.frontends.checks import MOST_AXES, check_settings
 from poetopt.frontends.places import WEIGHTS
 from poetopt.frontends.proto import constant_tensor, copied, unique
-from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size, tensor_array
+from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size, stored, tensor_array
 from poetopt.frontends.structure import describe, first_line
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
+LAST: Mapping[str, int] = dict.fromkeys((
+    "Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike", "RoiAlign",
+), 21)  # fmt: skip
+"""The newest opset in which onnxruntime has an operator, where it doesn't have it in newer ones: ONNX gave it more
+types there, and onnxruntime didn't follow. A Dropout in training form draws with RandomUniform."""
 
 _TRAINING_MODE_SINCE = 14
+_HIDDEN = "poetopt.hidden"
+"""Domain of nodes that take no part in a conversion."""
 _SMALL_BYTES, _LARGEST_NUMBER_BYTES = 1024, 8
 """Protobuf would serialize a weight, twice, to say how long it is."""
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
@@ -61,16 +74,77 @@ def lift_constants(document: Document) -> set[str]:
     return lifted
 
 
-def convert(document: Document, least: int = WORKING_OPSET) -> str:
+def convert(
+    document: Document, least: int = WORKING_OPSET, elements: Callable[[str], int | None] = lambda name: None
+) -> str:
     """Convert `document` to a suitable opset in place, `least` or newer; the result is a note for people, or "".
 
     Weights don't take part, except the small ones that the converter may have to read. Nothing is
     rejected for its age: where the converter fails, the nearest opset that it reaches is used.
+
+    elements
+        Says how many elements a tensor has that no weight is, where that can be told.
+
+    Raises `ModelError` for settings that nothing can have.
     """
     opset = document.opset
-    if least <= opset <= NEWEST_OPSET:
+    newest = max(least, min(_last(document), default=NEWEST_OPSET))
+    if least <= opset <= newest:
         return ""
-    targets = range(NEWEST_OPSET, opset) if opset > NEWEST_OPSET else range(least, opset, -1)
+    for node in document.proto.graph.node:
+        check_settings(describe(document.where, node, opset), node)
+    _hide(document, elements, down=opset > newest)
+    try:
+        note = _converted(document, least, newest)
+    finally:
+        for node in document.proto.graph.node:
+            if node.domain == _HIDDEN:
+                node.domain = ""
+    for last, node in _last(document).items():
+        if document.opset > max(last, least):
+            raise UnsupportedOpError(
+                f"{describe(document.where, node, document.opset)}: onnxruntime has what it needs up to opset {last}, "
+                f"and the model can't be converted to that: {note}; export it with opset {last} or older"
+            )
+    return note
+
+
+def _last(document: Document) -> Mapping[int, NodeProto]:
+    """The opsets beyond which onnxruntime lacks what a node needs, each with a node of which that is so."""
+    found: dict[int, NodeProto] = {}
+    for node in document.proto.graph.node:
+        if node.domain:
+            continue
+        if node.op_type in LAST:
+            found[LAST[node.op_type]] = node
+        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            mode = stored(document, node.input[2])
+            if mode is None or mode.any():
+                found[LAST["RandomUniform"]] = node
+    return found
+
+
+def _hide(document: Document, elements: Callable[[str], int | None], *, down: bool) -> None:
+    """Give those nodes another domain that make ONNX's inference loop or crash, or could.
+
+    LayerNormalization writes past the end where its axis isn't one of its input's, and Expand makes as many axes as its
+    shape has elements. The converter has no step down for GlobalMaxPool.
+    """
+    for node in document.proto.graph.node:
+        if node.domain:
+            continue
+        if node.op_type == "Expand" and len(node.input) == 2:
+            name = node.input[1]
+            count = math.prod(document.weights[name].dims) if name in document.weights else elements(name)
+            if count is None or count > MOST_AXES:
+                node.domain = _HIDDEN
+        elif node.op_type == "LayerNormalization" or (node.op_type == "GlobalMaxPool" and down):
+            node.domain = _HIDDEN
+
+
+def _converted(document: Document, least: int, newest: int) -> str:
+    opset = document.opset
+    targets = range(newest, opset) if opset > newest else range(least, opset, -1)
     training = _training_statistics(document) if opset < _TRAINING_MODE_SINCE else {}
     skeleton = _skeleton(document)
     failure = ""
@@ -183,6 +257,7 @@ def _skeleton(document: Document) -> onnx.ModelProto:
     skeleton.ir_version = max(skeleton.ir_version, 4)
     del skeleton.opset_import[:]
     skeleton.opset_import.append(helper.make_opsetid("", document.opset))
+    skeleton.opset_import.append(helper.make_opsetid(_HIDDEN, 1))
     graph = skeleton.graph
     del graph.value_info[:]
     for info in graph.output:
@@ -211,6 +286,9 @@ def _adopt(document: Document, converted: onnx.ModelProto) -> None:
     inputs = list(document.proto.graph.input)
     del graph.input[:]
     graph.input.extend(inputs)
+    kept = [entry for entry in converted.opset_import if entry.domain != _HIDDEN]
+    del converted.opset_import[:]
+    converted.opset_import.extend(kept)
     document.proto.CopyFrom(converted)
 
 

@@ -13,7 +13,8 @@ the body too, where the operator's default then counts. So the calls state every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+import math
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -238,6 +239,20 @@ def ahead(document: Document, options: ReadOptions) -> list[Ahead]:
     if fixed.changed is not None:
         known.append(Ahead(dict(rebatched(fixed))))
     return known
+
+
+def counting(document: Document, options: ReadOptions) -> Callable[[str], int | None]:
+    """A function that says how many elements an input or a computed tensor has; None where that isn't known."""
+    producers = {written: node for node in document.proto.graph.node for written in node.output if written}
+    known: list[Ahead] = []
+
+    def elements(name: str) -> int | None:
+        if not known:
+            known.extend(ahead(document, options)[:1])
+        known[0].reach(document, producers, name)
+        return math.prod(known[0].types[name][1]) if name in known[0].types else None
+
+    return elements
 
 
 def inline_branches(document: Document, options: ReadOptions) -> None:

@@ -29,7 +29,7 @@ from poetopt.frontends.convert import (
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type
 from poetopt.frontends.dropouts import draw_by_dropout
 from poetopt.frontends.fused import spell_out_fused
-from poetopt.frontends.inlining import inline_branches, inline_functions
+from poetopt.frontends.inlining import counting, inline_branches, inline_functions
 from poetopt.frontends.origins import merged_layers, named_note, origins
 from poetopt.frontends.proto import dtype_name
 from poetopt.frontends.quantized import settle, spell_out_quantized
@@ -124,7 +124,7 @@ def graph_of(document: Document, options: ReadOptions, reference: str | None = N
     declared = _declared(document, fixed)
     opset = document.opset
     before = set(document.weights)
-    converted = convert(document)
+    converted = convert(document, elements=counting(document, options))
     if converted:
         notes.append(converted)
     if document.opset != opset:

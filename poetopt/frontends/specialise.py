@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
-from poetopt.frontends.checks import check_attributes, check_operands, check_window
+from poetopt.frontends.checks import check_attributes, check_operands, check_types, check_window
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type, readers, released
 from poetopt.frontends.fold import check_view, fold, infer
 from poetopt.frontends.places import FIRST_STATES
@@ -58,6 +58,9 @@ def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[n
 
 Shape = tuple[int, ...]
 
+_LARGEST_SCALE = 2.0**31
+"""No dimension is larger."""
+
 
 def rewritten(draft: Draft, original: NodeProto, rebatch: Rebatch | None) -> NodeProto:
     """A copy of `original` to be planned; constants that it needs besides, and nodes before it, go into the draft."""
@@ -82,8 +85,7 @@ def _plain(draft: Draft, node: NodeProto) -> NodeProto:
         return copy
     identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
     if len(node.output) > 1 and node.output[1]:
-        mask = np.ones(draft.types[node.input[0]][1], dtype=np.bool_)
-        draft.put(node.output[1], mask)
+        draft.put(node.output[1], np.broadcast_to(np.True_, draft.types[node.input[0]][1]))  # of no bytes
     draft.removed_dropouts += 1
     return identity
 
@@ -107,7 +109,10 @@ def _setting(draft: Draft, at: str, node: NodeProto, index: int, default: float)
             f"{at}: its {'ratio' if index == 1 else 'training_mode'} ({name!r}) is not constant; "
             "export the model with it fixed"
         )
-    return float(np.asarray(draft.constants[name]).reshape(-1)[0])
+    value = np.asarray(draft.constants[name])
+    if value.size != 1:
+        raise ModelError(f"{at}: its operand {name!r} has {value.size} elements, but must be a number")
+    return float(value.reshape(-1)[0])
 
 
 def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
@@ -128,8 +133,10 @@ def _measure(draft: Draft, node: NodeProto) -> None:
     """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
     # from this opset on a Resize with sizes has no scales
-    if scales is None or not scales.size or draft.opset < 13:
+    if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:
         return
+    if not all(0 < scale < _LARGEST_SCALE for scale in scales.tolist()):
+        raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} are no sizes; export the model again")
     own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     before = draft.types[node.input[0]][1]
     axes = own.get("axes") or range(len(before))
@@ -245,6 +252,7 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     node = rewritten(draft, original, rebatch)
     shapes = [draft.types[name][1] if name else None for name in node.input]
     at = draft.at(node)
+    check_types(at, node, [draft.types[name][0] if name else 0 for name in node.input], draft.opset)
     check_attributes(at, node, shapes, draft.constants, draft.opset)
     check_operands(at, node, shapes, draft.constants)
     if fold(draft, node, declared):

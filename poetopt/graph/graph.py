@@ -470,6 +470,15 @@ class TrainingGraph(Graph):
         return self.outputs if self.forward_only else (self.loss,)
 
     @cached_property
+    def constants(self) -> Mapping[str, Array]:
+        """Constants by name: what kernels may have written into their code."""
+        return {
+            name: value
+            for name, value in self.values.items()
+            if self.tensors[name].role is Role.CONSTANT and name not in self.lasting
+        }
+
+    @cached_property
     def updaters(self) -> Mapping[str, Operator]:
         """For each tensor that an operator writes anew over itself, that operator: by the tensor's old name."""
         return {old: operator for operator in self.operators for old, _ in operator.updates}

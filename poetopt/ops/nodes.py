@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-def constants_of(graph: TrainingGraph) -> Mapping[str, Array]:
-    """Constants by name: what kernels may have written into their code."""
-    return {
-        name: value
-        for name, value in graph.values.items()
-        if graph.tensors[name].role is Role.CONSTANT and name not in graph.lasting
-    }
-
-
 class OfNode:
     """Attributes of a `node`, by name, with what holds where one is absent or of another type."""
 

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from onnx import NodeProto
 from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
-from poetopt.graph import Graph
+from poetopt.frontends.proto import model_proto
+from poetopt.graph import Graph, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError
 from tests.autodiff.build import Array, graph
-from tests.frontends.support import model_of
+from tests.frontends.support import model_of, run
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -114,3 +116,21 @@ def test_a_spectrum_of_another_length_than_its_signal_is_refused() -> None:
     message = r"node 'back' .*: there is no gradient rule for 9 real numbers of 4 frequencies, .* up to 5 complex ones"
     with pytest.raises(MissingVjpError, match=message):
         differentiate(load_onnx(model_of(nodes, {"x": [2, 4, 2]}, ["y"], values, opset=17), train="w"), loss="mse")
+
+
+def test_nothing_flows_through_what_has_no_elements() -> None:
+    weights = {"w": np.ones((2, 1, 3, 3), np.float32), "z": np.array([0])}
+    empty = [make_node("Slice", ["x", "z", "z"], ["s"]), make_node("Conv", ["s", "w"], ["c"])]
+    alone = make_node("Conv", ["x", "w"], ["y"])
+
+    def step(*nodes: NodeProto) -> TrainingGraph:
+        return differentiate(load_onnx(model_of(nodes, {"x": [2, 1, 4, 4]}, ["y"], weights)), loss="mse")
+
+    with pytest.raises(ModelError, match="of no elements"):
+        step(*empty, make_node("ReduceSum", ["c"], ["y"]))
+    both = step(*empty, make_node("Conv", ["x", "w"], ["d"]), make_node("Concat", ["c", "d"], ["y"], axis=0))
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.random(both.tensors[name].shape, np.float32) for name in both.inputs}
+    renamed = dict(zip(step(alone).inputs, feeds.values(), strict=True))
+    found, expected = (run(model_proto(g), f) for g, f in ((both, feeds), (step(alone), renamed)))
+    np.testing.assert_array_equal(found[-1], expected[-1])

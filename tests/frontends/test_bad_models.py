@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -355,3 +355,99 @@ def test_damaged_files_end_in_our_errors(
             messages.append(str(error))
     assert messages
     assert all("m.onnx" in message for message in messages)
+
+
+def one_node(node: onnx.NodeProto, types: Sequence[tuple[int, Sequence[int]]], opset: int) -> onnx.ModelProto:
+    """A model of one node, whose inputs are the graph's."""
+    infos = [helper.make_tensor_value_info(n, *of) for n, of in zip(node.input, types, strict=True)]
+    results = [helper.make_tensor_value_info(name, F32, None) for name in node.output]
+    graph = helper.make_graph([node], "g", infos, results)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+class TestWhatInferenceIsAsked:
+    """Each of these makes ONNX's own inference loop for ever, take gigabytes or crash, at some opset."""
+
+    @pytest.mark.parametrize("opset", [12, 18])
+    @pytest.mark.parametrize(
+        "equation", ["a.b->ab", "..", "i" + "." * 2000, "i...j...->ij", "ij->jk", "i,j->ij", "i>j"]
+    )
+    def test_equations(self, equation: str, opset: int) -> None:
+        node = helper.make_node("Einsum", ["x"], ["y"], equation=equation)
+        with pytest.raises(ModelError, match="equation"):
+            load_onnx(one_node(node, [(F32, [2, 3])], opset))
+
+    @pytest.mark.parametrize("count", [1, 3, 10**9])
+    def test_parts_of_a_split(self, count: int) -> None:
+        with pytest.raises(ModelError, match="num_outputs"):
+            load_onnx(one_node(helper.make_node("Split", ["x"], ["y", "z"], num_outputs=count), [(F32, [4])], 18))
+
+    @pytest.mark.parametrize("opset", [12, 18])
+    @pytest.mark.parametrize(("count", "node"), [(2**31 - 1, "Expand"), (2**20, "Expand"), (2**31 - 1, "Tile")])
+    def test_axes_as_many_as_elements(self, node: str, count: int, opset: int) -> None:
+        types = [(F32, [2]), (onnx.TensorProto.INT64, [count])]
+        with pytest.raises(ModelError, match="axes"):
+            load_onnx(one_node(helper.make_node(node, ["x", "s"], ["y"]), types, opset))
+
+    def test_settings_that_only_the_converter_sees(self) -> None:
+        gather = helper.make_node("GatherND", ["x", "i"], ["y"], batch_dims=-(2**31))
+        norm = helper.make_node("LayerNormalization", ["x", "i"], ["y", "m"], axis=-(2**31))
+        for node, types, opset in (
+            (gather, [(F32, [2, 3]), (onnx.TensorProto.INT64, [2])], 12),
+            (norm, [(F32, [2, 3]), (F32, [3])], 17),
+        ):
+            with pytest.raises(ModelError, match=r"batch_dims|axis"):
+                load_onnx(one_node(node, types, opset))
+
+    def test_masks_of_dropout_take_no_memory(self) -> None:
+        node = helper.make_node("Dropout", ["x"], ["y", "mask"])
+        load_onnx(one_node(node, [(F32, [2**20, 2**17])], 18))
+
+    def test_a_converted_expand_and_norm_are_the_same(self) -> None:
+        model = text_model(
+            """g (float[2, 3] x) => (float[4, 2, 3] y) <float[3] s = {1, 2, 3}> {
+                n = LayerNormalization (x, s)
+                r = Shape (n)
+                f = Constant <value_ints = [4]> ()
+                t = Concat <axis = 0> (f, r)
+                y = Expand (n, t)
+            }""",
+            opset=17,
+        )
+        graph = load_onnx(model)
+        assert [o.kind for o in graph.operators] == ["LayerNormalization", "Expand"]
+        assert graph.tensors["y"].shape == (4, 2, 3)
+        assert graph.opset == 18
+
+
+class TestTypes:
+    def test_what_an_operator_does_not_take(self) -> None:
+        i64, f64 = onnx.TensorProto.INT64, onnx.TensorProto.DOUBLE
+        for op, types in (
+            ("Gather", [(F32, [4, 2]), (F32, [3])]),
+            ("Add", [(F32, [3]), (i64, [3])]),
+            ("Add", [(F32, [3]), (f64, [3])]),
+            ("Concat", [(F32, [3]), (i64, [3])]),
+            ("Sigmoid", [(i64, [3])]),
+            ("Where", [(F32, [3]), (F32, [3]), (F32, [3])]),
+        ):
+            node = helper.make_node(op, [f"x{k}" for k in range(len(types))], ["y"])
+            if op == "Concat":
+                node.attribute.append(helper.make_attribute("axis", 0))
+            with pytest.raises(ModelError, match="type"):
+                load_onnx(one_node(node, types, 20))
+
+    def test_inside_a_function(self) -> None:
+        function = helper.make_function(
+            "own",
+            "f",
+            ["x", "i"],
+            ["y"],
+            [helper.make_node("Gather", ["x", "i"], ["y"])],
+            [helper.make_opsetid("", 20)],
+        )
+        model = one_node(helper.make_node("f", ["x", "i"], ["y"], domain="own"), [(F32, [4, 2]), (F32, [3])], 20)
+        model.functions.append(function)
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        with pytest.raises(ModelError, match="type"):
+            load_onnx(model)

@@ -24,7 +24,6 @@ from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
-from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.onnxruntime import IN_PLACE, runtime
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
@@ -132,7 +131,7 @@ def taking_all(problem: Problem, step: TrainingGraph) -> tuple[Problem, list[str
             if given.nbytes != made.nbytes or made.name not in index:
                 continue
             read = next(n for n in operator.inputs if step.root(n) == given.name)
-            way = runtime.taking(operator, step.tensors, takes=(read, made.name), values=constants_of(step))
+            way = runtime.taking(operator, step.tensors, takes=(read, made.name), values=step.constants)
             if way is not None:
                 operators[k] = replace(
                     costed, takes=(i, o), recomputable=False, workspace_bytes=way.workspace.temporaries_bytes

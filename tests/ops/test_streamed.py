@@ -13,7 +13,6 @@ import pytest
 import poetopt as po
 from benchmarks import kernels as streamed_kernels
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor, TrainingGraph
-from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c import MOST
 from poetopt.ops.runtimes.c.steps import kernels
@@ -56,7 +55,7 @@ def ways(network: str, operator: Operator) -> StreamWays:
     """How an operator can stream, with everything on storage."""
     found = graph(network)
     names = (*operator.inputs, *operator.outputs)
-    return StreamWays(operator, found.tensors, movable=names, values=constants_of(found))
+    return StreamWays(operator, found.tensors, movable=names, values=found.constants)
 
 
 def operators() -> Iterator[tuple[str, Operator]]:
@@ -69,7 +68,7 @@ def drawn(network: str, operator: Operator, variants: list[RuntimeVariant] | Non
     """A trial of one of its ways by each form of its loops, with random operands."""
     found = graph(network)
     random = np.random.default_rng(len(operator.name))
-    constants = constants_of(found)
+    constants = found.constants
     given = {
         name: constants[name]
         if name in constants
@@ -165,7 +164,7 @@ def test_what_is_kept_is_short_and_no_kept_way_is_bettered_by_any_of_its_set() -
     for network, operator in operators():
         found = graph(network)
         names = (*operator.inputs, *operator.outputs)
-        _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=constants_of(found))
+        _, *kept = runtime("c").variants(operator, found.tensors, movable=names, values=found.constants)
         everything = list(ways(network, operator).candidates())
         assert 0 < len(kept) <= MOST
         least = min(ram(way, found) for way in everything)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from poetopt.autodiff.passes.in_place import kept_tensors
 from poetopt.graph import OWN_DOMAIN, TOGETHER, Node, Operator, Role, Tensor, TrainingGraph, Whole
-from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.contract import Runtime
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     `ModelError` where a node names a tensor that the graph lacks.
     """
     kept, tensors, changed = kept_tensors(graph), dict(graph.tensors), dict[str, Operator]()
-    constants, gone = constants_of(graph), set[str]()
+    constants, gone = graph.constants, set[str]()
     for operator in graph.operators:
         if operator.kind != "DequantizeLinear" or any(tensors[n].role is not Role.CONSTANT for n in operator.inputs):
             continue

@@ -31,7 +31,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from poetopt.graph import TOGETHER, Operator, TrainingGraph, Whole
-from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.contract import Runtime, RuntimeVariant, TakesOver
 
 SIDE = 8
@@ -97,6 +96,10 @@ CRUMBS = 32
 """Bytes that are let pass: one such part of the operand. BatchNormalization's temporaries are some hundred bytes."""
 
 
+MOST_JOINED = 8
+"""Operators that become one, at most: each that joins is asked with all of those before it. The zoo's join three."""
+
+
 def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
     """`graph` with every operator that works in place as one with the operator before it, under its own name.
 
@@ -112,7 +115,7 @@ def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
         if operator.view:
             views.append(operator)
             continue
-        if groups and found.joins(groups[-1], views, operator):
+        if groups and len(groups[-1]) < MOST_JOINED and found.joins(groups[-1], views, operator):
             groups[-1] += [*views, operator]
         else:
             groups += [[view] for view in views]
@@ -238,7 +241,7 @@ class _TakingAsked:
     def __init__(self, graph: TrainingGraph, runtime: Runtime, over: TakesOver) -> None:
         self.graph, self.runtime, self.over = graph, runtime, over
         self.kept = kept_tensors(graph)
-        self.values = constants_of(graph)
+        self.values = graph.constants
         self.readers: dict[str, list[str]] = {}
         for operator in graph.operators:
             if not operator.view:

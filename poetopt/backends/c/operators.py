@@ -18,7 +18,7 @@ from poetopt.backends.step.places import Places
 from poetopt.devices.cost import in_flash
 from poetopt.graph import DTYPE_BYTES, Operator, TrainingGraph
 from poetopt.graph.problem import Problem
-from poetopt.ops.nodes import constants_of, resident_storages
+from poetopt.ops.nodes import resident_storages
 from poetopt.ops.runtimes.c.kernel import WORD_BYTES, Arguments, Call
 from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.contract import InnerLayout
@@ -188,7 +188,7 @@ def operator_code(
     lines: list[str] = []
     headers: dict[tuple[str, str], None] = {}
     state: list[int] = []
-    for step in steps(operator, graph.tensors, constants_of(graph), problem.alignment):
+    for step in steps(operator, graph.tensors, graph.constants, problem.alignment):
         words = step.kernel.state(step.call)
         arguments = writer.arguments(step, len(state) if words else None)
         state += words

@@ -10,7 +10,6 @@ from poetopt.backends.c.storage import list_of
 from poetopt.backends.step.places import Places
 from poetopt.graph import DTYPE_BYTES, Operator, Tensor, TrainingGraph, inner_storage
 from poetopt.graph.problem import Problem
-from poetopt.ops.nodes import constants_of
 from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import INCLUDE
 from poetopt.ops.runtimes.c.steps import KernelStep, as_run, steps
@@ -34,7 +33,7 @@ def streamed_code(
     detail = places.variant(operator, index, number).detail
     assert isinstance(detail, Streamed)
     writer = Writer(operator, graph, places, still, detail.layout)
-    run = steps(operator, graph.tensors, constants_of(graph), problem.alignment)
+    run = steps(operator, graph.tensors, graph.constants, problem.alignment)
     sums = {name for name in detail.streamed if name in graph.sums.values()}
     made = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places), sums)
     lines = list(made.lines())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
-from poetopt.ops.nodes import constants_of, resident_storages, streamable
+from poetopt.ops.nodes import resident_storages, streamable
 from poetopt.ops.runtimes.contract import InnerLayout, Runtime, RuntimeVariant, TakesOver
 from poetopt.ops.runtimes.sliced import Sliced
 from poetopt.plan.effects import effects
@@ -79,7 +79,7 @@ def taken_over(
         return None
     given, made = (problem.tensors[i].name for i in takes)
     read = next((name for name in operator.inputs if graph.root(name) == given), given)
-    return runtime.taking(operator, graph.tensors, problem.alignment, takes=(read, made), values=constants_of(graph))
+    return runtime.taking(operator, graph.tensors, problem.alignment, takes=(read, made), values=graph.constants)
 
 
 def streams(operator: str, who: str) -> PlanError:
@@ -199,9 +199,7 @@ class Places:
         Raises PlanError where it has none that is so.
         """
         if operator.name not in self._variants:
-            given = streamable(
-                operator, self.graph, self.index, constants_of(self.graph), self.problem.storage_block_bytes
-            )
+            given = streamable(operator, self.graph, self.index, self.graph.constants, self.problem.storage_block_bytes)
             found = self.runtime.variants(operator, self.graph.tensors, self.problem.alignment, **given)
             self._variants[operator.name] = tuple(found)
         ways, planned = self._variants[operator.name], self.problem.operators[index].variants[number - 1]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Tensor, TrainingGraph, Whole
 from poetopt.ops import KERNELS
-from poetopt.ops.nodes import constants_of, find, is_inner_view
+from poetopt.ops.nodes import find, is_inner_view
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, MOST_BYTES, UPDATE, WORD_BYTES, Call, Kernel
 from poetopt.ops.runtimes.contract import InnerLayout, Operands
 from poetopt.ops.runtimes.workspace import node_by_node
@@ -144,7 +144,7 @@ def steps(
 
 def check_runs(graph: TrainingGraph) -> None:
     """Raise `UnsupportedOpError` where an operator of `graph` has a node that nothing runs."""
-    constants = constants_of(graph)
+    constants = graph.constants
     for operator in graph.operators:
         steps(operator, graph.tensors, constants)
 
