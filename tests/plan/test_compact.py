@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import subprocess
 import zlib
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import poetopt as po
+from poetopt.backends.c.targets import LINUX, TARGETS, compilers
 from poetopt.graph.problem import Problem
 from poetopt.plan.compact import FINGERPRINT_BYTES, decode_compact, encode_compact, fingerprint
 from poetopt.plan.instructions import Action, Instruction, Plan
@@ -24,7 +24,7 @@ from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import seeds
 
 DECODER = Path(__file__).resolve().parents[2] / "docs" / "examples" / "plan_decoder.c"
-CC = shutil.which("cc")
+CC = next((found.command for found in compilers(TARGETS[LINUX])), None)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     main.write_text(f'#include "{DECODER}"\n{MAIN}')
     program = folder / "decoder"
     flags = ("-std=c99", "-Wall", "-Wextra", "-Werror", "-O1")
-    subprocess.run([CC, *flags, "-o", program, main], check=True, capture_output=True)
+    subprocess.run([*CC, *flags, "-o", program, main], check=True, capture_output=True)
     return program
 
 
