@@ -130,6 +130,8 @@ class Compiler:
 
 def compilers(target: Target) -> Iterator[Compiler]:
     """All compilers for `target` that are there, those that are preferred first."""
+    names: tuple[str, ...]
+    flags: tuple[str, ...]
     if target.bare:
         names, flags = ("arm-none-eabi-gcc",), target.gcc
     else:
