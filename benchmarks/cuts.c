@@ -37,7 +37,7 @@ static void feed(const po_tensor *input, uint32_t step)
     for (uint32_t at = 0; at < input->bytes; at += 4u) {
         const float value = (float)((at / 4u * 7u + step * 5u) % 11u) * 0.1f - 0.5f;
         const uint32_t label = at % 8u == 0u ? step % 3u : 0u;
-        const int whole = strcmp(input->type, "int64") == 0;
+        const int whole = input->type[0] == 'i' && input->type[3] == '6';
         (void)memcpy((unsigned char *)input->address + at, whole ? (const void *)&label : (const void *)&value, 4u);
     }
 }

@@ -19,6 +19,7 @@ import numpy as np
 
 from poetopt.backends.c.operators import WORKSPACE
 from poetopt.backends.c.streamed import Function
+from poetopt.backends.c.targets import LINUX, TARGETS, compiler
 from poetopt.graph import Operator, Tensor
 from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import FLAGS, Arguments
@@ -26,7 +27,7 @@ from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.c.variants import Streamed, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_program import SANITIZERS, WARNINGS, host_compiler
+from poetopt.testing.kernel_program import SANITIZERS, WARNINGS
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -98,7 +99,7 @@ def check_streamed(trials: Sequence[Trial], optimize: str = "-O1", *, sanitize: 
         (folder / "trials.c").write_text(_program(trials), encoding="ascii")
         (folder / "inputs.bin").write_bytes(b"".join(_inputs(one) for one in trials))
         flags = (*FLAGS, optimize, *WARNINGS, *(SANITIZERS if sanitize else ()))
-        command = [host_compiler(), *flags, "-I.", "trials.c", "-o", "trials", "-lm"]
+        command = [*compiler(TARGETS[LINUX]).command, *flags, "-I.", "trials.c", "-o", "trials", "-lm"]
         built = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if built.returncode:
             raise ContractError(f"streamed operators: the compiler refuses them:\n{built.stderr[:3000]}")

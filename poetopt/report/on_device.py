@@ -262,6 +262,8 @@ def _memory(execution: DeviceExecution | DeviceTraining) -> str:
         text += f"; the linker has {execution.linked_ram_bytes:,} B"
     if execution.stack_bytes is not None:
         text += f"; stack {execution.stack_bytes:,} B"
+    if execution.stack_bound_bytes is not None:
+        text += f", {execution.stack_bound_bytes:,} at most, of {execution.stack_reserved_bytes:,}"
     return f"{text}; budget of the arena {execution.budget_bytes:,} B"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.backends.c.targets import LINUX, TARGETS, compiler
 from poetopt.graph import TOGETHER
 from poetopt.ops.runtimes.c.kernel import FLAGS, UPDATE, Arguments
 from poetopt.ops.runtimes.c.steps import KernelStep
 from poetopt.testing.contract import ContractError
-from poetopt.util.errors import BackendUnavailableError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -53,8 +52,8 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
 
     Raises ContractError where the compiler complains or the program fails, BackendUnavailableError without a compiler.
     """
-    compiler = host_compiler()
-    watched = _sanitizes(compiler)
+    command = compiler(TARGETS[LINUX]).command
+    watched = _sanitizes(command)
     for trial in trials:
         kernel = trial.step.kernel
         for header in files(kernel.include).iterdir():
@@ -63,7 +62,7 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
     (folder / "trials.c").write_text(_program(trials), encoding="ascii")
     (folder / "inputs.bin").write_bytes(b"".join(_inputs(trial) for trial in trials))
     extra = SANITIZERS if watched else ()
-    command = [compiler, *FLAGS, optimize, *WARNINGS, *extra, "-I.", "trials.c", "-o", "trials", "-lm"]
+    command = (*command, *FLAGS, optimize, *WARNINGS, *extra, "-I.", "trials.c", "-o", "trials", "-lm")
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if built.returncode:
         raise ContractError(f"{trials[0].where}: the compiler refuses it:\n{_shown(built.stderr)}")
@@ -84,26 +83,15 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
 
 
 @cache
-def host_compiler() -> str:
-    """The machine's C compiler. Raises BackendUnavailableError where there is none."""
-    for name in filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")):
-        if found := shutil.which(name):
-            return found
-    raise BackendUnavailableError(
-        "no C compiler is installed (cc, gcc, clang); get one from your system (on Debian: apt install gcc libc6-dev)"
-    )
-
-
-@cache
-def _sanitizes(compiler: str) -> bool:
+def _sanitizes(command: tuple[str, ...]) -> bool:
     """Whether the compiler has the sanitizers, and what they compile to runs."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="poetopt-") as folder:
         source = Path(folder) / "empty.c"
         source.write_text("int main(void) { return 0; }\n", encoding="ascii")
-        command = [compiler, *SANITIZERS, "empty.c", "-o", "empty"]
-        built = subprocess.run(command, cwd=folder, capture_output=True, check=False)
+        line = [*command, *SANITIZERS, "empty.c", "-o", "empty"]
+        built = subprocess.run(line, cwd=folder, capture_output=True, check=False)
         return built.returncode == 0 and subprocess.run(["./empty"], cwd=folder, check=False).returncode == 0
 
 

@@ -7,23 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from poetopt.backends.c.targets import LINUX, TARGETS, compilers
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.testing import ContractError, check_kernel
 from poetopt.testing.kernel import check_kernels, node_case
-from poetopt.testing.kernel_program import host_compiler
-from poetopt.util.errors import BackendUnavailableError
 from tests.draws import DRAWS, cases_of
 
-
-def _compiler() -> str:
-    try:
-        return host_compiler()
-    except BackendUnavailableError:
-        return ""
-
-
-needs_compiler = pytest.mark.skipif(not _compiler(), reason="no C compiler (cc, gcc, clang)")
+needs_compiler = pytest.mark.skipif(not [*compilers(TARGETS[LINUX])], reason="no C compiler for this machine")
 LONG = ("Conv", "ConvTranspose", "Conv.grad_input", "Conv.grad_weight")
 """Their code takes a compiler longest."""
 

@@ -10,90 +10,22 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from poetopt.backends.c import linking, text
-from poetopt.backends.c.generations import blocks
-from poetopt.backends.c.linking import Board, LinkedSizes, board, linker_script
-from poetopt.backends.c.operators import comment
+from poetopt.backends.c import disassembly, linking, text
+from poetopt.backends.c.disassembly import Deepest
+from poetopt.backends.c.linking import LINKED, Board, LinkedSizes, board, linker_script
 from poetopt.backends.c.program import DeviceProgram
-from poetopt.backends.c.targets import Compiler, Target, compiler
+from poetopt.backends.c.readme import readme
+from poetopt.backends.c.targets import ZIG, Compiler, Target, compiler
 from poetopt.backends.c.text import fixed
 from poetopt.ops.runtimes.c.kernel import FLAGS as KERNEL_FLAGS
 from poetopt.util import __version__
-from poetopt.util.errors import OptionError, OutputError
-
-README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
-_BARE = """\
-| `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
-| `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
-| `driver_nor.c` | `po_read` and `po_write` for NOR flash on SPI; two functions are the board's |
-| `po_libm.c` | functions of <math.h> that want no RAM |
-| `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
-
-_PREDICTS = """\
-   To use the network between two steps: write `po_predict_inputs[k].address`, call `po_predict()`, and read
-   `po_outputs[k].address`. It takes no RAM beside that of a step, and changes nothing that lasts.
-"""
-_FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
-_FED_IN_PARTS = """\
-a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
-   `po_part(0)`, `po_part(1)`, ... behind each; gradients are summed over them. `po_step()` behind the last one makes a
-   step of them. """
-
-
-def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
-    """Says how a folder is built and called."""
-    optimizer, parts = program.graph.optimizer, program.graph.parts
-    updates = (
-        "Parameters are yours to change in between, at `po_parameters[k].address`."
-        if optimizer == "none"
-        else f"The step updates the parameters itself; {optimizer}'s numbers are at `po_hyperparameters[k].address`."
-    )
-    return text.filled(
-        "README.md",
-        {
-            "model": comment(program.shown),
-            "version": __version__,
-            "target": target.name,
-            "does": text.does(program),
-            "instructions": f"{program.instructions:,}",
-            "operators": f"{len(program.codes):,}",
-            "arena_bytes": f"{program.arena_bytes:,}",
-            "resident_bytes": f"{program.resident.nbytes:,}",
-            "flash_bytes": f"{program.flash.nbytes:,}",
-            "block_bytes": program.storage.block_bytes,
-            "storage_bytes": f"{blocks(program) * program.storage.block_bytes:,}",
-            "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
-            "weight_bytes": f"{weight_bytes:,}",
-            "files": _BARE if target.bare else "",
-            "build": _build(target),
-            "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
-            "updates": updates,
-            "predicts": _PREDICTS if program.predicts is not None else "",
-            "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
-            "call": "`po_step()`"
-            if parts == 1
-            else f"`po_part()` for each of {parts:,} parts of a batch, then `po_step()`,",
-        },
-    )
-
-
-def _build(target: Target) -> str:
-    sources = "po_step.c po_tables.c po_weights.c po_flash.c po_save.c main.c"
-    if not target.bare:
-        return f"cc {README_FLAGS} {sources} -lm -o train"
-    flags = (
-        f"{README_FLAGS} -ffreestanding -nostdlib -ffunction-sections -fdata-sections -Wl,--gc-sections -Wl,-T,po.ld"
-    )
-    return (
-        f"arm-none-eabi-gcc {' '.join(target.gcc)} {flags} \\\n"
-        f"        {sources} po_startup.c po_libm.c -lc -lgcc -o train.elf"
-    )
-
+from poetopt.util.errors import ExecutionError, OptionError, OutputError
 
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""
@@ -291,6 +223,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 """What the emitted code has none of."""
 STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c", "po_save.c")
 """What a step is made of on every target."""
+SAVED = ("-Wl,-u,po_save", "-Wl,-u,po_restore")
+"""Has the linker keep what an application calls and the example doesn't: the stack and the code are for it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +239,8 @@ class Built:
         None where nothing is installed that tells them.
     board
         The RAM that it was linked for; None on a machine with an operating system.
+    stack
+        What it takes of the stack at most; None there, and where its code doesn't tell.
     """
 
     program: DeviceProgram
@@ -314,6 +250,30 @@ class Built:
     executable: Path
     sizes: LinkedSizes | None
     board: Board | None
+    stack: Deepest | None = None
+
+    @property
+    def stack_reserved_bytes(self) -> int:
+        """What the device sets aside for the stack."""
+        return self.program.plan.problem.stack_bytes or linking.STACK_BYTES
+
+    def check_stack(self) -> None:
+        """Raise `ExecutionError` where it may take more of the stack than it was linked for."""
+        if self.board is None or self.stack is None or self.stack.nbytes <= self.board.stack_bytes:
+            return
+        raise ExecutionError(
+            f"{self.program.shown} on {self.target.name}: as {self.compiler.name} compiles it, the program takes up to "
+            f"{self.stack.nbytes:,} B of stack ({' > '.join(self.stack.calls)}), and "
+            f"{self.stack_reserved_bytes:,} are reserved for it; give a device whose stack_bytes are "
+            f"{self.stack.nbytes + 8:,} and what its interrupts take, and solve anew, or take another compiler"
+        )
+
+
+def _deepest(executable: Path) -> Deepest | None:
+    if disassembly.present():
+        with suppress(ValueError):  # what the emulator paints is left to tell then
+            return disassembly.deepest(linking.image(executable))
+    return None
 
 
 def write(program: DeviceProgram, target: Target, folder: Path) -> None:
@@ -333,6 +293,7 @@ def build(
     ram: Board | None = None,
     warnings: tuple[str, ...] = (),
     measuring: bool = True,
+    by: Compiler | None = None,
 ) -> Built:
     """Compile the files of `folder`: on the host with a main that measures, else with the one that was emitted.
 
@@ -342,27 +303,23 @@ def build(
         Flags beside ours.
     measuring
         On the host: False for the main that was emitted.
+    by
+        By default the compiler that is preferred.
 
     Raises `ExecutionError` where the compiler or the linker refuses, `BackendUnavailableError` where there is none.
     """
-    found = compiler(target)
+    found = compiler(target) if by is None else by
     weights = (folder / "po_weights.bin").stat().st_size if not program.weights else 0
     weights += program.flash.nbytes
     if target.bare:
         ram = board(program, stack_bytes, at_end_of_page=True) if ram is None else ram
         (folder / "po.ld").write_text(linker_script(ram), encoding="utf-8")
         sources = (*STEP, "po_startup.c", "po_libm.c", "main.c")
-        flags: tuple[str, ...] = ("-ffreestanding", "-Wl,--gc-sections", "-Wl,-T,po.ld")
-        if found.name.startswith("zig"):
-            # of its own accord it links what the core lacks (float64, division), and no C library where there is none
-            flags = (*flags, "-Wl,--entry=po_reset", "-Ifreestanding")
-            libraries: tuple[str, ...] = ()
-        else:
-            flags = (*flags, "-nostdlib")
-            libraries = ("-lc", "-lgcc")
-        found.run((*FLAGS, *warnings, *flags, *sources, *libraries, "-o", "po.elf"), folder)
+        flags, libraries = LINKED["zig" if found.name == ZIG else "gcc"]
+        found.run((*FLAGS, *warnings, *flags, *SAVED, *sources, *libraries, "-o", "po.elf"), folder)
         executable = folder / "po.elf"
-        return Built(program, target, found, folder, executable, linking.sizes([executable], weights), ram)
+        sizes = linking.sizes([executable], weights)
+        return Built(program, target, found, folder, executable, sizes, ram, _deepest(executable))
     main = "po_measure.c" if measuring else "main.c"
     if measuring:
         (folder / main).write_text(fixed(main), encoding="utf-8")

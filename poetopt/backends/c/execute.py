@@ -18,6 +18,7 @@ from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.emulator import check_present
 from poetopt.backends.c.execution import DeviceExecution, DeviceTraining, Predicted
 from poetopt.backends.c.generations import check_room
+from poetopt.backends.c.linking import STACK_BYTES
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.run import Ran, run, run_steps
 from poetopt.backends.c.sensitivity import TRIALS, Steps, UlpSensitivity, distance, moved_by, predicted, sensitivity
@@ -65,17 +66,21 @@ class _Both:
             check_present()
         compiler(self.target)  # nothing is written where there is none
 
-    def built(self, folder: str, *, measuring: bool = True, stack_bytes: int | None = None) -> tuple[Built, Built]:
+    def built(self, folder: str, *, measuring: bool = True) -> tuple[Built, Built]:
         """Both, compiled."""
         self.told(f"compiling for {self.on}")
 
-        def one(program: DeviceProgram, place: Path) -> Built:
+        def one(program: DeviceProgram, place: Path, stack_bytes: int | None = None) -> Built:
             write(program, self.target, place)
             return build(program, self.target, place, measuring=measuring, stack_bytes=stack_bytes)
 
+        mine = one(self.program, Path(folder, "scheduled"))
+        mine.check_stack()
         whole = unscheduled(self.plan)
         once = device_program(whole, self.graph, prediction=self.predict(whole, self.graph))
-        return one(self.program, Path(folder, "scheduled")), one(once, Path(folder, "whole"))
+        # no device reserves what this one takes of the stack
+        roomy = 2 * STACK_BYTES + self.program.storage.block_bytes
+        return mine, one(once, Path(folder, "whole"), roomy)
 
     def figures(self, built: Built, ran: Ran) -> dict[str, Any]:
         """Gives what `DeviceChecks` has of any run."""
@@ -89,6 +94,8 @@ class _Both:
             "resident_bytes": self.program.resident.nbytes,
             "linked_ram_bytes": sizes.ram_bytes if sizes else None,
             "stack_bytes": ran.stack_bytes,
+            "stack_bound_bytes": built.stack.nbytes if built.stack else None,
+            "stack_reserved_bytes": built.stack_reserved_bytes if built.board else None,
             "code_bytes": sizes.code_bytes if sizes else None,
             "instructions": ran.instructions,
             "bytes_paged": self.simulation.bytes_paged,
@@ -125,7 +132,6 @@ def execute_on(
     ram_bytes: int | None = None,
     data: Mapping[str, object] | str | os.PathLike[str] | None = None,
     seed: int = 0,
-    stack_bytes: int | None = None,
     predict: Predict | None = None,
     told: Told = silent,
 ) -> DeviceExecution:
@@ -137,8 +143,6 @@ def execute_on(
         The budget for the arena; by default what the plan takes.
     data
         A batch, as for `execute`; by default a random one, drawn with `seed`.
-    stack_bytes
-        The stack that a bare board's program is linked with; by default what the device sets aside.
     predict
         What finds the plan of po_predict.
 
@@ -150,7 +154,7 @@ def execute_on(
     batch = batch_of(chosen.whole, data, seed)
     asked = [next(iter(cut(chosen, batch)))]
     with scratch_folder("c") as folder:
-        scheduled, plain = both.built(folder, stack_bytes=stack_bytes)
+        scheduled, plain = both.built(folder)
         told(f"running the schedule on {on}")
         mine = run(scheduled, batch, asked=asked)
         told("running the step that computes everything once")

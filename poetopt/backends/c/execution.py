@@ -88,6 +88,9 @@ class DeviceChecks(Checks):
         All RAM that the linked program has beside the stack; None where nothing is installed that tells it.
     stack_bytes
         The most that was taken of the stack, measured by painting it; None of a training on this machine.
+    stack_bound_bytes, stack_reserved_bytes
+        What the program takes of the stack at most, by its machine code, with `po_save` and `po_restore`; what the
+        device sets aside for it. None on this machine, and where the code doesn't tell.
     code_bytes
         Instructions and constants of the code, without the weights; None as `linked_ram_bytes`.
     instructions
@@ -111,6 +114,8 @@ class DeviceChecks(Checks):
     resident_bytes: int
     linked_ram_bytes: int | None
     stack_bytes: int | None
+    stack_bound_bytes: int | None
+    stack_reserved_bytes: int | None
     code_bytes: int | None
     instructions: int | None
     bytes_paged: int

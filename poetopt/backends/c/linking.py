@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,13 @@ class Image:
     def function(self, address: int) -> str:
         """The function that an address is in; "" where it is in none."""
         return next((name for start, end, name in self.functions if start <= address < end), "")
+
+    def read(self, address: int, count: int) -> bytes:
+        """Bytes of flash; none where nothing is."""
+        for segment in self.segments:
+            if segment.address <= address < segment.address + len(segment.data):
+                return segment.data[address - segment.address :][:count]
+        return b""
 
 
 def present() -> bool:
@@ -137,6 +144,13 @@ def _elffile() -> Any:
     return ELFFile
 
 
+BARE_FLAGS = ("-ffreestanding", "-Wl,--gc-sections", "-Wl,-T,po.ld")
+LINKED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "gcc": ((*BARE_FLAGS, "-nostdlib"), ("-lc", "-lgcc")),
+    # of its own accord it links what the core lacks (float64, division), and no C library where there is none
+    "zig": ((*BARE_FLAGS, "-Wl,--entry=po_reset", "-Ifreestanding"), ()),
+}
+"""Flags by which a bare board's program is linked, and libraries behind its sources, by the compiler."""
 STACK_BYTES = 4096
 """What is set aside for the stack of a device that doesn't say."""
 RAM_ORIGIN = 0x2000_0000

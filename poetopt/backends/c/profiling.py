@@ -108,6 +108,7 @@ def profile_on(
         told(f"compiling the step for {on}")
         write(program, chosen, folder)
         built = build(program, chosen, folder)
+        built.check_stack()
         told(f"running the step on {on}, whose instructions are counted")
         counts = run(built, random_batch(graph.whole, seed), weigh=partial(weigh, on)).counts
     assert counts is not None

@@ -220,7 +220,7 @@ def checks(program: DeviceProgram) -> str:
             kinds[f"PO_{which}({C_TYPES[row.tensor.dtype]})\n"] = None
         if limited:
             body = "".join(_check(program, row, found) for row, found in limited)
-            functions += f"static int {name}(void)\n{{\n{body}    return PO_DONE;\n}}\n\n"
+            functions += f"PO_ALONE int {name}(void)\n{{\n{body}    return PO_DONE;\n}}\n\n"
     said = "/* Before anything changes: labels and their like within their ranges. */\n"
     return f"{''.join(kinds)}\n{said}{functions}" if functions else ""
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,12 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.c.build import Built
+from poetopt.backends.c.disassembly import instructions, words
 from poetopt.backends.c.linking import Image
 from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.targets import LINUX, TARGETS, compiler
 from poetopt.backends.c.text import fixed
 from poetopt.plan.instructions import Action
-from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionError
+from poetopt.util.errors import ExecutionError, OptionError
 
 WIDE = 0b11101
 """A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
@@ -217,20 +217,13 @@ def weigh(target: str, image: Image, flash: bytes) -> Weights:
 
     Raises `BackendUnavailableError` without capstone.
     """
-    if importlib.util.find_spec("capstone") is None:
-        raise BackendUnavailableError(
-            "the disassembler capstone is not installed; get it with: pip install 'poetopt[device]'"
-        )
-    capstone: Any = importlib.import_module("capstone")
-    decoder = capstone.Cs(capstone.CS_ARCH_ARM, capstone.CS_MODE_THUMB | capstone.CS_MODE_MCLASS)
     found = np.zeros((len(flash) // 2, 1 + len(CLASSES) + len(LEVELS)), np.uint64)
     timings = core(target)
-    for start, end in image.code:
-        for address, _, mnemonic, operands in decoder.disasm_lite(flash[start:end], start):
-            kind, cycles = timed(timings, mnemonic, operands)
-            row = found[address // 2]
-            row[0] = row[1 + CLASSES.index(kind)] = 1
-            row[-len(LEVELS) :] = [round(UNIT * c) for c in cycles]
+    for address, name, operands in instructions(image):
+        kind, cycles = timed(timings, name, operands)
+        row = found[address // 2]
+        row[0] = row[1 + CLASSES.index(kind)] = 1
+        row[-len(LEVELS) :] = [round(UNIT * c) for c in cycles]
     return found
 
 
@@ -241,8 +234,8 @@ def timed(timings: Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
     cycles = timings.classes[kind]
     if name.startswith(("vmla", "vmls", "vfma", "vfms", "vnml", "vfnm")):
         cycles = timings.fused
-    if words := _words(name, operands):
-        cycles = _plus(timings.classes["branch"], _times(timings.word, words))  # one, and one a word
+    if count := words(name, operands):
+        cycles = _plus(timings.classes["branch"], _times(timings.word, count))  # one, and one a word
     if name in ("bl", "blx") and timings.classes["load"] == _all(2):  # a Cortex-M0+'s bl takes three
         cycles = _plus(cycles, timings.word)
     return kind, cycles
@@ -268,16 +261,6 @@ def _class(name: str, operands: str) -> str:
     if re.match(r"(b|bl|bx|blx|cbz|cbnz|tbb|tbh)(eq|ne|hs|cs|lo|cc|mi|pl|vs|vc|hi|ls|ge|lt|gt|le|al)?$", name):
         return "branch"
     return "arithmetic"
-
-
-def _words(name: str, operands: str) -> int:
-    """Says how many words a load or store of several moves; 0 for others."""
-    if name.startswith(("ldrd", "strd")):
-        return 2
-    if not name.startswith(("push", "pop", "ldm", "stm", "vpush", "vpop", "vldm", "vstm")):
-        return 0
-    registers = operands[operands.index("{") + 1 : operands.index("}")].split(", ")
-    return len(registers) * (2 if registers[0].startswith("d") else 1)
 
 
 def _plus(a: Cycles, b: Cycles) -> Cycles:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +16,7 @@ import pytest
 import poetopt as po
 from poetopt.backends.c.build import Built, build, write
 from poetopt.backends.c.program import DeviceProgram, device_program
-from poetopt.backends.c.targets import TARGETS
+from poetopt.backends.c.targets import TARGETS, compilers
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.devices import Device
 from poetopt.graph import TrainingGraph
@@ -31,11 +30,9 @@ from tests.seeds import everything
 
 HOST, M4 = TARGETS["linux"], TARGETS["cortex-m4"]
 
-zig = importlib.util.find_spec("ziglang") is not None
-needs_host = pytest.mark.skipif(not (shutil.which("cc") or zig), reason="no C compiler for this machine")
+needs_host = pytest.mark.skipif(not [*compilers(HOST)], reason="no C compiler for this machine")
 needs_emulator = pytest.mark.skipif(
-    not (importlib.util.find_spec("unicorn") and importlib.util.find_spec("elftools"))
-    or not (shutil.which("arm-none-eabi-gcc") or zig),
+    not (importlib.util.find_spec("unicorn") and importlib.util.find_spec("elftools")) or not [*compilers(M4)],
     reason="the emulator isn't installed (pip install 'poetopt[device]')",
 )
 _OTHERS = pytest.mark.skipif(not everything(), reason="one emulated board at each change, the others by --seeds all")

@@ -20,7 +20,7 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, needs_host, paged_parameters, updating
+from tests.backends.c.support import HOST, needs_emulator, needs_host, paged_parameters, updating
 from tests.seeds import some
 
 QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")
@@ -29,9 +29,9 @@ RAM_BYTES = 64 << 10
 STEPS = 3
 
 
+@needs_emulator
 @needs_host
 @pytest.mark.skipif(not shutil.which("qemu-system-arm"), reason="QEMU for ARM isn't installed (qemu-system-arm)")
-@pytest.mark.skipif(not shutil.which("arm-none-eabi-gcc"), reason="arm-none-eabi-gcc isn't installed")
 @pytest.mark.parametrize("kind", some(("paged", "resident"), 1))
 def test_steps_before_and_after_a_reset_leave_the_same_bits_as_here(kind: str, tmp_path: Path) -> None:
     """Three, and three more by what the card has saved."""

@@ -11,6 +11,13 @@
 #define HEAD(which) (COPY(which) + ${data}u)
 #define KEPT ${count}u
 
+/* A function with a block on the stack is never inlined: another one would be there in the caller. */
+#if defined(__GNUC__)
+#define HOLDING static __attribute__((noinline))
+#else
+#define HOLDING static
+#endif
+
 typedef struct {
     unsigned char *address; /* 0: it is on the storage */
     uint32_t bytes;
@@ -61,7 +68,7 @@ static int about(uint32_t which, head *found)
 
 /* Goes through a copy: `into` 1 writes to it what lasts, 0 takes it from there, -1 only looks, 2 looks at what lasts
    instead; the checksum of that. */
-static int through(uint32_t which, int into, uint32_t *crc)
+HOLDING int through(uint32_t which, int into, uint32_t *crc)
 {
     uint32_t there = COPY(which);
     *crc = 0;

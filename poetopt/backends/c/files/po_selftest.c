@@ -57,7 +57,7 @@ static void draw(const drawn *how, const char *type, uint32_t number, uint32_t s
     }
 }
 
-static int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uint32_t part)
+HOLDING int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uint32_t part)
 {
     for (uint32_t k = 0; k < count; k++) {
         const po_tensor *t = &tensors[k];
@@ -78,7 +78,7 @@ static int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uint
     return PO_DONE;
 }
 
-static int came_out(const po_tensor *tensors, const expected *all, uint32_t count)
+HOLDING int came_out(const po_tensor *tensors, const expected *all, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
         const po_tensor *t = &tensors[k];
