@@ -26,8 +26,10 @@ from docs.examples.try_extension import wheel
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOWEST = ("tests/test_from_files.py",)
-TESTS = (*LOWEST, "tests/test_light_install.py", "tests/cli/test_mistakes.py",
-         "tests/test_threads.py", "tests/plan/test_structure.py", "tests/training/test_checkpoint.py")  # fmt: skip
+TESTS = (
+    *LOWEST, "tests/test_light_install.py", "tests/test_threads.py", "tests/cli/test_mistakes.py",
+    "tests/plan/test_structure.py", "tests/training/test_checkpoint.py",
+)  # fmt: skip
 DATA = """
 import numpy as np
 rng = np.random.default_rng(1)
