@@ -1,5 +1,6 @@
-# make demo, make test, make guard, make lint, make bench, make docs. The first of them makes .venv, from the first
-# Python >= 3.11 that is found; `make PYTHON=/path/to/python3 ...` names one.
+# make demo, make test, make guard, make lint, make bench, make docs; make zig, make torch, make lowest and make pythons
+# for users' other ways. The first of them makes .venv, from the first Python >= 3.11 that is found;
+# `make PYTHON=/path/to/python3 ...` names one.
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python
 BIN     := .venv/bin
@@ -7,10 +8,13 @@ READY   := .venv/.ready
 TESTED  := .venv/.ready-test
 EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,quantize,docs,tensorboard
 PYTEST_FLAGS ?= -n auto --dist worksteal
+IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/test_c.py tests/ops/test_streamed.py \
+           tests/testing/test_kernel.py
+IN_TORCH := test,plot,dask,quantize,torch
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test guard lint bench docs lowest tour extension types clean
+.PHONY: demo test zig torch guard lint bench docs lowest pythons tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -19,7 +23,19 @@ demo: $(READY)
 	$(BIN)/poetopt run $(OUT)/plan.json
 
 test: $(TESTED)
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) --present packages
+
+# The tests of C with the programs of .venv alone: no compiler of the system is there, and pip's zig takes its place.
+zig: $(TESTED)
+	PATH='$(CURDIR)/$(BIN)' $(BIN)/python -m pytest $(PYTEST_FLAGS) --present packages $(IN_C)
+
+# The tests that import torch, with the newest that there is, in build/torch. None of them may skip for want of it.
+torch: $(TESTED)
+	@[ -x build/torch/bin/python ] || $(BIN)/python -m venv build/torch
+	build/torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	build/torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
+	  --upgrade -e '.[$(IN_TORCH)]' torch scikit-learn
+	build/torch/bin/python -m pytest $(PYTEST_FLAGS) --present packages --present torch -m torch
 
 # Twelve small cells of the solver, held to their optima and gaps: a minute.
 guard: $(TESTED)
@@ -46,7 +62,11 @@ extension: $(TESTED)
 
 # A user's whole way with the lowest version of each dependency that pyproject.toml allows, in build/lowest.
 lowest: $(TESTED)
-	$(BIN)/python tests/lowest_bounds.py
+	$(BIN)/python -m tests.environments lowest
+
+# A user's whole way with the wheel alone, on each Python that it is for and that is here, in build/python3.*.
+pythons: $(TESTED)
+	$(BIN)/python -m tests.environments pythons
 
 # Whether the README's tour prints what it shows, figures aside; on an idle machine, for what is proven depends on time.
 tour: $(READY)

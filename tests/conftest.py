@@ -6,19 +6,20 @@ import os
 import re
 import signal
 import tempfile
+from collections.abc import Generator, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests import seeds
+from tests import seeds, skips
 
 COMPILER = re.compile(r"arm-none-eabi-|(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|tcc|zig|c[89]9)(?:-[\d.]+)?$")
 """Names of C compilers and what comes with them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--seeds`: sixteen random cases of a suite at each change, all that it has in `make bench`."""
+    """`--seeds`: sixteen random cases of a suite at each change, all in `make bench`; `--present`: `tests.skips`."""
     parser.addoption(
         "--seeds",
         choices=("few", "all"),
@@ -26,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"random cases of a suite: at most {seeds.AT_EACH_CHANGE} (few), or all that it has (all)",
     )
     parser.addoption("--zig-alone", action="store_true", help="as where pip's zig is the only C compiler")
+    parser.addoption(
+        "--present",
+        action="append",
+        choices=skips.GROUPS,
+        default=[],
+        help="what may not be absent: a test that skips for want of it fails (may be given again)",
+    )
 
 
 def hide_compilers(folder: Path) -> None:
@@ -37,6 +45,39 @@ def hide_compilers(folder: Path) -> None:
                 link.symlink_to(program)
     os.environ["PATH"] = str(folder)
     os.environ.pop("CC", None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Let a test fail that skips for a reason that nobody knows, or that isn't so."""
+    report = yield
+    if not hasattr(report, "wasxfail"):
+        _judge(report, item.config, (mark.name for mark in item.iter_markers()))
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let a whole file fail that skips for such a reason."""
+    report = yield
+    _judge(report, collector.config, ())
+    return report
+
+
+def _judge(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config, marks: Iterable[str]) -> None:
+    if not report.skipped:
+        return
+    if fault := skips.fault(skips.reason_of(report.longrepr), config.getoption("--present"), marks):
+        report.outcome, report.longrepr = "failed", fault
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skips by reason."""
+    reports = terminalreporter.getreports("skipped")
+    for line in skips.counted(skips.reason_of(report.longrepr) for report in reports):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,8 +24,6 @@ def each(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test], 
             for row in table:
                 try:
                     test(**fixtures, **dict(zip(wanted, row, strict=True)))
-                except pytest.skip.Exception:
-                    continue
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001
                     said = ", ".join(str(getattr(value, "name", value)) for value in row)
                     wrong.append((f"{said}: {error!r}", error if isinstance(error, Exception) else Exception(error)))

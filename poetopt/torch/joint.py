@@ -139,8 +139,8 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
     storages: dict[StorageWeakRef, int] = {}  # of the step's own
     given: set[StorageWeakRef] = set()
     tangents = JointStep(None, backward=True, recomputable=False)
-    late = False
-    for node in _in_order(joint):
+    forward, backward = _halves(joint)
+    for place, node in enumerate([*forward, *backward]):
         if node.op in ("placeholder", "get_attr"):
             if is_tangent(node):
                 _write(joint, tangents, node, storages)
@@ -162,12 +162,12 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
         if new and len(new) < len(set(found)):
             raise ModelError(f"{node.target}: some of its outputs are views and some are not; that can't be planned")
         step = JointStep(node, reads=read_here, recomputable=_recomputable(node), time_s=seconds_of(node, measure))
-        step.backward = late or node.meta.get("partitioner_tag") in ("is_backward", BACKWARD)
+        step.backward = place >= len(forward)
         for n in node.all_input_nodes:  # what isn't picked out of a tuple
             if n in joint.made_by and n not in joint.held:
                 step.reads.update(joint.steps[joint.made_by[n]].writes)
-        if step.backward and not late:
-            joint.boundary, late = len(joint.steps), True
+        if step.backward and joint.boundary < 0:
+            joint.boundary = len(joint.steps)
             joint.steps.append(tangents)
         joint.made_by[node] = len(joint.steps)
         joint.steps.append(step)
@@ -176,19 +176,19 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
         else:
             for value, storage in zip(tensors_of(node), found, strict=True):
                 joint.sizes[_new(joint, step, storage, storages)] = bytes_of(value)
-    if late:
-        tangents.reads = {joint.held[node] for node in joint.forward_outputs if node in joint.held}
-    else:
+    if joint.boundary < 0:
         raise ModelError("no gradient depends on what is trained; nothing is to be planned")
+    tangents.reads = {joint.held[node] for node in joint.forward_outputs if node in joint.held}
     return joint
 
 
-def _in_order(joint: Joint) -> list[fx.Node]:
-    """The nodes, forward's first: what the module gives or changes is computed there, wherever it was traced."""
+def _halves(joint: Joint) -> tuple[list[fx.Node], list[fx.Node]]:
+    """The nodes of forward and of backward: what the module gives or changes is forward's, however torch marks it.
+
+    A pass that merges equal nodes, as inductor's do, may keep backward's, which forward then reads.
+    """
     nodes = [node for node in joint.module.graph.nodes if node.op != "output"]
     tagged = [node.meta.get("partitioner_tag") in ("is_backward", BACKWARD) for node in nodes]
-    calls = [k for k, node in enumerate(nodes) if node.op == "call_function" and tagged[k]]
-    first = min(calls, default=len(nodes))
     needed = [node for node in joint.forward_outputs if isinstance(node, fx.Node)]
     needed += [node for node, late in zip(nodes, tagged, strict=True) if not late and _mutable(node)]
     found = set(needed)
@@ -196,11 +196,13 @@ def _in_order(joint: Joint) -> list[fx.Node]:
         new = [n for n in needed.pop().all_input_nodes if n not in found]
         found.update(new)
         needed += new
+    calls = [k for k, node in enumerate(nodes) if node.op == "call_function" and tagged[k] and node not in found]
+    first = min(calls, default=len(nodes))
     early, rest = list[fx.Node](), list[fx.Node]()
     for k, node in enumerate(nodes):
         own = node in found or node.op != "call_function" or (k < first and not tagged[k])
         (early if own else rest).append(node)
-    return [*early, *rest]
+    return early, rest
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,9 +42,9 @@ def test_gradients_equal_torchs(name: str, opset: int) -> None:
     compare(module, x, differentiate(load_onnx(modules.export(module, x, opset))), {})
 
 
-@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="the newer exporter needs onnxscript")
 @pytest.mark.parametrize(("name", "optimize", "dynamic"), NEWER)
 def test_gradients_of_the_newer_exporters_files(name: str, optimize: bool, dynamic: bool) -> None:
+    pytest.importorskip("onnxscript")
     module, x = (modules.Chunks(), torch.randn(2, 5, 16)) if name == "chunks" else modules.networks()[name]
     scatter(module, 0.05)
     model = modules.export_newer(module.eval(), x, optimize=optimize, dynamic=dynamic and x.shape[0] > 1)

@@ -214,10 +214,8 @@ def test_torch(spec: Spec) -> None:
         assert close(found[f"i{k}"], tensor.grad.numpy()), f"input {k}"
 
 
-@each("spec", ROWS)
+@each("spec", [s for s in ROWS if s.op != "Cast"])  # which casts to float64
 def test_float32_on_onnxruntime(spec: Spec) -> None:
-    if spec.op == "Cast":
-        pytest.skip("the row casts to float64")
     exact = gradients(differentiate(graph_of(spec), loss="none"))
     graph = differentiate(graph_of(spec, "float32"), loss="none")
     found = run(graph, {}, tuple(graph.gradients.values()))

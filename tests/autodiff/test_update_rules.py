@@ -44,6 +44,7 @@ def test_half_precision_computes_in_float32(optimizer: str) -> None:
         assert far(found[name], value) <= 5e-3, name
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("optimizer", SETTINGS)
 def test_parameters_are_those_of_torch(optimizer: str) -> None:
     torch: Any = pytest.importorskip("torch")
