@@ -368,7 +368,8 @@ def _meter(rng: random.Random, sound: Sound) -> Case:
     text = "\n".join([head, *(f"{at},{cells}" for at in ("0", "1e9", "1.7e9", "1e12"))])
     place = "r.csv" if rng.random() < 0.9 else rng.choice(("pipe.csv", "zero.csv", "folder.csv", "nothing.csv"))
     command = ("run", "p.json", "--data", "d.npz", "--steps", "2", "--lr", "0.1", "--meter", place)
-    files = {"p.json": sound.plan, "d.npz": sound.data, "r.csv": _cells(text, rng), "folder.csv/x": b""}
+    files = {"p.json": sound.plan, "net.onnx": sound.networks[0], "d.npz": sound.data, "r.csv": _cells(text, rng)}
+    files |= {"folder.csv/x": b""}
     return Case(head, command, files, {"zero.csv": "/dev/zero"}, ("pipe.csv",))
 
 
