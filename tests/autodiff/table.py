@@ -171,7 +171,6 @@ ROWS: tuple[Spec, ...] = (
     Spec("Slice", (normal(5, 6), ints(1, -2), ints(4, -7), ints(0, 1), ints(1, -2)),
          torch=lambda x, *_: x[1:4].flip(1)[:, 1::2]),
     Spec("Slice", (normal(7, 3), ints(1), ints(2**40), ints(0), ints(3)), torch=lambda x, *_: x[1::3], label="steps"),
-    Spec("Slice", (normal(4, 3), ints(3), ints(3), ints(0)), torch=lambda x, *_: x[3:3], label="empty"),
     Spec("Pad", (normal(3, 4), ints(1, -1, 0, 2)), torch=lambda x, p: _f().pad(x, (-1, 2, 1, 0))),
     Spec("Pad", (normal(3, 4), ints(1, 0, 0, 2), np.array(0.3)),
          torch=lambda x, p, v: _f().pad(x, (0, 2, 1, 0), value=0.3),
