@@ -233,11 +233,11 @@ class _ScopeSearch:
                 known = next((proof for row, proof in covered if not row.variables), None)
                 if known is not None:
                     self.sources = known.sources
-                    return self._nothing_beyond([known], ceiling)
+                    return self._nothing_beyond([known], ceiling, exact=restriction.exact)
                 session = session_of(model, run.options, scale=run.scale)
                 session.work = run.work
         except InfeasibleError:
-            return self._nothing_beyond((), ceiling)
+            return self._nothing_beyond((), ceiling, exact=restriction.exact)
         except TimeUpError:
             return Ending.STOPPED
         bounds = [ceiling, *(proof.bound for _, proof in covered if not proof.infeasible)]
@@ -257,7 +257,7 @@ class _ScopeSearch:
         if restriction.exact:
             self.sources = search.sources.union(*(proof.sources for _, proof in covered))
         if ending is Ending.INFEASIBLE:
-            return self._nothing_beyond([proof for _, proof in covered], ceiling)
+            return self._nothing_beyond([proof for _, proof in covered], ceiling, exact=restriction.exact)
         return ending
 
     def _covered(self, model: Any, restriction: Restriction) -> list[tuple[Row, Proof]]:
@@ -281,13 +281,13 @@ class _ScopeSearch:
         useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
         return math.inf if value is None or not useful else value
 
-    def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float) -> Ending:
+    def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float, *, exact: bool) -> Ending:
         """A model without a schedule, beside those that some proofs cover and those that cost more than a plan.
 
-        It lacks what costs more than the ceiling, inf where that is nothing.
+        It lacks what costs more than the ceiling, inf where that is nothing. Of a restriction nothing is proven.
         """
         bounds = [proof.bound for proof in covered if not proof.infeasible]
-        if not bounds and ceiling == math.inf:
+        if not exact or (not bounds and ceiling == math.inf):
             return Ending.INFEASIBLE
         self.run.raise_bound(min([ceiling, *bounds]), "search")
         return Ending.FINISHED

@@ -19,11 +19,13 @@ from poetopt.plan.transfers import plan_transfers
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
+from poetopt.testing.block import held as at_schedule
 from poetopt.testing.exhaustive import FEW_DECISIONS, Tried, best, decisions, valid
 from tests.bruteforce import stage_optimum, steady_optimum
 from tests.closed import closed
 from tests.plan.three_steps import run_thrice
 from tests.seeds import seeds, some
+from tests.small import poet_storage
 from tests.stored import tight_with_parameters
 
 TOLERANCE = 1e-6
@@ -84,6 +86,20 @@ def test_poet_is_algorithm_1_over_steps(seed: int) -> None:
         assert overhead(found) == pytest.approx(known.overhead_j, abs=TOLERANCE)
     if plain is not None:
         assert plain.overhead_j <= known.overhead_j + TOLERANCE
+
+
+def test_the_best_of_algorithm_1_is_a_point_on_a_full_storage() -> None:
+    """`poet` completes the values of a schedule's recomputes and page-ins by all others, what the storage holds too."""
+    chosen, compared = formulation("poet"), 0
+    for seed in range(20):
+        case = poet_storage(seed)
+        known = stage_optimum(case.problem, case.ram_bytes)
+        if known is not None and known.schedule.page_ins:
+            found = at_schedule(chosen, case.problem, case.ram_bytes, known.schedule, "highs")
+            assert found is not None
+            assert found.objective == pytest.approx(known.overhead_j, abs=TOLERANCE)
+            compared += hasattr(chosen.build(case.problem, ram_bytes=case.ram_bytes).paging, "W")
+    assert compared
 
 
 STORED_LIMITS_TOLERANCE = 1e-6

@@ -26,6 +26,7 @@ from poetopt.testing.exhaustive import FEW_DECISIONS, best, decisions, valid
 from poetopt.testing.problems import small_problem
 from poetopt.util.errors import PoetError
 from tests.closed import closed
+from tests.every_plan import least_overhead_j
 from tests.formulations.points import FakePoint, activity, by_item
 from tests.plan.test_streamed import network
 from tests.plan.three_steps import run_thrice
@@ -78,6 +79,15 @@ def test_optima_are_those_of_all_schedules_of_the_space(seed: int) -> None:
     if found.simulation is not None and found.plan is not None and closed(found):
         assert found.simulation.overhead_j == pytest.approx(known[0], abs=TOLERANCE)
         run_thrice(found.plan, ram_bytes)
+
+
+def test_tighter_models_without_a_schedule_prove_nothing() -> None:
+    """The layout refuses all of 2.5 J, and a model of less RAM has nothing below 4.5 J, the plan that is known."""
+    problem, ram_bytes = tight_with_variants(random.Random(60), forward=2)
+    found, least = optimal(problem, ram_bytes), least_overhead_j(problem, ram_bytes)
+    assert found.scope_bound_j is not None
+    assert least is not None
+    assert found.scope_bound_j <= least + TOLERANCE
 
 
 def test_every_schedule_is_a_point_and_every_row_holds_of_it() -> None:
