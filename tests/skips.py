@@ -78,7 +78,7 @@ KNOWN = (
     Known("backend 'gurobi' has no valid licence", _always),
     Known("the emulator isn't installed", lambda _: find_spec("unicorn") is None, "packages"),
     Known("no C compiler|the README's compiler", _lacks("cc", "gcc", "clang"), "system"),
-    Known("the compiler has no sanitizers", _always, "system"),
+    Known("the compiler has no address sanitizer", _always, "system"),
     Known("compiles C\\+\\+, reads /proc", _lacks("g++"), "system"),
     Known("arm-none-eabi-gcc isn't installed", _lacks("arm-none-eabi-gcc"), "system"),
     Known("QEMU for ARM isn't installed", _lacks("qemu-system-arm"), "system"),
