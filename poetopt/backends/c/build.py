@@ -318,8 +318,8 @@ def build(
         flags, libraries = LINKED["zig" if found.name == ZIG else "gcc"]
         found.run((*FLAGS, *warnings, *flags, *SAVED, *sources, *libraries, "-o", "po.elf"), folder)
         executable = folder / "po.elf"
-        sizes = linking.sizes([executable], weights)
-        return Built(program, target, found, folder, executable, sizes, ram, _deepest(executable))
+        linked = linking.sizes([executable], weights)
+        return Built(program, target, found, folder, executable, linked, ram, _deepest(executable))
     main = "po_measure.c" if measuring else "main.c"
     if measuring:
         (folder / main).write_text(fixed(main), encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 import poetopt as po
 from poetopt.backends.c.build import FLAGS, STEP, build, write
@@ -64,7 +65,9 @@ def symbols(places: Iterable[Path], *, defined: bool) -> set[str]:
     found: set[str] = set()
     for place in places:
         with place.open("rb") as file:
-            for symbol in ELFFile(file).get_section_by_name(".symtab").iter_symbols():
+            table = ELFFile(file).get_section_by_name(".symtab")
+            assert isinstance(table, SymbolTableSection)
+            for symbol in table.iter_symbols():
                 bound = symbol["st_info"]["bind"] != "STB_LOCAL"
                 found |= {symbol.name} if bound and (symbol["st_shndx"] != "SHN_UNDEF") == defined else set()
     return found
@@ -112,7 +115,9 @@ def told_frames(folder: Path, name: str) -> dict[str, int]:
     names = {start: function for start, _, function in image(folder / "po.elf").functions}
     found = {}
     with (folder / "po.elf").open("rb") as file:
-        data, at = ELFFile(file).get_section_by_name(".stack_sizes").data(), 0
+        section = ELFFile(file).get_section_by_name(".stack_sizes")
+        assert section is not None
+        data, at = section.data(), 0
         while at < len(data):
             (address,), at, value, shift = struct.unpack_from("<I", data, at), at + 4, 0, 0
             while shift == 0 or data[at - 1] & 0x80:
