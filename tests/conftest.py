@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
-import tempfile
 from collections.abc import Generator, Iterable
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from tests import seeds, skips
-
-COMPILER = re.compile(r"arm-none-eabi-|(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|tcc|zig|c[89]9)(?:-[\d.]+)?$")
-"""Names of C compilers and what comes with them."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -26,7 +19,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="few",
         help=f"random cases of a suite: at most {seeds.AT_EACH_CHANGE} (few), or all that it has (all)",
     )
-    parser.addoption("--zig-alone", action="store_true", help="as where pip's zig is the only C compiler")
     parser.addoption(
         "--present",
         action="append",
@@ -34,17 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="what may not be absent: a test that skips for want of it fails (may be given again)",
     )
-
-
-def hide_compilers(folder: Path) -> None:
-    """Have PATH be `folder`, of links to all programs but compilers; pip's zig is no program of PATH's."""
-    for place in os.environ["PATH"].split(os.pathsep):
-        for program in Path(place).iterdir() if Path(place).is_dir() else ():
-            link = folder / program.name
-            if not COMPILER.match(program.name) and not link.is_symlink():
-                link.symlink_to(program)
-    os.environ["PATH"] = str(folder)
-    os.environ.pop("CC", None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -90,10 +71,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Programs that tests start, and interrupt, would have inherited that.
     """
-    if config.getoption("--zig-alone"):
-        folder = tempfile.TemporaryDirectory(prefix="poetopt-path-")
-        config.add_cleanup(folder.cleanup)
-        hide_compilers(Path(folder.name))
     seeds.run_all(config.getoption("--seeds") == "all")
     if find_spec("hypothesis"):  # which the lowest versions are tried without
         from hypothesis import HealthCheck, settings

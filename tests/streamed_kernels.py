@@ -27,7 +27,7 @@ from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.c.variants import Streamed, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_program import SANITIZERS, WARNINGS
+from poetopt.testing.kernel_program import WARNINGS, sanitizers
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -98,8 +98,9 @@ def check_streamed(trials: Sequence[Trial], optimize: str = "-O1", *, sanitize: 
                 (folder / header.name).write_bytes(header.read_bytes())
         (folder / "trials.c").write_text(_program(trials), encoding="ascii")
         (folder / "inputs.bin").write_bytes(b"".join(_inputs(one) for one in trials))
-        flags = (*FLAGS, optimize, *WARNINGS, *(SANITIZERS if sanitize else ()))
-        command = [*compiler(TARGETS[LINUX]).command, *flags, "-I.", "trials.c", "-o", "trials", "-lm"]
+        host = compiler(TARGETS[LINUX]).command
+        flags = (*FLAGS, optimize, *WARNINGS, *(sanitizers(host) if sanitize else ()))
+        command = [*host, *flags, "-I.", "trials.c", "-o", "trials", "-lm"]
         built = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if built.returncode:
             raise ContractError(f"streamed operators: the compiler refuses them:\n{built.stderr[:3000]}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.skips import ROOT, fault
+from tests.skips import KNOWN, ROOT, fault
 
 FILE = """
 import pytest
@@ -43,3 +44,15 @@ def test_a_known_reason_holds_where_it_is_so(monkeypatch: pytest.MonkeyPatch) ->
     assert fault("could not import 'onnxruntime': for another reason", (), ())
     assert fault("torch is not installed", (), ())  # without the mark, `make torch` wouldn't run it
     assert fault("torch is not installed", ("torch",), ("torch",))
+
+
+def test_each_reason_in_the_tests_is_known_and_no_other_is() -> None:
+    """Those of backends are the backends' own."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")]
+    told = {reason for text in texts for reason in re.findall(r'(?:\bskip\(|\breason=)f?"(\w[^"]+|{path}[^"]+)"', text)}
+    told |= {f"could not import '{name}." for text in texts for name in re.findall(r'importorskip\("(\w+)', text)}
+    known = [words for one in KNOWN for words in re.split(r"\|(?![^(]*\))", one.words)]
+    unknown = {reason for reason in told if not any(re.match(words, reason) for words in known)}
+    assert all(reason.startswith("it is ") for reason in unknown), unknown  # those above
+    unused = {words for words in known if not any(re.match(words, reason) for reason in told)}
+    assert all(words.startswith("backend ") for words in unused), unused

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-pedantic", "-Werror")
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+ADDRESS = "-fsanitize=address"
+WRONG = {
+    ADDRESS: "#include <stdlib.h>\nint main(int n, char **v) { volatile char *a = malloc(n); a[n] = **v; return 0; }\n",
+    "-fsanitize=undefined": "int main(int n, char **v) { return v == 0 || n + 2147483647 == 0; }\n",
+}
+"""The sanitizers, and a program that each has to stop."""
+STOPPING = "-fno-sanitize-recover=all"
 POISON = (0xFF, 0x7B)
 """What outputs and scratch are filled with: floats that are no numbers, and large ones."""
 
@@ -53,7 +59,7 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
     Raises ContractError where the compiler complains or the program fails, BackendUnavailableError without a compiler.
     """
     command = compiler(TARGETS[LINUX]).command
-    watched = _sanitizes(command)
+    watching = sanitizers(command)
     for trial in trials:
         kernel = trial.step.kernel
         for header in files(kernel.include).iterdir():
@@ -61,8 +67,7 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
                 (folder / header.name).write_bytes(header.read_bytes())
     (folder / "trials.c").write_text(_program(trials), encoding="ascii")
     (folder / "inputs.bin").write_bytes(b"".join(_inputs(trial) for trial in trials))
-    extra = SANITIZERS if watched else ()
-    command = (*command, *FLAGS, optimize, *WARNINGS, *extra, "-I.", "trials.c", "-o", "trials", "-lm")
+    command = (*command, *FLAGS, optimize, *WARNINGS, *watching, "-I.", "trials.c", "-o", "trials", "-lm")
     built = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
     if built.returncode:
         raise ContractError(f"{trials[0].where}: the compiler refuses it:\n{_shown(built.stderr)}")
@@ -79,20 +84,24 @@ def run(trials: Sequence[KernelTrial], folder: Path, optimize: str) -> tuple[lis
     for trial in trials:
         ran, place = _read(trial, data, place)
         found.append(ran)
-    return found, watched
+    return found, set(WRONG) <= set(watching)
 
 
 @cache
-def _sanitizes(command: tuple[str, ...]) -> bool:
-    """Whether the compiler has the sanitizers, and what they compile to runs."""
+def sanitizers(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags of those sanitizers that stop what is wrong: `zig cc` takes that of addresses, and links none."""
     import tempfile
 
-    with tempfile.TemporaryDirectory(prefix="poetopt-") as folder:
-        source = Path(folder) / "empty.c"
-        source.write_text("int main(void) { return 0; }\n", encoding="ascii")
-        line = [*command, *SANITIZERS, "empty.c", "-o", "empty"]
-        built = subprocess.run(line, cwd=folder, capture_output=True, check=False)
-        return built.returncode == 0 and subprocess.run(["./empty"], cwd=folder, check=False).returncode == 0
+    def stops(flag: str, program: str) -> bool:
+        with tempfile.TemporaryDirectory(prefix="poetopt-") as folder:
+            Path(folder, "wrong.c").write_text(program, encoding="ascii")
+            line = [*command, flag, STOPPING, "wrong.c", "-o", "wrong"]
+            if subprocess.run(line, cwd=folder, capture_output=True, check=False).returncode:
+                return False
+            return subprocess.run(["./wrong"], cwd=folder, capture_output=True, check=False).returncode != 0
+
+    found = tuple(flag for flag, program in WRONG.items() if stops(flag, program))
+    return (*found, STOPPING) if found else ()
 
 
 def overlaps(trial: KernelTrial) -> Mapping[str, Sequence[int]]:

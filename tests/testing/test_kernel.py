@@ -81,6 +81,6 @@ def test_a_kernel_that_leaves_its_buffers_is_caught() -> None:
     sound = check_kernel(_add(SUM, in_place=(0, 1)), [node_case("Add", a, a + 1)], optimize="-O0")
     assert (sound.cases, sound.in_place, sound.deviation) == (1, 2, 0.0)
     if not sound.sanitized:
-        pytest.skip("the compiler has no sanitizers")
+        pytest.skip("the compiler has no address sanitizer")
     with pytest.raises(ContractError, match="AddressSanitizer"):
         check_kernel(_add(SUM.replace("i < SIZE", "i <= SIZE")), [node_case("Add", a, a)], optimize="-O0")

@@ -66,7 +66,10 @@ def frames(image: Image) -> tuple[Mapping[int, int], Mapping[int, set[int]]]:
     """
     starts = sorted({start for start, _, _ in image.functions})
     taken, calls = dict.fromkeys(starts, 0), {start: set[int]() for start in starts}
-    for start, end, _ in image.functions:  # of a library's, some begin within others, or run into the next one
+    ends: dict[int, int] = {}
+    for start, end, _ in image.functions:
+        ends[start] = max(end, ends.get(start, 0))  # where a label of no size has another's address, the other's
+    for start, end in ends.items():  # of a library's, some begin within others, or run into the next one
         following = starts[bisect_right(starts, start) : bisect_right(starts, start) + 1]
         calls[start] |= {place for place in following if end > place or end == start}
     loaded: dict[str, int] = {}

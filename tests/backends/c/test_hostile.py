@@ -24,6 +24,7 @@ from poetopt.backends.step.places import graph_of
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
+from poetopt.testing.kernel_program import sanitizers
 from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
 from tests.backends.c.support import HOST, WARNINGS, needs_host, network
@@ -95,7 +96,6 @@ int main(void)
     return 0;
 }
 """
-SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
 IMAGES, BATCHES = 150, 150
 
 
@@ -104,7 +104,8 @@ def said(program: DeviceProgram, folder: Path, cases: bytes) -> list[list[int]]:
     write(program, HOST, folder)
     (folder / "main.c").write_text(MAIN)
     (folder / "cases.bin").write_bytes(cases)
-    compiler(HOST).run((*FLAGS, *SANITIZED, "-Werror", *WARNINGS, *STEP, "main.c", "-lm", "-o", "main"), folder)
+    flags = (*FLAGS, *sanitizers(compiler(HOST).command), "-g")
+    compiler(HOST).run((*flags, "-Werror", *WARNINGS, *STEP, "main.c", "-lm", "-o", "main"), folder)
     ended = subprocess.run([folder / "main"], cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return [[int(word) for word in line.split()] for line in ended.stdout.splitlines()]

@@ -20,7 +20,7 @@ from poetopt.backends.c.build import FLAGS, STEP, build, write
 from poetopt.backends.c.disassembly import deepest, frames
 from poetopt.backends.c.execute import unscheduled as once
 from poetopt.backends.c.golden import golden_of
-from poetopt.backends.c.linking import image
+from poetopt.backends.c.linking import Image, Segment, image
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
 from poetopt.backends.c.targets import TARGETS, ZIG, Compiler, compilers
@@ -150,6 +150,15 @@ def test_the_stack_and_the_bits_are_the_same_by_each_compiler(core: str, name: s
         assert ran[-1].stack_bytes <= built.stack.nbytes <= built.stack_reserved_bytes
         assert built.stack.nbytes >= program.storage.block_bytes
     assert same(ran[0].results, ran[1].results)
+
+
+def test_a_label_at_a_function_does_not_run_into_the_next_one() -> None:
+    """As in libgcc's division, where the next one is what calls it."""
+    pytest.importorskip("capstone")
+    code = struct.pack("<6H", 0xB500, 0xBD00, 0x4770, 0x4770, 0xE7FA, 0x4770)  # push, pop, bx lr; b to the push
+    functions = ((0, 0, ".label"), (0, 8, "divide"), (8, 12, "remainder"))
+    found = deepest(Image(1, (Segment(0, code),), {}, functions, ((0, 12),)))
+    assert (found.nbytes, found.calls) == (4, ("remainder", "divide"))
 
 
 @needs_emulator
