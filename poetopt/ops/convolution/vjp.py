@@ -26,8 +26,14 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
+
+declare("Conv", op=Op(flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED))
+declare("ConvTranspose", op=Op(flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED))
+declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN))
+
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 

@@ -12,7 +12,10 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, single
 from poetopt.graph import Tensor
+from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
+
+declare("Col2Im", op=Op(flops=lambda c: c.x))
 
 
 @dataclass(frozen=True)

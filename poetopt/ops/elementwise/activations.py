@@ -34,11 +34,26 @@ from poetopt.autodiff.registry import (
     single,
 )
 from poetopt.graph import Role, Tensor
+from poetopt.ops import flops
+from poetopt.ops.op import EXP, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.util.errors import MissingVjpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+declare("Celu", "Sigmoid", op=Op(flops=EXP + 3))
+declare("Clip", "LeakyRelu", op=Op(flops=2))
+declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1)))
+declare("DequantizeLinear", "QuantizeLinear", "Relu", "Shrink", "ThresholdedRelu", op=Op(flops=1))
+declare("Gelu", op=Op(flops=2 * EXP + 4))
+declare("LogSoftmax", op=Op(flops=flops.logarithms))
+declare("MatMulInteger", "QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
+declare("Mean", op=Op(flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN))
+declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8))))
+declare("Softmax", op=Op(flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED))
+declare("Softsign", op=Op(flops=3))
+declare("Swish", "Tanh", op=Op(flops=EXP + 5))
 
 
 @register_vjp("Relu", since=6)

@@ -10,8 +10,25 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.ops.op import EXP, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.util.errors import ModelError
+
+declare(
+    "Abs", "Add", "And", "Ceil", "Div", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "Mod", "Mul", "Neg", "Not", "Or", "Reciprocal", "Round", "Sign", "Sqrt", "Sub", "Where", "Xor",
+    op=Op(flops=1),
+)  # fmt: skip
+declare("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Erf", "Sinh", "Tan", op=Op(flops=2 * EXP))
+declare("Cast", "CastLike", op=Op(flops=0))
+declare("Cos", "Exp", "Log", "Pow", "Sin", op=Op(flops=EXP))
+declare("Elu", "Selu", op=Op(flops=EXP + 3))
+declare("HardSigmoid", op=Op(flops=3))
+declare("HardSwish", op=Op(flops=4))
+declare("Max", "Min", "Sum", op=Op(flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN))
+declare("Mish", op=Op(flops=3 * EXP))
+declare("PRelu", op=Op(flops=2))
+declare("Softplus", op=Op(flops=2 * EXP + 1))
 
 
 @register_vjp("Add", since=7)

@@ -12,6 +12,11 @@ from poetopt.autodiff.losses import RULED, along_classes, ignoring, kept_labels,
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
+from poetopt.ops.op import EXP, Op, declare
+
+declare("NegativeLogLikelihoodLoss", op=Op(flops=lambda c: 2 * math.prod(c.inputs[1])))
+declare("SoftmaxCrossEntropyLoss", op=Op(flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1])))
+
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""

@@ -18,7 +18,17 @@ from functools import reduce
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp, single
 from poetopt.graph import Role, Tensor
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.util.errors import ModelError
+
+declare("Bernoulli", "Multinomial", op=Op(random=True))
+declare(
+    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "EyeLike", "Flatten", "Identity", "Pad", "Range",
+    "Reshape", "Shape", "Size", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    op=Op(flops=0),
+)  # fmt: skip
+declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
+declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(flops=0, random=True))
 
 
 @register_vjp("Reshape", since=5)

@@ -39,9 +39,17 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.ops import flops
 from poetopt.ops.nodes import around
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.util.errors import MissingVjpError
+
+declare("Compress", "Gather", "GatherElements", "GatherND", "Slice", op=Op(flops=0, picks=True))
+declare("Expand", "NonZero", "OneHot", "ReverseSequence", "Trilu", op=Op(flops=0))
+declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN))
+declare("ScatterElements", "ScatterND", op=Op(flops=flops.scattered))
+
 
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""

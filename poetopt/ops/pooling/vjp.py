@@ -32,10 +32,19 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
+from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.util.errors import MissingVjpError
+
+declare("AveragePool", op=Op(flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED))
+declare("GlobalAveragePool", op=Op(flops=(1, 1)))
+declare("LpPool", op=Op(flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED))
+declare("MaxPool", op=Op(flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED))
+declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
+declare("Resize", op=Op(flops=flops.interpolated("nearest")))
 
 
 @single("MaxPool", since=8)

@@ -29,9 +29,19 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Tensor
+from poetopt.ops import flops
 from poetopt.ops.flops import labels
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import affine
 from poetopt.util.errors import MissingVjpError
+
+declare("Attention", op=Op(flops=flops.attention, evaluation=Steps.UNKNOWN))
+declare("DFT", op=Op(flops=flops.fourier))
+declare("Einsum", op=Op(flops=flops.einsum, evaluation=Steps.COUNTED))
+declare("Gemm", op=Op(flops=flops.gemm, evaluation=Steps.COUNTED))
+declare("MatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED))
+declare("RotaryEmbedding", op=Op(flops=lambda c: 3 * c.x))
+declare("STFT", op=Op(evaluation=Steps.UNKNOWN))
 
 
 @register_vjp("Gemm", since=7)

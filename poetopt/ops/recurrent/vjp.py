@@ -26,8 +26,15 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import Tensor
+from poetopt.ops import flops
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.util.errors import MissingVjpError, ModelError
+
+declare("GRU", op=Op(flops=flops.gated(3), evaluation=Steps.UNKNOWN))
+declare("LSTM", op=Op(flops=flops.gated(5), evaluation=Steps.UNKNOWN))
+declare("RNN", op=Op(flops=flops.rnn, evaluation=Steps.UNKNOWN))
+
 
 _MOST_STEPS = 4096
 """About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""

@@ -10,7 +10,18 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, Single, single
 from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
+from poetopt.ops.op import EXP, Op, declare
 from poetopt.ops.pieces import masked, sign
+
+declare(
+    "ArgMax", "ArgMin", "CumSum", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
+    op=Op(flops=(1, 0)),
+)  # fmt: skip
+declare("ReduceL1", "ReduceSumSquare", op=Op(flops=(2, 0)))
+declare("ReduceL2", op=Op(flops=(2, 1)))
+declare("ReduceLogSum", op=Op(flops=(1, EXP)))
+declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP)))
+declare("ReduceMean", op=Op(flops=(1, 1)))
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:
