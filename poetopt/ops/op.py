@@ -42,7 +42,7 @@ class Steps(StrEnum):
     UNKNOWN = "it depends on what is in its operands, or nobody applies it to constants"
 
 
-class Numbers(StrEnum):
+class Origin(StrEnum):
     """Where the numbers of a result come from."""
 
     OWN = "computed"
@@ -118,7 +118,7 @@ class Op:
     is_product: bool = False
     normalizes: bool = False
     sums: bool = False
-    numbers: Numbers = Numbers.OWN
+    numbers: Origin = Origin.OWN
     keeps_scores: bool = False
     is_probability: bool = False
     looks: str = ""

@@ -30,9 +30,13 @@ from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
 
-declare("Conv", op=Op(flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED))
-declare("ConvTranspose", op=Op(flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED))
-declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN))
+declare("Conv", op=Op(
+    flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
+))  # fmt: skip
+declare("ConvTranspose", op=Op(
+    flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
+))  # fmt: skip
+declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]

@@ -15,7 +15,7 @@ from poetopt.graph import Tensor
 from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("Col2Im", op=Op(flops=lambda c: c.x))
+declare("Col2Im", op=Op(flops=lambda c: c.x, blocked=(1, 2)))
 
 
 @dataclass(frozen=True)

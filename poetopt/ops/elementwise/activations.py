@@ -42,16 +42,21 @@ from poetopt.util.errors import MissingVjpError
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-declare("Celu", "Sigmoid", op=Op(flops=EXP + 3))
-declare("Clip", "LeakyRelu", op=Op(flops=2))
-declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1)))
-declare("DequantizeLinear", "QuantizeLinear", "Relu", "Shrink", "ThresholdedRelu", op=Op(flops=1))
+declare("Celu", op=Op(flops=EXP + 3))
+declare("Clip", op=Op(flops=2, settings=(1, 2)))
+declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
+declare("DequantizeLinear", "QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
 declare("Gelu", op=Op(flops=2 * EXP + 4))
-declare("LogSoftmax", op=Op(flops=flops.logarithms))
-declare("MatMulInteger", "QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
+declare("LeakyRelu", op=Op(flops=2, keeps_scores=True))
+declare("LogSoftmax", op=Op(flops=flops.logarithms, looks="axis"))
+declare("MatMulInteger", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None))
 declare("Mean", op=Op(flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN))
-declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8))))
-declare("Softmax", op=Op(flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED))
+declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), blocked=None, settings=tuple(range(9))))
+declare("QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None, settings=tuple(range(8))))
+declare("Relu", op=Op(flops=1, keeps_scores=True))
+declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
+declare("Sigmoid", op=Op(flops=EXP + 3, is_probability=True))
+declare("Softmax", op=Op(flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, looks="axis"))
 declare("Softsign", op=Op(flops=3))
 declare("Swish", "Tanh", op=Op(flops=EXP + 5))
 
@@ -273,12 +278,6 @@ def mean(op: Primal, cotangents: Cotangents) -> Gradients:
     share = op.emit("grad_input").mul(op.only(cotangents), 1.0 / len(op.inputs))
     return (share,) * len(op.inputs)
 
-
-for _op in (
-    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul",
-    "QuantizeLinear",
-):  # fmt: skip
-    declare_nondifferentiable(_op)
 
 declare_nondifferentiable("QuantizeLinear", inputs=(1, 2), domain=STRAIGHT)
 declare_nondifferentiable("DequantizeLinear", inputs=(1, 2), domain=STRAIGHT)

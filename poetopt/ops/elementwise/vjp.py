@@ -10,25 +10,34 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.graph import Tensor
-from poetopt.ops.op import EXP, Op, Steps, declare
+from poetopt.ops.op import EXP, Op, Origin, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.util.errors import ModelError
 
-declare(
-    "Abs", "Add", "And", "Ceil", "Div", "Equal", "Floor", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
-    "LessOrEqual", "Mod", "Mul", "Neg", "Not", "Or", "Reciprocal", "Round", "Sign", "Sqrt", "Sub", "Where", "Xor",
-    op=Op(flops=1),
-)  # fmt: skip
+declare("Abs", "Mod", "Reciprocal", "Sqrt", op=Op(flops=1))
 declare("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Erf", "Sinh", "Tan", op=Op(flops=2 * EXP))
-declare("Cast", "CastLike", op=Op(flops=0))
-declare("Cos", "Exp", "Log", "Pow", "Sin", op=Op(flops=EXP))
-declare("Elu", "Selu", op=Op(flops=EXP + 3))
-declare("HardSigmoid", op=Op(flops=3))
+declare("Add", "Div", "Mul", "Sub", op=Op(flops=1, keeps_scores=True, is_linear=True))
+declare("And", "Ceil", "Floor", "IsInf", "IsNaN", "Not", "Or", "Round", "Sign", "Xor", op=Op(flops=1, blocked=None))
+declare("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
+declare("Cast", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True))
+declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
+declare("Cos", "Log", "Pow", "Sin", op=Op(flops=EXP))
+declare("Elu", op=Op(flops=EXP + 3, keeps_scores=True))
+declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=Op(flops=1, blocked=None, settings=(0, 1)))
+declare("Exp", op=Op(flops=EXP, is_probability=True))
+declare("HardSigmoid", op=Op(flops=3, is_probability=True))
 declare("HardSwish", op=Op(flops=4))
-declare("Max", "Min", "Sum", op=Op(flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN))
+declare("Hardmax", op=Op(blocked=None, is_probability=True, looks="axis"))
+declare("Max", "Min", op=Op(flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN))
 declare("Mish", op=Op(flops=3 * EXP))
-declare("PRelu", op=Op(flops=2))
+declare("Neg", op=Op(flops=1, is_linear=True))
+declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
+declare("Selu", op=Op(flops=EXP + 3))
 declare("Softplus", op=Op(flops=2 * EXP + 1))
+declare("Sum", op=Op(
+    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, keeps_scores=True, is_linear=True,
+))  # fmt: skip
+declare("Where", op=Op(flops=1, blocked=(0,)))
 
 
 @register_vjp("Add", since=7)

@@ -14,8 +14,13 @@ from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
 from poetopt.ops.op import EXP, Op, declare
 
-declare("NegativeLogLikelihoodLoss", op=Op(flops=lambda c: 2 * math.prod(c.inputs[1])))
-declare("SoftmaxCrossEntropyLoss", op=Op(flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1])))
+declare("NegativeLogLikelihoodLoss", op=Op(
+    flops=lambda c: 2 * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,), is_mean=True,
+))  # fmt: skip
+declare("SoftmaxCrossEntropyLoss", op=Op(
+    flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,),
+    is_mean=True,
+))  # fmt: skip
 
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})

@@ -11,24 +11,35 @@ Where a short line is repeated many times, its repetitions are summed at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp, single
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Role, Tensor
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.util.errors import ModelError
 
-declare("Bernoulli", "Multinomial", op=Op(random=True))
-declare(
-    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "EyeLike", "Flatten", "Identity", "Pad", "Range",
-    "Reshape", "Shape", "Size", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-    op=Op(flops=0),
-)  # fmt: skip
+declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
+declare("BitCast", op=Op(blocked=None))
+declare("Concat", op=Op(flops=0, keeps_scores=True))
+declare("Constant", op=Op(flops=0, blocked=None))
+declare("ConstantOfShape", "Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,)))
+declare("DepthToSpace", "SpaceToDepth", op=Op(flops=0))
+declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
+declare("Flatten", "Identity", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True))
 declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
-declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(flops=0, random=True))
+declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True))
+declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
+    flops=0, random=True, blocked=None,
+))  # fmt: skip
+declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
+declare("Reshape", "Squeeze", "Unsqueeze", op=Op(
+    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, is_linear=True,
+))  # fmt: skip
+declare("Split", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True))
+declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
+declare("Transpose", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True))
 
 
 @register_vjp("Reshape", since=5)
@@ -249,38 +260,3 @@ def space_to_depth(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     size = op.attr_int("blocksize", 1)
     blocks = k.reshape(dy, (n, size, size, c, h // size, w // size))
     return k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape)
-
-
-NONE = (
-    "And", "ArgMax", "ArgMin", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
-    "BitwiseXor", "Ceil", "Constant", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual",
-    "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "Multinomial", "NonMaxSuppression", "NonZero", "Not", "Or",
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Round", "Shape", "Sign", "Size", "Xor",
-)  # fmt: skip
-"""Ops through which no gradient flows."""
-CHOOSING: Mapping[tuple[int, ...], tuple[str, ...]] = {
-    (0,): ("Where",),
-    (1,): (
-        "CastLike", "CumSum", "Expand", "Gather", "GatherElements", "GatherND", "ReduceL1", "ReduceL2", "ReduceLogSum",
-        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-        "Reshape", "ScatterElements", "ScatterND", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze",
-    ),
-    (1, 2): ("Col2Im", "DFT", "Dropout"),
-    (1, 2, 3, 4): ("Slice",),
-    (4,): ("GRU", "LSTM", "RNN"),
-}  # fmt: skip
-"""Inputs that say where or how, and have no gradient, and the ops that have them."""
-LACKING: Mapping[str, tuple[tuple[int, ...] | None, tuple[int, ...]]] = {
-    "NegativeLogLikelihoodLoss": ((1, 2), (2,)), "OneHot": (None, (2,)), "Pad": ((1, 2, 3), (2,)),
-    "Range": (None, (0, 1, 2)), "Resize": ((1, 2, 3), (1,)), "RotaryEmbedding": ((1, 2, 3), (1, 2)),
-    "SoftmaxCrossEntropyLoss": ((1, 2), (2,)),
-}  # fmt: skip
-"""The same of ops with inputs that have a gradient, of which there is no rule: `declare_nondifferentiable`."""
-
-for _op in NONE:
-    declare_nondifferentiable(_op)
-for _inputs, _ops in CHOOSING.items():
-    for _op in _ops:
-        declare_nondifferentiable(_op, inputs=_inputs)
-for _op, (_of, _missing) in LACKING.items():
-    declare_nondifferentiable(_op, inputs=_of, missing=_missing)

@@ -31,16 +31,23 @@ from poetopt.ops import flops
 from poetopt.ops.op import EXP, Op, declare
 from poetopt.ops.pieces import column_sum, masked, rows_affine, sign
 
-declare("BatchNormalization", op=Op(flops=flops.batch_normalization))
-declare("Dropout", op=Op(flops=lambda c: 2 * c.x if c.has(2) else 0, random=True))
+declare("BatchNormalization", op=Op(
+    flops=flops.batch_normalization, weights=(1, 2), settings=(3, 4), normalizes=True, keeps_scores=True,
+))  # fmt: skip
+declare("Dropout", op=Op(flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2)))
 declare("GroupNormalization", "InstanceNormalization", op=Op(
-    flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]),
+    flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]), weights=(1, 2),
+    normalizes=True,
 ))  # fmt: skip
 declare("LRN", op=Op(flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP)))
-declare("LayerNormalization", op=Op(flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows))
-declare("LpNormalization", op=Op(flops=lambda c: 3 * c.x))
-declare("MeanVarianceNormalization", op=Op(flops=flops.mean_variance))
-declare("RMSNormalization", op=Op(flops=lambda c: 4 * c.x + 4 * c.rows))
+declare("LayerNormalization", op=Op(
+    flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows, weights=(1, 2), normalizes=True, looks="from axis",
+))  # fmt: skip
+declare("LpNormalization", op=Op(flops=lambda c: 3 * c.x, normalizes=True, looks="axis"))
+declare("MeanVarianceNormalization", op=Op(flops=flops.mean_variance, normalizes=True, looks="axes"))
+declare("RMSNormalization", op=Op(
+    flops=lambda c: 4 * c.x + 4 * c.rows, weights=(1,), normalizes=True, looks="from axis",
+))  # fmt: skip
 
 
 def _affine(

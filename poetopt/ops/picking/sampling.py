@@ -32,6 +32,7 @@ from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
 
 declare("GridSample", op=Op(flops=flops.interpolated("linear")))
+declare("Upsample", op=Op(settings=(1,)))
 
 
 _A = -0.75

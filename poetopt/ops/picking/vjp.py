@@ -41,14 +41,23 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.util.errors import MissingVjpError
 
-declare("Compress", "Gather", "GatherElements", "GatherND", "Slice", op=Op(flops=0, picks=True))
-declare("Expand", "NonZero", "OneHot", "ReverseSequence", "Trilu", op=Op(flops=0))
-declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN))
-declare("ScatterElements", "ScatterND", op=Op(flops=flops.scattered))
+declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
+declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
+declare("Gather", op=Op(flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("GatherElements", "GatherND", op=Op(flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN))
+declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
+declare("NonZero", op=Op(flops=0, blocked=None))
+declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
+declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
+declare("ScatterElements", "ScatterND", op=Op(flops=flops.scattered, blocked=(1,)))
+declare("Slice", op=Op(flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True))
+declare("TopK", op=Op(blocked=(1,), numbers=Origin.BETWEEN, looks="axis"))
+declare("Trilu", op=Op(flops=0, blocked=(1,), looks="anywhere"))
+declare("Unique", op=Op(looks="anywhere"))
 
 
 _ONE_HOT_ROWS = 256

@@ -35,16 +35,20 @@ from poetopt.graph import Node, Tensor
 from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.util.errors import MissingVjpError
 
-declare("AveragePool", op=Op(flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED))
-declare("GlobalAveragePool", op=Op(flops=(1, 1)))
+declare("AveragePool", op=Op(flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True))
+declare("GlobalAveragePool", op=Op(flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True))
 declare("LpPool", op=Op(flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED))
-declare("MaxPool", op=Op(flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED))
+declare("MaxPool", op=Op(
+    flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED, numbers=Origin.BETWEEN, keeps_scores=True,
+))  # fmt: skip
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
-declare("Resize", op=Op(flops=flops.interpolated("nearest")))
+declare("Resize", op=Op(
+    flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
+))  # fmt: skip
 
 
 @single("MaxPool", since=8)

@@ -35,12 +35,16 @@ from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import affine
 from poetopt.util.errors import MissingVjpError
 
-declare("Attention", op=Op(flops=flops.attention, evaluation=Steps.UNKNOWN))
-declare("DFT", op=Op(flops=flops.fourier))
-declare("Einsum", op=Op(flops=flops.einsum, evaluation=Steps.COUNTED))
-declare("Gemm", op=Op(flops=flops.gemm, evaluation=Steps.COUNTED))
-declare("MatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED))
-declare("RotaryEmbedding", op=Op(flops=lambda c: 3 * c.x))
+declare("Attention", op=Op(
+    flops=flops.attention, evaluation=Steps.UNKNOWN, settings=(3,), learnable=(3,), looks="past first",
+))  # fmt: skip
+declare("DFT", op=Op(flops=flops.fourier, blocked=(1, 2)))
+declare("Einsum", op=Op(flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True))
+declare("Gemm", op=Op(flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True))
+declare("MatMul", op=Op(
+    flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED, weights=(0, 1), is_product=True,
+))  # fmt: skip
+declare("RotaryEmbedding", op=Op(flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2)))
 declare("STFT", op=Op(evaluation=Steps.UNKNOWN))
 
 

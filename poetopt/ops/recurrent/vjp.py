@@ -31,9 +31,13 @@ from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("GRU", op=Op(flops=flops.gated(3), evaluation=Steps.UNKNOWN))
-declare("LSTM", op=Op(flops=flops.gated(5), evaluation=Steps.UNKNOWN))
-declare("RNN", op=Op(flops=flops.rnn, evaluation=Steps.UNKNOWN))
+declare("GRU", op=Op(
+    flops=flops.gated(3), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+))  # fmt: skip
+declare("LSTM", op=Op(
+    flops=flops.gated(5), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3, 7), first_states=(5, 6),
+))  # fmt: skip
+declare("RNN", op=Op(flops=flops.rnn, evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,)))
 
 
 _MOST_STEPS = 4096

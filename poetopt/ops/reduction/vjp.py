@@ -10,18 +10,24 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, Single, single
 from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
-from poetopt.ops.op import EXP, Op, declare
+from poetopt.ops.op import EXP, Op, Origin, declare
 from poetopt.ops.pieces import masked, sign
 
-declare(
-    "ArgMax", "ArgMin", "CumSum", "GlobalMaxPool", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum",
-    op=Op(flops=(1, 0)),
-)  # fmt: skip
-declare("ReduceL1", "ReduceSumSquare", op=Op(flops=(2, 0)))
-declare("ReduceL2", op=Op(flops=(2, 1)))
-declare("ReduceLogSum", op=Op(flops=(1, EXP)))
-declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP)))
-declare("ReduceMean", op=Op(flops=(1, 1)))
+declare("ArgMax", "ArgMin", op=Op(flops=(1, 0), blocked=None, looks="axis"))
+declare("CumSum", op=Op(flops=(1, 0), blocked=(1,), looks="anywhere"))
+declare("GlobalMaxPool", op=Op(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("ReduceL1", op=Op(flops=(2, 0), blocked=(1,)))
+declare("ReduceL2", op=Op(flops=(2, 1), blocked=(1,)))
+declare("ReduceLogSum", op=Op(flops=(1, EXP), blocked=(1,)))
+declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP), blocked=(1,)))
+declare("ReduceMax", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("ReduceMean", op=Op(
+    flops=(1, 1), blocked=(1,), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, is_mean=True,
+))  # fmt: skip
+declare("ReduceMin", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN))
+declare("ReduceProd", op=Op(flops=(1, 0), blocked=(1,)))
+declare("ReduceSum", op=Op(flops=(1, 0), blocked=(1,), sums=True))
+declare("ReduceSumSquare", op=Op(flops=(2, 0), blocked=(1,), sums=True))
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:
