@@ -153,7 +153,7 @@ def rnn(c: ShapedNode) -> int:
 
 
 def logarithms(c: ShapedNode) -> int:
-    """Of a softmax: 4 + exp an element, a log a row."""
+    """Four + exp an element, a log a row."""
     length = c.inputs[0][c.axis] if c.inputs[0] else 1
     return c.x * (4 + EXP) + (c.x // length if length else 0) * EXP
 

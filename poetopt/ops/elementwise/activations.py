@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import (
     STRAIGHT,
@@ -43,22 +44,25 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 declare("Celu", op=Op(flops=EXP + 3))
-declare("Clip", op=Op(flops=2, settings=(1, 2)))
+declare("Clip", op=Op(flops=2, settings=(1, 2), range=behind.clip))
 declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
 declare("DequantizeLinear", "QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
 declare("Gelu", op=Op(flops=2 * EXP + 4))
 declare("LeakyRelu", op=Op(flops=2, keeps_scores=True))
-declare("LogSoftmax", op=Op(flops=flops.logarithms, looks="axis"))
+declare("LogSoftmax", op=Op(flops=flops.logarithms, looks="axis", range=(-math.inf, 0.0)))
 declare("MatMulInteger", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None))
-declare("Mean", op=Op(flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN))
+declare("Mean", op=Op(flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull))
 declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), blocked=None, settings=tuple(range(9))))
 declare("QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None, settings=tuple(range(8))))
-declare("Relu", op=Op(flops=1, keeps_scores=True))
+declare("Relu", op=Op(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
-declare("Sigmoid", op=Op(flops=EXP + 3, is_probability=True))
-declare("Softmax", op=Op(flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, looks="axis"))
-declare("Softsign", op=Op(flops=3))
-declare("Swish", "Tanh", op=Op(flops=EXP + 5))
+declare("Sigmoid", op=Op(flops=EXP + 3, is_probability=True, range=(0.0, 1.0)))
+declare("Softmax", op=Op(
+    flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, looks="axis", range=(0.0, 1.0),
+))  # fmt: skip
+declare("Softsign", op=Op(flops=3, range=(-1.0, 1.0)))
+declare("Swish", op=Op(flops=EXP + 5))
+declare("Tanh", op=Op(flops=EXP + 5, range=(-1.0, 1.0)))
 
 
 @register_vjp("Relu", since=6)

@@ -7,37 +7,58 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.graph import Tensor
-from poetopt.ops.op import EXP, Op, Origin, Steps, declare
+from poetopt.ops.op import ANYWHERE, EXP, Op, Origin, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.util.errors import ModelError
 
-declare("Abs", "Mod", "Reciprocal", "Sqrt", op=Op(flops=1))
-declare("Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cosh", "Erf", "Sinh", "Tan", op=Op(flops=2 * EXP))
-declare("Add", "Div", "Mul", "Sub", op=Op(flops=1, keeps_scores=True, is_linear=True))
+declare("Abs", op=Op(flops=1, range=(0.0, math.inf)))
+declare("Acos", "Acosh", "Asin", "Atanh", op=Op(flops=2 * EXP, pole=ANYWHERE))
+declare("Add", op=Op(
+    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])),
+))  # fmt: skip
 declare("And", "Ceil", "Floor", "IsInf", "IsNaN", "Not", "Or", "Round", "Sign", "Xor", op=Op(flops=1, blocked=None))
+declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
 declare("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
 declare("Cast", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True))
 declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
-declare("Cos", "Log", "Pow", "Sin", op=Op(flops=EXP))
+declare("Cos", "Sin", op=Op(flops=EXP, range=(-1.0, 1.0)))
+declare("Div", op=Op(flops=1, keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1))
 declare("Elu", op=Op(flops=EXP + 3, keeps_scores=True))
 declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=Op(flops=1, blocked=None, settings=(0, 1)))
-declare("Exp", op=Op(flops=EXP, is_probability=True))
-declare("HardSigmoid", op=Op(flops=3, is_probability=True))
+declare("Erf", op=Op(flops=2 * EXP, range=(-1.0, 1.0)))
+declare("Exp", op=Op(flops=EXP, is_probability=True, range=behind.monotone(behind.exp)))
+declare("HardSigmoid", op=Op(flops=3, is_probability=True, range=(0.0, 1.0)))
 declare("HardSwish", op=Op(flops=4))
-declare("Hardmax", op=Op(blocked=None, is_probability=True, looks="axis"))
-declare("Max", "Min", op=Op(flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN))
+declare("Hardmax", op=Op(blocked=None, is_probability=True, looks="axis", range=(0.0, 1.0)))
+declare("Log", "Pow", op=Op(flops=EXP, pole=0))
+declare("Max", op=Op(
+    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN,
+    range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))),
+))  # fmt: skip
+declare("Min", op=Op(
+    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN,
+    range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))),
+))  # fmt: skip
 declare("Mish", op=Op(flops=3 * EXP))
-declare("Neg", op=Op(flops=1, is_linear=True))
+declare("Mod", op=Op(flops=1))
+declare("Mul", op=Op(flops=1, keeps_scores=True, is_linear=True, range=behind.pair(behind.product)))
+declare("Neg", op=Op(flops=1, is_linear=True, range=behind.negated))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
+declare("Reciprocal", op=Op(flops=1, pole=0))
 declare("Selu", op=Op(flops=EXP + 3))
-declare("Softplus", op=Op(flops=2 * EXP + 1))
+declare("Softplus", op=Op(flops=2 * EXP + 1, range=(0.0, math.inf)))
+declare("Sqrt", op=Op(flops=1, range=behind.monotone(lambda x: math.sqrt(max(x, 0.0))), pole=0))
+declare("Sub", op=Op(
+    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])),
+))  # fmt: skip
 declare("Sum", op=Op(
     flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, keeps_scores=True, is_linear=True,
 ))  # fmt: skip
-declare("Where", op=Op(flops=1, blocked=(0,)))
+declare("Where", op=Op(flops=1, blocked=(0,), range=behind.choice))
 
 
 @register_vjp("Add", since=7)

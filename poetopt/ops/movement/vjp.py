@@ -14,6 +14,7 @@ import itertools
 from dataclasses import dataclass
 from functools import reduce
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Role, Tensor
@@ -22,7 +23,7 @@ from poetopt.util.errors import ModelError
 
 declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
 declare("BitCast", op=Op(blocked=None))
-declare("Concat", op=Op(flops=0, keeps_scores=True))
+declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull))
 declare("Constant", op=Op(flops=0, blocked=None))
 declare("ConstantOfShape", "Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,)))
 declare("DepthToSpace", "SpaceToDepth", op=Op(flops=0))

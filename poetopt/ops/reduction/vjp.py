@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, Single, single
 from poetopt.autodiff.vocabulary import normalized
@@ -16,9 +18,9 @@ from poetopt.ops.pieces import masked, sign
 declare("ArgMax", "ArgMin", op=Op(flops=(1, 0), blocked=None, looks="axis"))
 declare("CumSum", op=Op(flops=(1, 0), blocked=(1,), looks="anywhere"))
 declare("GlobalMaxPool", op=Op(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
-declare("ReduceL1", op=Op(flops=(2, 0), blocked=(1,)))
-declare("ReduceL2", op=Op(flops=(2, 1), blocked=(1,)))
-declare("ReduceLogSum", op=Op(flops=(1, EXP), blocked=(1,)))
+declare("ReduceL1", op=Op(flops=(2, 0), blocked=(1,), range=(0.0, math.inf)))
+declare("ReduceL2", op=Op(flops=(2, 1), blocked=(1,), range=(0.0, math.inf)))
+declare("ReduceLogSum", op=Op(flops=(1, EXP), blocked=(1,), pole=0))
 declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP), blocked=(1,)))
 declare("ReduceMax", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN, keeps_scores=True))
 declare("ReduceMean", op=Op(
@@ -26,8 +28,8 @@ declare("ReduceMean", op=Op(
 ))  # fmt: skip
 declare("ReduceMin", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN))
 declare("ReduceProd", op=Op(flops=(1, 0), blocked=(1,)))
-declare("ReduceSum", op=Op(flops=(1, 0), blocked=(1,), sums=True))
-declare("ReduceSumSquare", op=Op(flops=(2, 0), blocked=(1,), sums=True))
+declare("ReduceSum", op=Op(flops=(1, 0), blocked=(1,), sums=True, range=behind.total))
+declare("ReduceSumSquare", op=Op(flops=(2, 0), blocked=(1,), sums=True, range=(0.0, math.inf)))
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:
