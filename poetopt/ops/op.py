@@ -100,9 +100,10 @@ class Op:
         Operands over which onnxruntime's kernel may write, to the same bits as with an output of its own.
     workspace, any_type
         The bytes that this kernel allocates; whether it moves values of any type as they are.
-    letters, letters_in_ram, cuts, exact
-        Along which axes onnxruntime's kernel can be cut (`poetopt.ops.runtimes.onnxruntime.axes`), also where operands
-        are in RAM; how, where letters can't say; whether every element is the same in a vector and in the remainder.
+    letters, letters_streamed, letters_in_ram, cuts, exact
+        Along which axes onnxruntime's kernel can be cut (`poetopt.ops.runtimes.onnxruntime.axes`): always, where
+        operands are on storage, where they are in RAM; how, where letters can't say; whether every element is the same
+        in a vector and in the remainder.
     """
 
     flops: int | tuple[int, int] | Callable[[ShapedNode], int] | None = None
@@ -135,6 +136,7 @@ class Op:
     workspace: Callable[[Call], int] | None = None
     any_type: bool = False
     letters: Callable[[Call], Axes | None] | None = None
+    letters_streamed: Callable[[Call], Axes | None] | None = None
     letters_in_ram: Callable[[Call], Axes | None] | None = None
     cuts: Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None] | None = None
     exact: bool = False

@@ -27,14 +27,17 @@ from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
 
 declare("Conv", op=Op(
     flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
+    workspace=kernels.conv, letters=axes.conv,
 ))  # fmt: skip
 declare("ConvTranspose", op=Op(
     flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
+    workspace=kernels.columns,
 ))  # fmt: skip
 declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 

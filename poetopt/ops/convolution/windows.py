@@ -13,9 +13,10 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, single
 from poetopt.graph import Tensor
 from poetopt.ops.op import Op, declare
+from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("Col2Im", op=Op(flops=lambda c: c.x, blocked=(1, 2)))
+declare("Col2Im", op=Op(flops=lambda c: c.x, blocked=(1, 2), cuts=axes.col2im))
 
 
 @dataclass(frozen=True)

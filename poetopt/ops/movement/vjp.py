@@ -19,16 +19,19 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.graph import Role, Tensor
 from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
 
 declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
 declare("BitCast", op=Op(blocked=None))
-declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull))
-declare("Constant", op=Op(flops=0, blocked=None))
-declare("ConstantOfShape", "Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,)))
+declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, any_type=True))
+declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
+declare("ConstantOfShape", "Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,), any_type=True))
 declare("DepthToSpace", "SpaceToDepth", op=Op(flops=0))
 declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
-declare("Flatten", "Identity", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True))
+declare("Flatten", "Identity", op=Op(
+    flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True, cuts=axes.view, exact=True,
+))  # fmt: skip
 declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
 declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True))
 declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
@@ -36,11 +39,12 @@ declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
 declare("Reshape", "Squeeze", "Unsqueeze", op=Op(
-    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, is_linear=True,
+    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True, cuts=axes.view,
+    exact=True,
 ))  # fmt: skip
-declare("Split", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True))
+declare("Split", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, any_type=True))
 declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
-declare("Transpose", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True))
+declare("Transpose", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True, letters=axes.transpose))
 
 
 @register_vjp("Reshape", since=5)

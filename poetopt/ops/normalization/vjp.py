@@ -30,21 +30,33 @@ from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.op import EXP, Op, declare
 from poetopt.ops.pieces import column_sum, masked, rows_affine, sign
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 
 declare("BatchNormalization", op=Op(
     flops=flops.batch_normalization, weights=(1, 2), settings=(3, 4), normalizes=True, keeps_scores=True,
+    in_place=(0,), workspace=kernels.statistics, letters_streamed=axes.batch_norm(positions=False),
+    letters_in_ram=axes.batch_norm(positions=True),
 ))  # fmt: skip
-declare("Dropout", op=Op(flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2)))
-declare("GroupNormalization", "InstanceNormalization", op=Op(
+declare("Dropout", op=Op(
+    flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2), workspace=kernels.mask,
+))  # fmt: skip
+declare("GroupNormalization", op=Op(
+    flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]), weights=(1, 2),
+    normalizes=True, workspace=kernels.group_normalization,
+))  # fmt: skip
+declare("InstanceNormalization", op=Op(
     flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]), weights=(1, 2),
     normalizes=True,
 ))  # fmt: skip
-declare("LRN", op=Op(flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP)))
+declare("LRN", op=Op(flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP), workspace=kernels.lrn))
 declare("LayerNormalization", op=Op(
     flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows, weights=(1, 2), normalizes=True, looks="from axis",
+    letters_streamed=axes.layer_norm,
 ))  # fmt: skip
 declare("LpNormalization", op=Op(flops=lambda c: 3 * c.x, normalizes=True, looks="axis"))
-declare("MeanVarianceNormalization", op=Op(flops=flops.mean_variance, normalizes=True, looks="axes"))
+declare("MeanVarianceNormalization", op=Op(
+    flops=flops.mean_variance, normalizes=True, looks="axes", workspace=kernels.mean_variance,
+))  # fmt: skip
 declare("RMSNormalization", op=Op(
     flops=lambda c: 4 * c.x + 4 * c.rows, weights=(1,), normalizes=True, looks="from axis",
 ))  # fmt: skip

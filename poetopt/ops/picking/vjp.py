@@ -43,18 +43,27 @@ from poetopt.ops import flops
 from poetopt.ops.nodes import around
 from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
 declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
-declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
-declare("Gather", op=Op(flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, keeps_scores=True))
-declare("GatherElements", "GatherND", op=Op(flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN))
+declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, any_type=True))
+declare("Gather", op=Op(
+    flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, keeps_scores=True, any_type=True,
+))  # fmt: skip
+declare("GatherElements", "GatherND", op=Op(
+    flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, any_type=True,
+))  # fmt: skip
 declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
-declare("ScatterElements", "ScatterND", op=Op(flops=flops.scattered, blocked=(1,)))
-declare("Slice", op=Op(flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True))
+declare("ScatterElements", op=Op(flops=flops.scattered, blocked=(1,), in_place=(0,), workspace=kernels.widened_indices))
+declare("ScatterND", op=Op(flops=flops.scattered, blocked=(1,), in_place=(0,), cuts=axes.scatter))
+declare("Slice", op=Op(
+    flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, any_type=True,
+    letters=axes.sliced,
+))  # fmt: skip
 declare("TopK", op=Op(blocked=(1,), numbers=Origin.BETWEEN, looks="axis"))
 declare("Trilu", op=Op(flops=0, blocked=(1,), looks="anywhere"))
 declare("Unique", op=Op(looks="anywhere"))

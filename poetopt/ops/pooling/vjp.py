@@ -37,17 +37,24 @@ from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
 from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-declare("AveragePool", op=Op(flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True))
-declare("GlobalAveragePool", op=Op(flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True))
+declare("AveragePool", op=Op(
+    flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True, letters_streamed=axes.pool,
+))  # fmt: skip
+declare("GlobalAveragePool", op=Op(
+    flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, letters_streamed=axes.pool,
+))  # fmt: skip
 declare("LpPool", op=Op(flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED))
 declare("MaxPool", op=Op(
     flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED, numbers=Origin.BETWEEN, keeps_scores=True,
+    letters_streamed=axes.pool,
 ))  # fmt: skip
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
+    workspace=kernels.resize,
 ))  # fmt: skip
 
 

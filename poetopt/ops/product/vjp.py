@@ -33,16 +33,23 @@ from poetopt.ops import flops
 from poetopt.ops.flops import labels
 from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import affine
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
 declare("Attention", op=Op(
     flops=flops.attention, evaluation=Steps.UNKNOWN, settings=(3,), learnable=(3,), looks="past first",
+    workspace=kernels.attention,
 ))  # fmt: skip
-declare("DFT", op=Op(flops=flops.fourier, blocked=(1, 2)))
-declare("Einsum", op=Op(flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True))
-declare("Gemm", op=Op(flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True))
+declare("DFT", op=Op(flops=flops.fourier, blocked=(1, 2), workspace=kernels.dft))
+declare("Einsum", op=Op(
+    flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True, workspace=kernels.permuted,
+))  # fmt: skip
+declare("Gemm", op=Op(
+    flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True, in_place=(2,), letters=axes.gemm,
+))  # fmt: skip
 declare("MatMul", op=Op(
     flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED, weights=(0, 1), is_product=True,
+    workspace=kernels.matmul, letters=axes.matmul,
 ))  # fmt: skip
 declare("RotaryEmbedding", op=Op(flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2)))
 declare("STFT", op=Op(evaluation=Steps.UNKNOWN))

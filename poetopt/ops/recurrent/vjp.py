@@ -29,15 +29,21 @@ from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
+from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
 
 declare("GRU", op=Op(
     flops=flops.gated(3), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+    workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("LSTM", op=Op(
     flops=flops.gated(5), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3, 7), first_states=(5, 6),
+    workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("RNN", op=Op(flops=flops.rnn, evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,)))
+declare("RNN", op=Op(
+    flops=flops.rnn, evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+    workspace=kernels.rnn,
+))  # fmt: skip
 
 
 _MOST_STEPS = 4096

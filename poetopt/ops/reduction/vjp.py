@@ -14,6 +14,7 @@ from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
 from poetopt.ops.op import EXP, Op, Origin, declare
 from poetopt.ops.pieces import masked, sign
+from poetopt.ops.runtimes.onnxruntime import axes
 
 declare("ArgMax", "ArgMin", op=Op(flops=(1, 0), blocked=None, looks="axis"))
 declare("CumSum", op=Op(flops=(1, 0), blocked=(1,), looks="anywhere"))
@@ -25,10 +26,14 @@ declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP), blocked=(1,)))
 declare("ReduceMax", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN, keeps_scores=True))
 declare("ReduceMean", op=Op(
     flops=(1, 1), blocked=(1,), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, is_mean=True,
+    letters_streamed=axes.reduction,
 ))  # fmt: skip
 declare("ReduceMin", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN))
 declare("ReduceProd", op=Op(flops=(1, 0), blocked=(1,)))
-declare("ReduceSum", op=Op(flops=(1, 0), blocked=(1,), sums=True, range=behind.total))
+declare("ReduceSum", op=Op(
+    flops=(1, 0), blocked=(1,), sums=True, range=behind.total, letters_streamed=axes.reduction,
+    letters_in_ram=axes.channel_sums, exact=True,
+))  # fmt: skip
 declare("ReduceSumSquare", op=Op(flops=(2, 0), blocked=(1,), sums=True, range=(0.0, math.inf)))
 
 
