@@ -7,7 +7,7 @@ Whoever goes over a graph asks `op_of`, and names no op. What isn't declared is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -18,7 +18,10 @@ from poetopt.ops import VJPS
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
-    from poetopt.graph import Node, Tensor
+    from onnx import NodeProto
+
+    from poetopt.frontends.checks import Shape, Shapes
+    from poetopt.graph import Array, Node, Tensor
     from poetopt.ops.flops import ShapedNode
     from poetopt.ops.nodes import Call
     from poetopt.ops.runtimes.onnxruntime.axes import Axes
@@ -92,8 +95,12 @@ class Op:
         attribute `axes` does.
     attributes
         The least value of attributes that count something, or the few that there are.
+    settings_check
+        Problems of settings that must fit a shape or each other.
     lists
-        Operands that are one number or a list of them.
+        Operands that are one number or a list of them: they have no second axis.
+    operands_check
+        Problems of operands that must fit each other.
     window
         Whether its window must fit into its padded input.
     in_place
@@ -130,7 +137,9 @@ class Op:
     axis: int | None = None
     axes: int | None = None
     attributes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    settings_check: Callable[[Mapping[str, tuple[int, ...]], Shapes], Iterator[str]] | None = None
     lists: tuple[int, ...] = ()
+    operands_check: Callable[[NodeProto, Shape, Shapes, Mapping[str, Array]], Iterator[str]] | None = None
     window: bool = False
     in_place: tuple[int, ...] = ()
     workspace: Callable[[Call], int] | None = None

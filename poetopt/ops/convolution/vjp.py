@@ -23,6 +23,7 @@ from functools import partial
 from poetopt.autodiff.alternatives import FLOPS_PER_NS, Costed, chosen, steps_ns
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.frontends import checks
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
@@ -33,11 +34,13 @@ from poetopt.util.errors import ModelError
 
 declare("Conv", op=Op(
     flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
-    workspace=kernels.conv, letters=axes.conv,
+    attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}, settings_check=checks.convolution,
+    window=True, workspace=kernels.conv, letters=axes.conv,
 ))  # fmt: skip
 declare("ConvTranspose", op=Op(
     flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
-    workspace=kernels.columns,
+    attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
+    settings_check=checks.transposed_convolution, window=True, workspace=kernels.columns,
 ))  # fmt: skip
 declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 

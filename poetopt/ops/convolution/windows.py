@@ -16,7 +16,9 @@ from poetopt.ops.op import Op, declare
 from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("Col2Im", op=Op(flops=lambda c: c.x, blocked=(1, 2), cuts=axes.col2im))
+declare("Col2Im", op=Op(
+    flops=lambda c: c.x, blocked=(1, 2), attributes={"dilations": 1, "pads": 0, "strides": 1}, cuts=axes.col2im,
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

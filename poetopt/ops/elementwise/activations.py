@@ -34,6 +34,7 @@ from poetopt.autodiff.registry import (
     register_vjp,
     single,
 )
+from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops import flops
 from poetopt.ops.op import EXP, Op, Steps, declare
@@ -45,13 +46,18 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 declare("Celu", op=Op(flops=EXP + 3))
-declare("Clip", op=Op(flops=2, settings=(1, 2), range=behind.clip, in_place=(0,), letters=axes.elementwise))
+declare("Clip", op=Op(
+    flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2), in_place=(0,), letters=axes.elementwise,
+))  # fmt: skip
 declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
-declare("DequantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), cuts=axes.dequantize, exact=True))
+declare("DequantizeLinear", op=Op(
+    flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
+))  # fmt: skip
 declare("Gelu", op=Op(flops=2 * EXP + 4))
 declare("LeakyRelu", op=Op(flops=2, keeps_scores=True, letters=axes.elementwise))
 declare("LogSoftmax", op=Op(
-    flops=flops.logarithms, looks="axis", range=(-math.inf, 0.0), workspace=kernels.softmax, letters=axes.softmax,
+    flops=flops.logarithms, looks="axis", range=(-math.inf, 0.0), axis=0, workspace=kernels.softmax,
+    letters=axes.softmax,
 ))  # fmt: skip
 declare("MatMulInteger", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None))
 declare("Mean", op=Op(
@@ -67,7 +73,7 @@ declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
 declare("Sigmoid", op=Op(flops=EXP + 3, is_probability=True, range=(0.0, 1.0), in_place=(0,), letters=axes.elementwise))
 declare("Softmax", op=Op(
     flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, looks="axis", range=(0.0, 1.0),
-    workspace=kernels.softmax, letters=axes.softmax,
+    axis=0, workspace=kernels.softmax, letters=axes.softmax,
 ))  # fmt: skip
 declare("Softsign", op=Op(flops=3, range=(-1.0, 1.0), letters=axes.elementwise))
 declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))

@@ -47,7 +47,9 @@ declare("Exp", op=Op(
 ))  # fmt: skip
 declare("HardSigmoid", op=Op(flops=3, is_probability=True, range=(0.0, 1.0), in_place=(0,), letters=axes.elementwise))
 declare("HardSwish", op=Op(flops=4, workspace=kernels.expanded))
-declare("Hardmax", op=Op(blocked=None, is_probability=True, looks="axis", range=(0.0, 1.0), workspace=kernels.softmax))
+declare("Hardmax", op=Op(
+    blocked=None, is_probability=True, looks="axis", range=(0.0, 1.0), axis=0, workspace=kernels.softmax,
+))  # fmt: skip
 declare("IsInf", "IsNaN", op=Op(flops=1, blocked=None))
 declare("Log", op=Op(flops=EXP, pole=0, in_place=(0,), letters=axes.elementwise))
 declare("Max", op=Op(
@@ -61,7 +63,7 @@ declare("Min", op=Op(
     letters=axes.elementwise,
 ))  # fmt: skip
 declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
-declare("Mod", op=Op(flops=1, letters=axes.elementwise))
+declare("Mod", op=Op(flops=1, attributes={"fmod": (0, 1)}, letters=axes.elementwise))
 declare("Mul", op=Op(
     flops=1, keeps_scores=True, is_linear=True, range=behind.pair(behind.product), in_place=(0, 1),
     letters=axes.elementwise, exact=True,

@@ -10,6 +10,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.linear_loss import layer_gradient
 from poetopt.autodiff.losses import RULED, along_classes, ignoring, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
 from poetopt.ops.op import EXP, Op, declare
@@ -17,11 +18,11 @@ from poetopt.ops.runtimes.onnxruntime import kernels
 
 declare("NegativeLogLikelihoodLoss", op=Op(
     flops=lambda c: 2 * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,), is_mean=True,
-    workspace=kernels.log_likelihood,
+    operands_check=checks.loss, workspace=kernels.log_likelihood,
 ))  # fmt: skip
 declare("SoftmaxCrossEntropyLoss", op=Op(
     flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,),
-    is_mean=True, workspace=kernels.cross_entropy,
+    is_mean=True, operands_check=checks.loss, workspace=kernels.cross_entropy,
 ))  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from poetopt.ops import flops
 from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("GridSample", op=Op(flops=flops.interpolated("linear")))
+declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={"align_corners": (0, 1)}))
 declare("Upsample", op=Op(settings=(1,)))
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
@@ -41,20 +42,26 @@ from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
 declare("AveragePool", op=Op(
-    flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True, letters_streamed=axes.pool,
+    flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True,
+    attributes={"dilations": 1, "kernel_shape": 1, "strides": 1}, settings_check=checks.pool, window=True,
+    letters_streamed=axes.pool,
 ))  # fmt: skip
 declare("GlobalAveragePool", op=Op(
     flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, letters_streamed=axes.pool,
 ))  # fmt: skip
-declare("LpPool", op=Op(flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED))
+declare("LpPool", op=Op(
+    flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED,
+    attributes={"dilations": 1, "kernel_shape": 1, "p": 1, "strides": 1}, settings_check=checks.pool, window=True,
+))  # fmt: skip
 declare("MaxPool", op=Op(
     flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED, numbers=Origin.BETWEEN, keeps_scores=True,
-    letters_streamed=axes.pool,
+    attributes={"dilations": 1, "kernel_shape": 1, "storage_order": (0, 1), "strides": 1}, settings_check=checks.pool,
+    window=True, letters_streamed=axes.pool,
 ))  # fmt: skip
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
-    workspace=kernels.resize,
+    axes=-1, attributes={"antialias": (0, 1), "exclude_outside": (0, 1)}, lists=(1, 2, 3), workspace=kernels.resize,
 ))  # fmt: skip
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.flops import labels
@@ -38,11 +39,14 @@ from poetopt.util.errors import MissingVjpError
 
 declare("Attention", op=Op(
     flops=flops.attention, evaluation=Steps.UNKNOWN, settings=(3,), learnable=(3,), looks="past first",
-    workspace=kernels.attention,
+    attributes={"kv_num_heads": 0, "q_num_heads": 0}, settings_check=checks.attention, workspace=kernels.attention,
 ))  # fmt: skip
-declare("DFT", op=Op(flops=flops.fourier, blocked=(1, 2), workspace=kernels.dft))
+declare("DFT", op=Op(
+    flops=flops.fourier, blocked=(1, 2), attributes={"inverse": (0, 1), "onesided": (0, 1)}, workspace=kernels.dft,
+))  # fmt: skip
 declare("Einsum", op=Op(
-    flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True, workspace=kernels.permuted,
+    flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True, operands_check=checks.einsum,
+    workspace=kernels.permuted,
 ))  # fmt: skip
 declare("Gemm", op=Op(
     flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True, in_place=(2,), letters=axes.gemm,
@@ -51,7 +55,10 @@ declare("MatMul", op=Op(
     flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED, weights=(0, 1), is_product=True,
     workspace=kernels.matmul, letters=axes.matmul,
 ))  # fmt: skip
-declare("RotaryEmbedding", op=Op(flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2)))
+declare("RotaryEmbedding", op=Op(
+    flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2),
+    attributes={"num_heads": 0, "rotary_embedding_dim": 0}, settings_check=checks.rotary,
+))  # fmt: skip
 declare("STFT", op=Op(evaluation=Steps.UNKNOWN))
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.op import Op, Steps, declare
@@ -34,15 +35,17 @@ from poetopt.util.errors import MissingVjpError, ModelError
 
 declare("GRU", op=Op(
     flops=flops.gated(3), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+    attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)}, settings_check=checks.recurrent,
     workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("LSTM", op=Op(
     flops=flops.gated(5), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3, 7), first_states=(5, 6),
+    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, settings_check=checks.recurrent,
     workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("RNN", op=Op(
     flops=flops.rnn, evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
-    workspace=kernels.rnn,
+    attributes={"hidden_size": 1, "layout": (0, 1)}, settings_check=checks.recurrent, workspace=kernels.rnn,
 ))  # fmt: skip
 
 
