@@ -64,6 +64,8 @@ class Op:
         The steps of an evaluation, where `flops` doesn't say: constant `flops` are plain.
     picks
         Whether it reads only what it delivers of its first input.
+    is_heavy
+        Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
         Whether its result differs from run to run.
     blocked, missing
@@ -116,6 +118,7 @@ class Op:
     flops: int | tuple[int, int] | Callable[[ShapedNode], int] | None = None
     evaluation: Steps | None = None
     picks: bool = False
+    is_heavy: bool = False
     random: bool = False
     blocked: tuple[int, ...] | None = ()
     missing: tuple[int, ...] = ()
@@ -176,10 +179,10 @@ def declare(*names: str, op: Op) -> None:
 
 @cache
 def ops() -> Mapping[str, Op]:
-    """All declarations, by name, sorted."""
+    """All declarations, by name."""
     for module in VJPS:
         import_module(f"poetopt.ops.{module}")
-    return dict(sorted(_OPS.items()))
+    return _OPS
 
 
 def op_of(name: str) -> Op:

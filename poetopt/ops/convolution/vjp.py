@@ -35,12 +35,12 @@ from poetopt.util.errors import ModelError
 declare("Conv", op=Op(
     flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
     attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}, settings_check=checks.convolution,
-    window=True, workspace=kernels.conv, letters=axes.conv,
+    window=True, workspace=kernels.conv, letters=axes.conv, is_heavy=True,
 ))  # fmt: skip
 declare("ConvTranspose", op=Op(
     flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
     attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
-    settings_check=checks.transposed_convolution, window=True, workspace=kernels.columns,
+    settings_check=checks.transposed_convolution, window=True, workspace=kernels.columns, is_heavy=True,
 ))  # fmt: skip
 declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 

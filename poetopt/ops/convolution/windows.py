@@ -17,7 +17,8 @@ from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import MissingVjpError, ModelError
 
 declare("Col2Im", op=Op(
-    flops=lambda c: c.x, blocked=(1, 2), attributes={"dilations": 1, "pads": 0, "strides": 1}, cuts=axes.col2im,
+    flops=lambda c: c.x, blocked=(1, 2), attributes={"dilations": 1, "pads": 0, "strides": 1}, is_heavy=True,
+    cuts=axes.col2im,
 ))  # fmt: skip
 
 

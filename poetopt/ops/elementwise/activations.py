@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,6 +38,7 @@ from poetopt.autodiff.registry import (
 from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops import flops
+from poetopt.ops.elementwise.vjp import each, unary
 from poetopt.ops.op import EXP, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
@@ -45,20 +47,17 @@ from poetopt.util.errors import MissingVjpError
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+shares = partial(Op, looks="axis", axis=0, workspace=kernels.softmax, letters=axes.softmax)
+
 declare("Celu", op=Op(flops=EXP + 3))
-declare("Clip", op=Op(
-    flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2), in_place=(0,), letters=axes.elementwise,
-))  # fmt: skip
+declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
 declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
 declare("Gelu", op=Op(flops=2 * EXP + 4))
-declare("LeakyRelu", op=Op(flops=2, keeps_scores=True, letters=axes.elementwise))
-declare("LogSoftmax", op=Op(
-    flops=flops.logarithms, looks="axis", range=(-math.inf, 0.0), axis=0, workspace=kernels.softmax,
-    letters=axes.softmax,
-))  # fmt: skip
+declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
+declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
 declare("MatMulInteger", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None))
 declare("Mean", op=Op(
     flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
@@ -66,18 +65,15 @@ declare("Mean", op=Op(
 declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), blocked=None, settings=tuple(range(9))))
 declare("QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None, settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
-declare("Relu", op=Op(
-    flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0)), in_place=(0,), letters=axes.elementwise,
-))  # fmt: skip
+declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
-declare("Sigmoid", op=Op(flops=EXP + 3, is_probability=True, range=(0.0, 1.0), in_place=(0,), letters=axes.elementwise))
-declare("Softmax", op=Op(
-    flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, looks="axis", range=(0.0, 1.0),
-    axis=0, workspace=kernels.softmax, letters=axes.softmax,
+declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, range=(0.0, 1.0)))
+declare("Softmax", op=shares(
+    flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
 ))  # fmt: skip
-declare("Softsign", op=Op(flops=3, range=(-1.0, 1.0), letters=axes.elementwise))
+declare("Softsign", op=each(flops=3, range=(-1.0, 1.0)))
 declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))
-declare("Tanh", op=Op(flops=EXP + 5, range=(-1.0, 1.0), in_place=(0,), letters=axes.elementwise))
+declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0)))
 
 
 @register_vjp("Relu", since=6)

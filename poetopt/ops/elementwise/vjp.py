@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -16,78 +17,52 @@ from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import ModelError
 
-declare("Abs", op=Op(flops=1, range=(0.0, math.inf), in_place=(0,), letters=axes.elementwise))
+each = partial(Op, letters=axes.elementwise)
+unary, arithmetic = partial(each, in_place=(0,)), partial(each, flops=1, in_place=(0, 1))
+variadic = partial(each, flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, workspace=kernels.variadic)
+
+declare("Abs", op=unary(flops=1, range=(0.0, math.inf)))
 declare("Acos", "Acosh", "Asin", "Atanh", op=Op(flops=2 * EXP, pole=ANYWHERE))
-declare("Add", op=Op(
-    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])),
-    in_place=(0, 1), letters=axes.elementwise, exact=True,
+declare("Add", op=arithmetic(
+    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])), exact=True,
 ))  # fmt: skip
-declare(
-    "And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor",
-    op=Op(flops=1, blocked=None, letters=axes.elementwise),
-)  # fmt: skip
+declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=each(flops=1, blocked=None))
 declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
 declare("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
-declare("Cast", op=Op(
-    flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True, letters=axes.elementwise,
-))  # fmt: skip
+declare("Cast", op=each(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True))
 declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
-declare("Cos", "Sin", op=Op(flops=EXP, range=(-1.0, 1.0), in_place=(0,), letters=axes.elementwise))
-declare("Div", op=Op(
-    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1, in_place=(0, 1),
-    letters=axes.elementwise, exact=True,
+declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))
+declare("Div", op=arithmetic(
+    keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1, exact=True,
 ))  # fmt: skip
-declare("Elu", op=Op(flops=EXP + 3, keeps_scores=True, letters=axes.elementwise))
-declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=Op(
-    flops=1, blocked=None, settings=(0, 1), letters=axes.elementwise,
-))  # fmt: skip
-declare("Erf", op=Op(flops=2 * EXP, range=(-1.0, 1.0), in_place=(0,), letters=axes.elementwise))
-declare("Exp", op=Op(
-    flops=EXP, is_probability=True, range=behind.monotone(behind.exp), in_place=(0,), letters=axes.elementwise,
-))  # fmt: skip
-declare("HardSigmoid", op=Op(flops=3, is_probability=True, range=(0.0, 1.0), in_place=(0,), letters=axes.elementwise))
+declare("Elu", op=each(flops=EXP + 3, keeps_scores=True))
+declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=each(flops=1, blocked=None, settings=(0, 1)))
+declare("Erf", op=unary(flops=2 * EXP, range=(-1.0, 1.0)))
+declare("Exp", op=unary(flops=EXP, is_probability=True, range=behind.monotone(behind.exp)))
+declare("HardSigmoid", op=unary(flops=3, is_probability=True, range=(0.0, 1.0)))
 declare("HardSwish", op=Op(flops=4, workspace=kernels.expanded))
 declare("Hardmax", op=Op(
     blocked=None, is_probability=True, looks="axis", range=(0.0, 1.0), axis=0, workspace=kernels.softmax,
 ))  # fmt: skip
 declare("IsInf", "IsNaN", op=Op(flops=1, blocked=None))
-declare("Log", op=Op(flops=EXP, pole=0, in_place=(0,), letters=axes.elementwise))
-declare("Max", op=Op(
-    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN,
-    range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1]))), in_place=(0, 1), workspace=kernels.variadic,
-    letters=axes.elementwise,
-))  # fmt: skip
-declare("Min", op=Op(
-    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN,
-    range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1]))), in_place=(0, 1), workspace=kernels.variadic,
-    letters=axes.elementwise,
-))  # fmt: skip
+declare("Log", op=unary(flops=EXP, pole=0))
+declare("Max", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
+declare("Min", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
 declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
-declare("Mod", op=Op(flops=1, attributes={"fmod": (0, 1)}, letters=axes.elementwise))
-declare("Mul", op=Op(
-    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(behind.product), in_place=(0, 1),
-    letters=axes.elementwise, exact=True,
-))  # fmt: skip
-declare("Neg", op=Op(
-    flops=1, is_linear=True, range=behind.negated, in_place=(0,), letters=axes.elementwise, exact=True,
-))  # fmt: skip
+declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}))
+declare("Mul", op=arithmetic(keeps_scores=True, is_linear=True, range=behind.pair(behind.product), exact=True))
+declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
-declare("Pow", op=Op(flops=EXP, pole=0, letters=axes.elementwise))
-declare("Reciprocal", op=Op(flops=1, pole=0, in_place=(0,), letters=axes.elementwise))
-declare("Selu", op=Op(flops=EXP + 3, letters=axes.elementwise))
-declare("Softplus", op=Op(flops=2 * EXP + 1, range=(0.0, math.inf), in_place=(0,), letters=axes.elementwise))
-declare("Sqrt", op=Op(
-    flops=1, range=behind.monotone(lambda x: math.sqrt(max(x, 0.0))), pole=0, in_place=(0,), letters=axes.elementwise,
+declare("Pow", op=each(flops=EXP, pole=0))
+declare("Reciprocal", op=unary(flops=1, pole=0))
+declare("Selu", op=each(flops=EXP + 3))
+declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf)))
+declare("Sqrt", op=unary(flops=1, range=behind.monotone(lambda x: math.sqrt(max(x, 0.0))), pole=0))
+declare("Sub", op=arithmetic(
+    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])), exact=True,
 ))  # fmt: skip
-declare("Sub", op=Op(
-    flops=1, keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])),
-    in_place=(0, 1), letters=axes.elementwise, exact=True,
-))  # fmt: skip
-declare("Sum", op=Op(
-    flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, keeps_scores=True, is_linear=True,
-    workspace=kernels.variadic, letters=axes.elementwise,
-))  # fmt: skip
-declare("Where", op=Op(flops=1, blocked=(0,), range=behind.choice, workspace=kernels.where, letters=axes.elementwise))
+declare("Sum", op=variadic(keeps_scores=True, is_linear=True))
+declare("Where", op=each(flops=1, blocked=(0,), range=behind.choice, workspace=kernels.where))
 
 
 @register_vjp("Add", since=7)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
@@ -23,6 +23,9 @@ from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
 
+moved = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
+viewed = partial(moved, is_linear=True, cuts=axes.view, exact=True)
+
 declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
 declare("BitCast", op=Op(blocked=None))
 declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, axis=0, any_type=True))
@@ -30,35 +33,21 @@ declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
 declare("ConstantOfShape", op=Op(flops=0, blocked=None, settings=(0,), lists=(0,), any_type=True))
 declare("DepthToSpace", op=Op(flops=0, attributes={"blocksize": 1}, settings_check=checks.blocks))
 declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
-declare("Flatten", op=Op(
-    flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, axis=1, any_type=True, cuts=axes.view,
-    exact=True,
-))  # fmt: skip
-declare("Identity", op=Op(
-    flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True, cuts=axes.view, exact=True,
-))  # fmt: skip
+declare("Flatten", op=viewed(axis=1))
+declare("Identity", op=viewed())
 declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
 declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3)))
 declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
     flops=0, random=True, blocked=None,
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
-declare("Reshape", "Unsqueeze", op=Op(
-    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, is_linear=True, lists=(1,), any_type=True,
-    cuts=axes.view, exact=True,
-))  # fmt: skip
+declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))
 declare("Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,), any_type=True))
 declare("SpaceToDepth", op=Op(flops=0, attributes={"blocksize": 1}))
-declare("Split", op=Op(
-    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, axis=0, attributes={"num_outputs": 1}, lists=(1,),
-    any_type=True,
-))  # fmt: skip
-declare("Squeeze", op=Op(
-    flops=0, blocked=(1,), numbers=Origin.MOVED, keeps_scores=True, is_linear=True, axes=1, lists=(1,), any_type=True,
-    cuts=axes.view, exact=True,
-))  # fmt: skip
+declare("Split", op=moved(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
+declare("Squeeze", op=viewed(blocked=(1,), axes=1, lists=(1,)))
 declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,)))
-declare("Transpose", op=Op(flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True, letters=axes.transpose))
+declare("Transpose", op=moved(letters=axes.transpose))
 
 
 @register_vjp("Reshape", since=5)

@@ -47,20 +47,13 @@ from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
+gathered = partial(Op, flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, any_type=True)
+
 declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
 declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,), any_type=True))
-declare("Gather", op=Op(
-    flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, keeps_scores=True, axis=0,
-    operands_check=checks.gather, any_type=True,
-))  # fmt: skip
-declare("GatherElements", op=Op(
-    flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, axis=0, operands_check=checks.elements,
-    any_type=True,
-))  # fmt: skip
-declare("GatherND", op=Op(
-    flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, attributes={"batch_dims": 0},
-    settings_check=checks.gather_nd, any_type=True,
-))  # fmt: skip
+declare("Gather", op=gathered(keeps_scores=True, axis=0, operands_check=checks.gather))
+declare("GatherElements", op=gathered(axis=0, operands_check=checks.elements))
+declare("GatherND", op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd))
 declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))

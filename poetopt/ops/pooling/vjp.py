@@ -41,22 +41,19 @@ from poetopt.ops.pieces import masked, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-declare("AveragePool", op=Op(
-    flops=lambda c: c.n * (c.window + 1), evaluation=Steps.COUNTED, keeps_scores=True,
-    attributes={"dilations": 1, "kernel_shape": 1, "strides": 1}, settings_check=checks.pool, window=True,
-    letters_streamed=axes.pool,
+sizes = {"dilations": 1, "kernel_shape": 1, "strides": 1}
+pool = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, settings_check=checks.pool, window=True)
+
+declare("AveragePool", op=pool(
+    flops=lambda c: c.n * (c.window + 1), keeps_scores=True, attributes=sizes, letters_streamed=axes.pool,
 ))  # fmt: skip
 declare("GlobalAveragePool", op=Op(
     flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, letters_streamed=axes.pool,
 ))  # fmt: skip
-declare("LpPool", op=Op(
-    flops=lambda c: c.n * (2 * c.window + 1), evaluation=Steps.COUNTED,
-    attributes={"dilations": 1, "kernel_shape": 1, "p": 1, "strides": 1}, settings_check=checks.pool, window=True,
-))  # fmt: skip
-declare("MaxPool", op=Op(
-    flops=lambda c: c.n * c.window, evaluation=Steps.COUNTED, numbers=Origin.BETWEEN, keeps_scores=True,
-    attributes={"dilations": 1, "kernel_shape": 1, "storage_order": (0, 1), "strides": 1}, settings_check=checks.pool,
-    window=True, letters_streamed=axes.pool,
+declare("LpPool", op=pool(flops=lambda c: c.n * (2 * c.window + 1), attributes=sizes | {"p": 1}))
+declare("MaxPool", op=pool(
+    flops=lambda c: c.n * c.window, numbers=Origin.BETWEEN, keeps_scores=True,
+    attributes=sizes | {"storage_order": (0, 1)}, letters_streamed=axes.pool,
 ))  # fmt: skip
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
 declare("Resize", op=Op(

@@ -38,7 +38,7 @@ from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
 declare("Attention", op=Op(
-    flops=flops.attention, evaluation=Steps.UNKNOWN, settings=(3,), learnable=(3,), looks="past first",
+    flops=flops.attention, evaluation=Steps.UNKNOWN, is_heavy=True, settings=(3,), learnable=(3,), looks="past first",
     attributes={"kv_num_heads": 0, "q_num_heads": 0}, settings_check=checks.attention, workspace=kernels.attention,
 ))  # fmt: skip
 declare("DFT", op=Op(
@@ -46,7 +46,7 @@ declare("DFT", op=Op(
 ))  # fmt: skip
 declare("Einsum", op=Op(
     flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True, operands_check=checks.einsum,
-    workspace=kernels.permuted,
+    workspace=kernels.permuted, is_heavy=True,
 ))  # fmt: skip
 declare("Gemm", op=Op(
     flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True, in_place=(2,), letters=axes.gemm,

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -33,20 +34,20 @@ from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gr
 from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("GRU", op=Op(
-    flops=flops.gated(3), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
-    attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)}, settings_check=checks.recurrent,
+layer = partial(
+    Op, evaluation=Steps.UNKNOWN, is_heavy=True, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+    settings_check=checks.recurrent,
+)  # fmt: skip
+
+declare("GRU", op=layer(
+    flops=flops.gated(3), attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)},
     workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("LSTM", op=Op(
-    flops=flops.gated(5), evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3, 7), first_states=(5, 6),
-    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, settings_check=checks.recurrent,
-    workspace=kernels.recurrent,
+declare("LSTM", op=layer(
+    flops=flops.gated(5), weights=(1, 2, 3, 7), first_states=(5, 6),
+    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("RNN", op=Op(
-    flops=flops.rnn, evaluation=Steps.UNKNOWN, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
-    attributes={"hidden_size": 1, "layout": (0, 1)}, settings_check=checks.recurrent, workspace=kernels.rnn,
-))  # fmt: skip
+declare("RNN", op=layer(flops=flops.rnn, attributes={"hidden_size": 1, "layout": (0, 1)}, workspace=kernels.rnn))
 
 
 _MOST_STEPS = 4096

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -16,28 +17,26 @@ from poetopt.ops.op import EXP, Op, Origin, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.ops.runtimes.onnxruntime import axes
 
+reduction = partial(Op, blocked=(1,), axes=1, lists=(1,))
+
 declare("ArgMax", "ArgMin", op=Op(flops=(1, 0), blocked=None, looks="axis", axis=0))
-declare("CumSum", op=Op(
-    flops=(1, 0), blocked=(1,), looks="anywhere", axes=1, attributes={"exclusive": (0, 1), "reverse": (0, 1)},
-    lists=(1,),
-))  # fmt: skip
+declare("CumSum", op=reduction(flops=(1, 0), looks="anywhere", attributes={"exclusive": (0, 1), "reverse": (0, 1)}))
 declare("GlobalMaxPool", op=Op(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
-declare("ReduceL1", op=Op(flops=(2, 0), blocked=(1,), range=(0.0, math.inf), axes=1, lists=(1,)))
-declare("ReduceL2", op=Op(flops=(2, 1), blocked=(1,), range=(0.0, math.inf), axes=1, lists=(1,)))
-declare("ReduceLogSum", op=Op(flops=(1, EXP), blocked=(1,), pole=0, axes=1, lists=(1,)))
-declare("ReduceLogSumExp", op=Op(flops=(1 + EXP, EXP), blocked=(1,), axes=1, lists=(1,)))
-declare("ReduceMax", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN, keeps_scores=True, axes=1, lists=(1,)))
-declare("ReduceMean", op=Op(
-    flops=(1, 1), blocked=(1,), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, is_mean=True, axes=1,
-    lists=(1,), letters_streamed=axes.reduction,
+declare("ReduceL1", op=reduction(flops=(2, 0), range=(0.0, math.inf)))
+declare("ReduceL2", op=reduction(flops=(2, 1), range=(0.0, math.inf)))
+declare("ReduceLogSum", op=reduction(flops=(1, EXP), pole=0))
+declare("ReduceLogSumExp", op=reduction(flops=(1 + EXP, EXP)))
+declare("ReduceMax", op=reduction(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("ReduceMean", op=reduction(
+    flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, is_mean=True, letters_streamed=axes.reduction,
 ))  # fmt: skip
-declare("ReduceMin", op=Op(flops=(1, 0), blocked=(1,), numbers=Origin.BETWEEN, axes=1, lists=(1,)))
-declare("ReduceProd", op=Op(flops=(1, 0), blocked=(1,), axes=1, lists=(1,)))
-declare("ReduceSum", op=Op(
-    flops=(1, 0), blocked=(1,), sums=True, range=behind.total, axes=1, lists=(1,), letters_streamed=axes.reduction,
-    letters_in_ram=axes.channel_sums, exact=True,
+declare("ReduceMin", op=reduction(flops=(1, 0), numbers=Origin.BETWEEN))
+declare("ReduceProd", op=reduction(flops=(1, 0)))
+declare("ReduceSum", op=reduction(
+    flops=(1, 0), sums=True, range=behind.total, letters_streamed=axes.reduction, letters_in_ram=axes.channel_sums,
+    exact=True,
 ))  # fmt: skip
-declare("ReduceSumSquare", op=Op(flops=(2, 0), blocked=(1,), sums=True, range=(0.0, math.inf), axes=1, lists=(1,)))
+declare("ReduceSumSquare", op=reduction(flops=(2, 0), sums=True, range=(0.0, math.inf)))
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:
