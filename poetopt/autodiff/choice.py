@@ -299,7 +299,7 @@ def class_axis(y: Tensor, behind: Behind) -> int:
         node = behind.node(free[0]) if free else None
     if node is not None:
         shape = behind.tensors[node.outputs[0]].shape
-        axis: int | None = 1 if node.op_type.startswith("Conv") else len(shape) - 1
+        axis: int | None = len(shape) - 1 if op_of(node.op_type).filter_axis is None else 1
         for step in after:
             before = behind.tensors[step.inputs[0]].shape
             if axis is not None and step.op_type in VIEW_OPS | {"Transpose"}:

@@ -170,8 +170,11 @@ def _own(document: Document, place: ParameterPlace) -> TensorProto | None:
     weight = document.weights.get(place.node.input[1])
     if weight is None or weight.data_type not in FLOATS or len(weight.dims) < 2:
         return None
-    axis = {"Conv": 0, "ConvTranspose": 1}.get(place.node.op_type, 0 if attribute_int(place.node, "transB", 0) else 1)
-    size = weight.dims[axis] * (attribute_int(place.node, "group", 1) if place.node.op_type == "ConvTranspose" else 1)
+    axis = op_of(place.node.op_type).filter_axis
+    groups = attribute_int(place.node, "group", 1) if axis == 1 else 1
+    if axis is None:
+        axis = 0 if attribute_int(place.node, "transB", 0) else 1
+    size = weight.dims[axis] * groups
     return helper.make_tensor(place.name, weight.data_type, [size], [0.0] * size)
 
 

@@ -53,6 +53,13 @@ class Origin(StrEnum):
     MOVED = "from the first operand alone"
 
 
+class Choice(StrEnum):
+    """Integers that choose."""
+
+    LABELS = "classes, along the second axis"
+    INDICES = "places along `axis`"
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """The facts of an op of ONNX's own domain. Operands are named by position.
@@ -77,6 +84,14 @@ class Op:
         Operands that are settings or statistics rather than weights; those of them that have a gradient all the same.
     first_states
         Operands that are data, and of another batch's size perhaps.
+    lengths
+        The operand that has the lengths of sequences.
+    chooses
+        What its second operand is, of integers below a size of the first.
+    filter_axis
+        The axis of a convolution's weight that has a filter each.
+    reads_quantized
+        Whether a runtime may have a kernel for it with the DequantizeLinear before it, under both names.
     is_product, normalizes, sums
         Whether it is a layer that an Add may stand behind, for its bias; a normalization; sums or means.
     numbers
@@ -126,6 +141,10 @@ class Op:
     settings: tuple[int, ...] = ()
     learnable: tuple[int, ...] = ()
     first_states: tuple[int, ...] = ()
+    lengths: int | None = None
+    chooses: Choice | None = None
+    filter_axis: int | None = None
+    reads_quantized: bool = False
     is_product: bool = False
     normalizes: bool = False
     sums: bool = False

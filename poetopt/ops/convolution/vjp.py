@@ -32,15 +32,16 @@ from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
 
-declare("Conv", op=Op(
-    flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
-    attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}, settings_check=checks.convolution,
-    window=True, workspace=kernels.conv, letters=axes.conv, is_heavy=True,
+convolution = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, weights=(1, 2), is_product=True, window=True)
+sizes = {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
+
+declare("Conv", op=convolution(
+    flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), filter_axis=0, reads_quantized=True, attributes=sizes,
+    settings_check=checks.convolution, workspace=kernels.conv, letters=axes.conv,
 ))  # fmt: skip
-declare("ConvTranspose", op=Op(
-    flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), evaluation=Steps.COUNTED, weights=(1, 2), is_product=True,
-    attributes={"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
-    settings_check=checks.transposed_convolution, window=True, workspace=kernels.columns, is_heavy=True,
+declare("ConvTranspose", op=convolution(
+    flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), filter_axis=1, attributes=sizes | {"output_padding": 0},
+    settings_check=checks.transposed_convolution, workspace=kernels.columns,
 ))  # fmt: skip
 declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 

@@ -13,16 +13,17 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
-from poetopt.ops.op import EXP, Op, declare
+from poetopt.ops.op import EXP, Choice, Op, declare
 from poetopt.ops.runtimes.onnxruntime import kernels
 
 declare("NegativeLogLikelihoodLoss", op=Op(
-    flops=lambda c: 2 * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,), is_mean=True,
+    flops=lambda c: 2 * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS,
+    is_mean=True,
     operands_check=checks.loss, workspace=kernels.log_likelihood,
 ))  # fmt: skip
 declare("SoftmaxCrossEntropyLoss", op=Op(
     flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,),
-    is_mean=True, operands_check=checks.loss, workspace=kernels.cross_entropy,
+    chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss, workspace=kernels.cross_entropy,
 ))  # fmt: skip
 
 

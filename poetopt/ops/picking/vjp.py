@@ -42,7 +42,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.op import Choice, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -51,15 +51,15 @@ gathered = partial(Op, flops=0, picks=True, blocked=(1,), weights=(0,), numbers=
 
 declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
 declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,), any_type=True))
-declare("Gather", op=gathered(keeps_scores=True, axis=0, operands_check=checks.gather))
-declare("GatherElements", op=gathered(axis=0, operands_check=checks.elements))
+declare("Gather", op=gathered(chooses=Choice.INDICES, keeps_scores=True, axis=0, operands_check=checks.gather))
+declare("GatherElements", op=gathered(chooses=Choice.INDICES, axis=0, operands_check=checks.elements))
 declare("GatherND", op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd))
 declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
 declare("ScatterElements", op=Op(
-    flops=flops.scattered, blocked=(1,), axis=0, operands_check=checks.elements, in_place=(0,),
+    flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
     workspace=kernels.widened_indices,
 ))  # fmt: skip
 declare("ScatterND", op=Op(

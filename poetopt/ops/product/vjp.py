@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from poetopt.ops.pieces import affine
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
+product = partial(Op, evaluation=Steps.COUNTED, is_product=True)
+
 declare("Attention", op=Op(
     flops=flops.attention, evaluation=Steps.UNKNOWN, is_heavy=True, settings=(3,), learnable=(3,), looks="past first",
     attributes={"kv_num_heads": 0, "q_num_heads": 0}, settings_check=checks.attention, workspace=kernels.attention,
@@ -44,16 +47,15 @@ declare("Attention", op=Op(
 declare("DFT", op=Op(
     flops=flops.fourier, blocked=(1, 2), attributes={"inverse": (0, 1), "onesided": (0, 1)}, workspace=kernels.dft,
 ))  # fmt: skip
-declare("Einsum", op=Op(
-    flops=flops.einsum, evaluation=Steps.COUNTED, weights=(0, 1, 2, 3), is_product=True, operands_check=checks.einsum,
-    workspace=kernels.permuted, is_heavy=True,
+declare("Einsum", op=product(
+    flops=flops.einsum, is_heavy=True, weights=(0, 1, 2, 3), operands_check=checks.einsum, workspace=kernels.permuted,
 ))  # fmt: skip
-declare("Gemm", op=Op(
-    flops=flops.gemm, evaluation=Steps.COUNTED, weights=(0, 1, 2), is_product=True, in_place=(2,), letters=axes.gemm,
+declare("Gemm", op=product(
+    flops=flops.gemm, weights=(0, 1, 2), reads_quantized=True, in_place=(2,), letters=axes.gemm,
 ))  # fmt: skip
-declare("MatMul", op=Op(
-    flops=lambda c: 2 * c.n * c.inputs[0][-1], evaluation=Steps.COUNTED, weights=(0, 1), is_product=True,
-    workspace=kernels.matmul, letters=axes.matmul,
+declare("MatMul", op=product(
+    flops=lambda c: 2 * c.n * c.inputs[0][-1], weights=(0, 1), reads_quantized=True, workspace=kernels.matmul,
+    letters=axes.matmul,
 ))  # fmt: skip
 declare("RotaryEmbedding", op=Op(
     flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2),

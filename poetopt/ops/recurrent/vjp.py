@@ -35,7 +35,7 @@ from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
 
 layer = partial(
-    Op, evaluation=Steps.UNKNOWN, is_heavy=True, blocked=(4,), weights=(1, 2, 3), first_states=(5,),
+    Op, evaluation=Steps.UNKNOWN, is_heavy=True, blocked=(4,), weights=(1, 2, 3), first_states=(5,), lengths=4,
     settings_check=checks.recurrent,
 )  # fmt: skip
 
