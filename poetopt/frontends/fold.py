@@ -214,7 +214,7 @@ def _static(proto: onnx.TypeProto) -> Type | None:
 
 
 def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
-    if node.op_type in ("Shape", "Size"):
+    if op_of(node.op_type).asks_shape:
         shape = np.array(draft.types[node.input[0]][1], dtype=np.int64)
         if node.op_type == "Size":
             found = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)

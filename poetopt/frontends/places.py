@@ -79,11 +79,12 @@ def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     found |= {name: (name,) if w.data_type in FLOATS else () for name, w in document.weights.items()}
     for node in document.proto.graph.node:
-        moves = op_of(node.op_type).numbers is Origin.MOVED
+        op = op_of(node.op_type)
+        moves = op.numbers is Origin.MOVED
         inputs = [name for name in (node.input[:1] if moves else node.input) if name]
         if not inputs or any(name not in found for name in inputs):
             continue
-        numbers = [] if node.op_type in ("Shape", "Size") else inputs[:1] if node.op_type == "Gather" else inputs
+        numbers = [] if op.asks_shape else inputs[:1] if node.op_type == "Gather" else inputs
         names = dict.fromkeys(name for held in numbers for name in found[held])
         if not (moves or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # a number is the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}

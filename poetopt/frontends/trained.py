@@ -166,7 +166,7 @@ def _reads(document: Document) -> _Reads:
 
 def _valued(node: NodeProto) -> Sequence[str]:
     """The inputs whose values a node reads: of others it asks the shape or the type alone."""
-    if node.op_type in ("Shape", "Size"):
+    if op_of(node.op_type).asks_shape:
         return ()
     return list(node.input[:1] if node.op_type == "CastLike" else node.input)
 

@@ -214,9 +214,10 @@ def _node_work(operator: Operator, node: Node, group: Mapping[str, str], tensors
         return Work(0, 0)
     read = [tensor.nbytes if tensor else 0 for tensor in inputs]
     written = sum(tensor.nbytes for tensor in outputs)
-    if not node.domain and op_of(node.op_type).picks and read:
+    op = op_of("" if node.domain else node.op_type)
+    if op.picks and read:
         read[0] = min(read[0], written)
-    elif node.op_type in ("Shape", "Size"):
+    elif op.asks_shape:
         read = []
     shapes = [tensor.shape if tensor else () for tensor in inputs]
     return Work(node_flops(node, shapes, [tensor.shape for tensor in outputs]), sum(read) + written)

@@ -69,8 +69,8 @@ class Op:
         follow from it.
     evaluation
         The steps of an evaluation, where `flops` doesn't say: constant `flops` are plain.
-    picks
-        Whether it reads only what it delivers of its first input.
+    picks, asks_shape
+        Whether it reads only what it delivers of its first input; only the shape of that.
     is_heavy
         Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
@@ -133,6 +133,7 @@ class Op:
     flops: int | tuple[int, int] | Callable[[ShapedNode], int] | None = None
     evaluation: Steps | None = None
     picks: bool = False
+    asks_shape: bool = False
     is_heavy: bool = False
     random: bool = False
     blocked: tuple[int, ...] | None = ()

@@ -42,7 +42,7 @@ declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
 declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))
-declare("Shape", "Size", op=Op(flops=0, blocked=None, settings=(0,), any_type=True))
+declare("Shape", "Size", op=Op(flops=0, asks_shape=True, blocked=None, settings=(0,), any_type=True))
 declare("SpaceToDepth", op=Op(flops=0, attributes={"blocksize": 1}))
 declare("Split", op=moved(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
 declare("Squeeze", op=viewed(blocked=(1,), axes=1, lists=(1,)))
