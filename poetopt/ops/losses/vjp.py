@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -16,14 +17,15 @@ from poetopt.ops.losses import LINEAR
 from poetopt.ops.op import EXP, Choice, Op, declare
 from poetopt.ops.runtimes.onnxruntime import kernels
 
-declare("NegativeLogLikelihoodLoss", op=Op(
-    flops=lambda c: 2 * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS,
-    is_mean=True,
-    operands_check=checks.loss, workspace=kernels.log_likelihood,
+loss = partial(
+    Op, blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss
+)
+
+declare("NegativeLogLikelihoodLoss", op=loss(
+    flops=lambda c: 2 * math.prod(c.inputs[1]), workspace=kernels.log_likelihood,
 ))  # fmt: skip
-declare("SoftmaxCrossEntropyLoss", op=Op(
-    flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), blocked=(1, 2), missing=(2,), settings=(2,),
-    chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss, workspace=kernels.cross_entropy,
+declare("SoftmaxCrossEntropyLoss", op=loss(
+    flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), workspace=kernels.cross_entropy,
 ))  # fmt: skip
 
 

@@ -20,6 +20,7 @@ and give dScale, dBias and both means. Reads X and dY; two temporaries of X's si
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -33,29 +34,28 @@ from poetopt.ops.op import EXP, Op, declare
 from poetopt.ops.pieces import column_sum, masked, rows_affine, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 
-declare("BatchNormalization", op=Op(
-    flops=flops.batch_normalization, weights=(1, 2), settings=(3, 4), normalizes=True, keeps_scores=True,
-    attributes={"training_mode": (0, 1)}, in_place=(0,), workspace=kernels.statistics,
-    letters_streamed=axes.batch_norm(positions=False), letters_in_ram=axes.batch_norm(positions=True),
+normalization = partial(Op, weights=(1, 2), normalizes=True)
+grouped = partial(normalization, flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]))
+
+declare("BatchNormalization", op=normalization(
+    flops=flops.batch_normalization, settings=(3, 4), keeps_scores=True, attributes={"training_mode": (0, 1)},
+    in_place=(0,), workspace=kernels.statistics, letters_streamed=axes.batch_norm(positions=False),
+    letters_in_ram=axes.batch_norm(positions=True),
 ))  # fmt: skip
+# training_mode is an input; whoever gives it as a third input means it
 declare("Dropout", op=Op(
     flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2), workspace=kernels.mask,
 ))  # fmt: skip
-declare("GroupNormalization", op=Op(
-    flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]), weights=(1, 2),
-    normalizes=True, attributes={"num_groups": 1, "stash_type": (1, 10, 11, 16)},
-    workspace=kernels.group_normalization,
+declare("GroupNormalization", op=grouped(
+    attributes={"num_groups": 1, "stash_type": (1, 10, 11, 16)}, workspace=kernels.group_normalization,
 ))  # fmt: skip
-declare("InstanceNormalization", op=Op(
-    flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]), weights=(1, 2),
-    normalizes=True, operands_check=checks.instance_normalization,
-))  # fmt: skip
+declare("InstanceNormalization", op=grouped(operands_check=checks.instance_normalization))
 declare("LRN", op=Op(
     flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP), attributes={"size": 1},
     settings_check=checks.local_response, workspace=kernels.lrn,
 ))  # fmt: skip
-declare("LayerNormalization", op=Op(
-    flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows, weights=(1, 2), normalizes=True, looks="from axis", axis=0,
+declare("LayerNormalization", op=normalization(
+    flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows, looks="from axis", axis=0,
     settings_check=checks.layer_normalization, letters_streamed=axes.layer_norm,
 ))  # fmt: skip
 declare("LpNormalization", op=Op(
@@ -64,8 +64,8 @@ declare("LpNormalization", op=Op(
 declare("MeanVarianceNormalization", op=Op(
     flops=flops.mean_variance, normalizes=True, looks="axes", axes=1, workspace=kernels.mean_variance,
 ))  # fmt: skip
-declare("RMSNormalization", op=Op(
-    flops=lambda c: 4 * c.x + 4 * c.rows, weights=(1,), normalizes=True, looks="from axis", axis=0,
+declare("RMSNormalization", op=normalization(
+    flops=lambda c: 4 * c.x + 4 * c.rows, weights=(1,), looks="from axis", axis=0,
     settings_check=checks.layer_normalization,
 ))  # fmt: skip
 
