@@ -55,6 +55,7 @@ declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
+declare("DynamicQuantizeLinear", op=Op(blocked=None))
 declare("Gelu", op=Op(flops=2 * EXP + 4))
 declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
 declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
