@@ -71,6 +71,8 @@ class Op:
         The steps of an evaluation, where `flops` doesn't say: constant `flops` are plain.
     picks, asks_shape
         Whether it reads only what it delivers of its first input; only the shape of that.
+    is_integer
+        Whether it computes with integers in place of floats.
     is_heavy
         Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
@@ -134,6 +136,7 @@ class Op:
     evaluation: Steps | None = None
     picks: bool = False
     asks_shape: bool = False
+    is_integer: bool = False
     is_heavy: bool = False
     random: bool = False
     blocked: tuple[int, ...] | None = ()

@@ -47,11 +47,12 @@ from poetopt.util.errors import MissingVjpError
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
+integers = partial(Op, is_integer=True, blocked=None)
 shares = partial(Op, looks="axis", axis=0, workspace=kernels.softmax, letters=axes.softmax)
 
 declare("Celu", op=Op(flops=EXP + 3))
 declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
-declare("ConvInteger", op=Op(flops=lambda c: 2 * c.n * c.taps(1), blocked=None))
+declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1)))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
@@ -59,12 +60,12 @@ declare("DynamicQuantizeLinear", op=Op(blocked=None))
 declare("Gelu", op=Op(flops=2 * EXP + 4))
 declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
 declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
-declare("MatMulInteger", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None))
+declare("MatMulInteger", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
 declare("Mean", op=Op(
     flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
 ))  # fmt: skip
-declare("QLinearConv", op=Op(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), blocked=None, settings=tuple(range(9))))
-declare("QLinearMatMul", op=Op(flops=lambda c: 2 * c.n * c.inputs[0][-1], blocked=None, settings=tuple(range(8))))
+declare("QLinearConv", op=integers(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9))))
+declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
 declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
