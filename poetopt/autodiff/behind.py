@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from poetopt.autodiff.registry import is_float
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
+from poetopt.ops.op import ANYWHERE, Origin, Range, op_of
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -71,17 +72,13 @@ class Behind:
         return [name for name in node.inputs if name and self.constant(name) is None and is_float(self.tensors[name])]
 
 
-_AT_ZERO = {"Div": 1, "Log": 0, "Pow": 0, "Reciprocal": 0, "ReduceLogSum": 0, "Sqrt": 0}
-"""Ops with a pole where the operand at this position is 0."""
-
-
 def has_pole(node: Node, behind: Behind) -> bool:
     """Says whether a derivative of `node` may be infinite, as far as the ranges of its operands tell."""
-    place = _AT_ZERO.get(node.op_type)
+    place = None if node.domain not in {"", "ai.onnx"} else op_of(node.op_type).pole
     if node.op_type in ("Softmax", "LogSoftmax"):  # all of a row may be masked by an infinity, and is NaN then
         return _reads_infinity(node.inputs[0], behind)
-    if place is None or node.domain not in {"", "ai.onnx"}:
-        return node.op_type in {"Acos", "Acosh", "Asin", "Atanh"}
+    if place is None or place == ANYWHERE:
+        return place is not None
     if node.op_type == "Pow":
         exponent = behind.constant(node.inputs[1])
         if exponent is not None and bool(np.all(np.asarray(exponent, np.float64) >= 1)):
@@ -104,23 +101,9 @@ def _reads_infinity(name: str, behind: Behind) -> bool:
     return going_back(name, answer, False, _DEEPEST)
 
 
-Range = tuple[float, float]
 _ANY: Range = (-math.inf, math.inf)
-_UNIT: Range = (0.0, 1.0)
 _DEEPEST = 30
 """Ops behind one another that are looked at."""
-
-_FIXED: dict[str, Range] = {
-    **dict.fromkeys(("Softmax", "Sigmoid", "HardSigmoid", "Hardmax"), _UNIT),
-    **dict.fromkeys(("Tanh", "Erf", "Sin", "Cos", "Softsign"), (-1.0, 1.0)),
-    **dict.fromkeys(("Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare", "Softplus"), (0.0, math.inf)),
-    "LogSoftmax": (-math.inf, 0.0),
-}
-
-_SEVERAL = frozenset({"Clip", "Concat", "Mean", "Neg", "ReduceSum", "Where"})
-_PARTS = VIEW_OPS | {"Cast", "Expand", "Gather", "GatherElements", "GatherND", "GlobalAveragePool", "GlobalMaxPool"}
-_PARTS |= {"MaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "Slice", "Split", "Tile", "TopK", "Transpose"}
-"""Ops whose results lie between the least and the greatest of their first input."""
 
 
 def _bounds(name: str, behind: Behind) -> Range:
@@ -141,59 +124,65 @@ def _stored(name: str, behind: Behind) -> Range:
 
 
 def _of(node: Node, behind: Behind, ask: Callable[[str], Range]) -> Range:
-    op = node.op_type
-    if op in _FIXED:
-        return _FIXED[op]
-    if op in _PARTS:
+    op = op_of(node.op_type)
+    if op.numbers is not Origin.OWN:
         return ask(node.inputs[0])
-    if (op == "Pow" and behind.near(node.inputs[1], 2.0)) or (op == "Mul" and node.inputs[0] == node.inputs[1]):
+    if isinstance(op.range, tuple):
+        return op.range
+    squares = node.op_type == "Mul" and node.inputs[0] == node.inputs[1]
+    if squares or (node.op_type == "Pow" and behind.near(node.inputs[1], 2.0)):
         return 0.0, math.inf
-    if op not in _SEVERAL and op not in _MONOTONE and op not in _PAIRED:
-        return _ANY
-    operands = [ask(name) if name else _ANY for name in node.inputs]
-    if op == "Clip":
-        low, high = operands[0]
-        least, most = ([*operands, _ANY, _ANY][k] for k in (1, 2))
-        return min(max(low, least[0]), most[1]), max(min(high, most[1]), least[0])
-    if op in {"Mean", "Concat"}:
-        return min(low for low, _ in operands), max(high for _, high in operands)
-    if op == "Where":
-        return min(operands[1][0], operands[2][0]), max(operands[1][1], operands[2][1])
-    if op == "ReduceSum":
-        low, high = operands[0]
-        return 0.0 if low >= 0 else -math.inf, 0.0 if high <= 0 else math.inf
-    if op == "Neg":
-        return -operands[0][1], -operands[0][0]
-    if op in _MONOTONE:
-        return _MONOTONE[op](operands[0][0]), _MONOTONE[op](operands[0][1])
-    return _PAIRED[op](*operands) if len(operands) == 2 else _ANY
+    return _ANY if op.range is None else op.range([ask(name) if name else _ANY for name in node.inputs])
 
 
-def _exp(x: float) -> float:
+def clip(operands: Sequence[Range]) -> Range:
+    """Range of a value between bounds, where there are any."""
+    (low, high), least, most = ([*operands, _ANY, _ANY][k] for k in range(3))
+    return min(max(low, least[0]), most[1]), max(min(high, most[1]), least[0])
+
+
+def hull(operands: Sequence[Range]) -> Range:
+    """Range of a value between the least and the greatest of all operands."""
+    return min(low for low, _ in operands), max(high for _, high in operands)
+
+
+def choice(operands: Sequence[Range]) -> Range:
+    """Range of one of the operands behind a condition."""
+    return hull(operands[1:])
+
+
+def total(operands: Sequence[Range]) -> Range:
+    """Range of a sum of elements."""
+    low, high = operands[0]
+    return 0.0 if low >= 0 else -math.inf, 0.0 if high <= 0 else math.inf
+
+
+def negated(operands: Sequence[Range]) -> Range:
+    """Range of the negative."""
+    return -operands[0][1], -operands[0][0]
+
+
+def monotone(function: Callable[[float], float]) -> Callable[[Sequence[Range]], Range]:
+    """Range of an ascending function's value."""
+    return lambda operands: (function(operands[0][0]), function(operands[0][1]))
+
+
+def exp(x: float) -> float:
+    """Exponential; infinite where floats end."""
     return math.exp(x) if x < 700 else math.inf
 
 
-_MONOTONE: dict[str, Callable[[float], float]] = {
-    "Exp": _exp,
-    "Relu": lambda x: max(x, 0.0),
-    "Sqrt": lambda x: math.sqrt(max(x, 0.0)),
-}
+def pair(function: Callable[[Range, Range], Range]) -> Callable[[Sequence[Range]], Range]:
+    """Range by those of two operands; any where there are more."""
+    return lambda operands: function(*operands) if len(operands) == 2 else _ANY
 
 
-def _product(a: Range, b: Range) -> Range:
+def product(a: Range, b: Range) -> Range:
+    """Range of a product; infinity times zero is zero."""
     ends = [0.0 if 0.0 in (x, y) else x * y for x in a for y in b]
     return min(ends), max(ends)
 
 
-def _quotient(a: Range, b: Range) -> Range:
-    return _product(a, (1 / b[1], 1 / b[0])) if b[0] > 0 else _ANY
-
-
-_PAIRED: dict[str, Callable[[Range, Range], Range]] = {
-    "Add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
-    "Sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
-    "Mul": _product,
-    "Div": _quotient,
-    "Max": lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),
-    "Min": lambda a, b: (min(a[0], b[0]), min(a[1], b[1])),
-}
+def quotient(a: Range, b: Range) -> Range:
+    """Range of a quotient."""
+    return product(a, (1 / b[1], 1 / b[0])) if b[0] > 0 else _ANY

@@ -22,6 +22,7 @@ import numpy as np
 from poetopt.autodiff.behind import Behind, going_back
 from poetopt.autodiff.registry import is_float
 from poetopt.graph import VIEW_OPS, Graph, Node, Role, Tensor
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError, OptionError
 
 Piece = tuple[int, int, int]
@@ -167,14 +168,6 @@ ASK = (
     "(--loss none where it is the model's own loss), or name another output with --output"
 )
 PROBABLE = "its values come from a Softmax, Sigmoid or Exp, and no logits can be read behind them"
-_LAYERS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-_PLAIN = VIEW_OPS | {
-    "Add", "AveragePool", "BatchNormalization", "Cast", "Concat", "Div", "Elu", "Gather", "GlobalAveragePool",
-    "GlobalMaxPool", "LeakyRelu", "MaxPool", "Mul", "PRelu", "Pad", "ReduceMax", "ReduceMean", "Relu", "Resize",
-    "Slice", "Split", "Sub", "Sum", "Transpose",
-}  # fmt: skip
-"""Ops behind which a layer's scores are scores still."""
-_PROBABLE = frozenset({"Exp", "HardSigmoid", "Hardmax", "Sigmoid", "Softmax"})
 
 
 class ValueSource(StrEnum):
@@ -262,18 +255,20 @@ def _source(name: str, behind: Behind, ask: Callable[[str], ValueSource]) -> Val
     if node is None:
         stored = behind.tensors[name].role is Role.PARAMETER or name in behind.values
         return ValueSource.STORED if stored else ValueSource.OTHER
-    op = node.op_type
-    read = [name for name in (node.inputs[1:] if op == "Where" else node.inputs) if name]
+    op = op_of(node.op_type)
+    read = [name for name in (node.inputs[1:] if node.op_type == "Where" else node.inputs) if name]
     sources = [ask(name) for name in read]
     computed = [source for source in sources if source is not ValueSource.STORED]
     if not computed:
         return ValueSource.STORED
-    if op in _LAYERS and any(_weighs(n, behind) for n, s in zip(read, sources, strict=True) if s is ValueSource.STORED):
+    weights = [name for name, source in zip(read, sources, strict=True) if source is ValueSource.STORED]
+    if op.is_product and any(_weighs(name, behind) for name in weights):
         return ValueSource.LAYER
-    if op in _PROBABLE or (set(computed) == {ValueSource.PROBABLE} and op != "Log"):
+    if op.is_probability or (set(computed) == {ValueSource.PROBABLE} and node.op_type != "Log"):
         return ValueSource.PROBABLE
-    scores = op in _PLAIN and set(computed) == {ValueSource.LAYER} and (op not in ("Div", "Mul") or len(computed) == 1)
-    return ValueSource.LAYER if scores else ValueSource.OTHER
+    scores = op.keeps_scores and set(computed) == {ValueSource.LAYER}
+    alone = len(computed) == 1 or node.op_type not in ("Div", "Mul")
+    return ValueSource.LAYER if scores and alone else ValueSource.OTHER
 
 
 def _weighs(name: str, behind: Behind) -> bool:
@@ -287,7 +282,7 @@ def _of_layer(name: str, behind: Behind) -> bool:
     node = behind.node(name)
     while node is not None and node.op_type in VIEW_OPS | {"Add", "Cast"}:
         node = next((n for operand in behind.operands(node) if (n := behind.node(operand)) is not None), None)
-    return node is not None and node.op_type in _LAYERS
+    return node is not None and op_of(node.op_type).is_product
 
 
 def class_axis(y: Tensor, behind: Behind) -> int:
@@ -298,13 +293,13 @@ def class_axis(y: Tensor, behind: Behind) -> int:
     rank = len(y.shape)
     after: list[Node] = []
     node = behind.node(y.name) if rank > 2 else None
-    while node is not None and node.op_type not in _LAYERS:
-        free = [n for n in behind.operands(node) if n not in behind.values] if node.op_type in _PLAIN else []
+    while node is not None and not (op := op_of(node.op_type)).is_product:
+        free = [n for n in behind.operands(node) if n not in behind.values] if op.keeps_scores else []
         after.insert(0, node)
         node = behind.node(free[0]) if free else None
     if node is not None:
         shape = behind.tensors[node.outputs[0]].shape
-        axis: int | None = 1 if node.op_type.startswith("Conv") else len(shape) - 1
+        axis: int | None = len(shape) - 1 if op_of(node.op_type).filter_axis is None else 1
         for step in after:
             before = behind.tensors[step.inputs[0]].shape
             if axis is not None and step.op_type in VIEW_OPS | {"Transpose"}:

@@ -16,10 +16,8 @@ import numpy as np
 
 from poetopt.autodiff.registry import STRAIGHT, flows, principal
 from poetopt.graph import Graph, Operator
+from poetopt.ops.op import op_of
 from poetopt.util.notes import About, Note
-
-INTEGER_OPS = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"})
-"""Ops that compute with them."""
 
 
 def straight_through(graph: Graph) -> Graph:
@@ -160,7 +158,7 @@ def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str
     """
     op = quantizer.nodes[0].op_type
     reads = [reader for output in quantizer.outputs for reader in graph.readers.get(output, ())]
-    integer = next((o for o in reads if _op(o) in INTEGER_OPS), None)
+    integer = next((o for o in reads if op_of(_op(o)).is_integer), None)
     where = f"parameter {name!r} reaches the loss through quantizer {quantizer.name!r} ({op}) only"
     if integer is not None or op != "QuantizeLinear" or asked:
         inside = f", and {integer.name!r} ({_op(integer)}) computes with its integers" if integer is not None else ""

@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from poetopt.graph import Node, Operator, Tensor
-from poetopt.ops import VJPS
+from poetopt.ops.op import ops
 from poetopt.util import imports
 from poetopt.util.errors import MissingVjpError, ModelError
 
@@ -283,8 +282,9 @@ def load_rules() -> None:
     if _LOADED:
         return
     _LOADED.append(True)
-    for module in VJPS:
-        import_module(f"poetopt.ops.{module}")
+    for name, op in ops().items():
+        if op.blocked != () and ("", name) not in _NONE:
+            declare_nondifferentiable(name, inputs=op.blocked, missing=op.missing)
     for point in entry_points(group="poetopt.rules"):
         before = _snapshot()
         try:

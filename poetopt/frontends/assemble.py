@@ -9,11 +9,11 @@ import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
 from poetopt.frontends.draft import Draft
-from poetopt.frontends.fold import RANDOM
 from poetopt.frontends.proto import attribute_int, copied, dtype_name, elem_type, from_node_proto, unique
 from poetopt.frontends.read import Document
 from poetopt.frontends.structure import needed
 from poetopt.graph import PACKED, VIEW_OPS, Graph, Operator, Role, Tensor
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError
 
 if TYPE_CHECKING:
@@ -165,5 +165,5 @@ def _operator(node: NodeProto, name: str) -> Operator:
         inputs=tuple(dict.fromkeys(filter(None, node.input))),
         outputs=tuple(filter(None, node.output)),
         view=node.op_type in VIEW_OPS and not node.domain,
-        recomputable=node.op_type not in RANDOM,
+        recomputable=not op_of(node.op_type).random,
     )

@@ -1,15 +1,15 @@
 """Checks of a node: axes that the tensor has, groups that divide its channels, sizes above zero, operands that fit.
 
 ONNX's shape inference reads only the settings that decide a shape, and lets others pass that no runtime loads, or that
-a runtime divides by. Here each of them is held against the rank and the shape of what it is about, from one table an
-idea. Settings and operands that have no row are free, or shape inference sees to them.
+a runtime divides by. Here each of them is held against the rank and the shape of what it is about, as the op's
+declaration says. Settings and operands that it doesn't name are free, or shape inference sees to them.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, defs
 
 from poetopt.frontends.proto import attribute_int
+from poetopt.ops.op import op_of
 from poetopt.ops.quantization import sharing
 from poetopt.util.errors import ModelError
 
@@ -29,60 +30,8 @@ Shapes = Sequence[Shape | None]
 """Of the inputs of a node, by position; None where one is left out."""
 
 
-_AXIS: Mapping[str, int] = dict.fromkeys((
-    "ArgMax", "ArgMin", "Concat", "Gather", "GatherElements", "Hardmax", "LayerNormalization", "LogSoftmax",
-    "LpNormalization", "RMSNormalization", "ScatterElements", "Softmax", "Split", "TopK",
-), 0) | {"Flatten": 1}  # fmt: skip
-"""Operators whose `axis` is one of their first input's; how many more than there are may be named."""
-
-_AXES: Mapping[str, int] = dict.fromkeys((
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSum", "ReduceSumSquare", "CumSum", "Squeeze", "MeanVarianceNormalization",
-), 1) | {"Pad": 3, "Slice": 3, "Resize": -1}  # fmt: skip
-"""Operators with axes of their first input as the attribute `axes` or as the input of this number."""
-
-_AT_LEAST: Mapping[str, Mapping[str, int]] = {
-    "Attention": {"kv_num_heads": 0, "q_num_heads": 0},
-    "AveragePool": {"dilations": 1, "kernel_shape": 1, "strides": 1},
-    "Col2Im": {"dilations": 1, "pads": 0, "strides": 1},
-    "Conv": {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1},
-    "ConvTranspose": {"dilations": 1, "group": 1, "kernel_shape": 1, "output_padding": 0, "strides": 1},
-    "DepthToSpace": {"blocksize": 1},
-    "GatherND": {"batch_dims": 0},
-    "GroupNormalization": {"num_groups": 1},
-    "GRU": {"hidden_size": 1},
-    "LpPool": {"dilations": 1, "kernel_shape": 1, "p": 1, "strides": 1},
-    "LRN": {"size": 1},
-    "LSTM": {"hidden_size": 1},
-    "MaxPool": {"dilations": 1, "kernel_shape": 1, "strides": 1},
-    "RNN": {"hidden_size": 1},
-    "RotaryEmbedding": {"num_heads": 0, "rotary_embedding_dim": 0},
-    "SpaceToDepth": {"blocksize": 1},
-    "Split": {"num_outputs": 1},
-}
-"""The smallest value of attributes that count something."""
-
-_ONE_OF: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "BatchNormalization": {"training_mode": (0, 1)},
-    "CumSum": {"exclusive": (0, 1), "reverse": (0, 1)},
-    "DFT": {"inverse": (0, 1), "onesided": (0, 1)},
-    "GridSample": {"align_corners": (0, 1)},
-    "GroupNormalization": {"stash_type": (1, 10, 11, 16)},
-    "GRU": {"layout": (0, 1), "linear_before_reset": (0, 1)},
-    "LpNormalization": {"p": (1, 2)},
-    "LSTM": {"input_forget": (0, 1), "layout": (0, 1)},
-    "MaxPool": {"storage_order": (0, 1)},
-    "Mod": {"fmod": (0, 1)},
-    "Resize": {"antialias": (0, 1), "exclude_outside": (0, 1)},
-    "RNN": {"layout": (0, 1)},
-}
-"""Attributes with few possible values."""
-
 GROUP_NORMALIZATION_BY_CHANNEL = 21
 """The opset since which scale and bias of GroupNormalization have an element a channel; before it, a group."""
-
-_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
-_WINDOWS = _POOLS | {"Conv", "ConvTranspose"}
 
 
 def check_attributes(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[str, Array], opset: int) -> None:
@@ -150,7 +99,7 @@ def _type_name(elem: int) -> str:
 
 def check_window(at: str, node: NodeProto, shapes: Shapes, results: Sequence[Shape]) -> None:
     """Raise `ModelError` where the window of a convolution or a pool fits nowhere: nothing would be left."""
-    if node.op_type not in _WINDOWS or not shapes or shapes[0] is None or 0 in shapes[0]:
+    if not op_of(node.op_type).window or not shapes or shapes[0] is None or 0 in shapes[0]:
         return
     if any(0 in result for result in results):
         raise ModelError(
@@ -171,37 +120,35 @@ def _problems(
     opset: int,
 ) -> Iterator[str]:
     """Gives what is wrong with `node`, worst first."""
-    op = node.op_type
+    op = op_of(node.op_type)
     data = shapes[0] if shapes else None
     if data is None:
         return
-    if op in _AXIS:
-        yield from _axes_problem("axis", settings.get("axis", ()), data, more=_AXIS[op])
-    if op in _AXES:
-        place = _AXES[op]
+    if op.axis is not None:
+        yield from _axes_problem("axis", settings.get("axis", ()), data, more=op.axis)
+    if (place := op.axes) is not None:
         name = node.input[place] if 0 < place < len(node.input) else ""
         given = [int(axis) for axis in constants[name].reshape(-1)] if name in constants else settings.get("axes", ())
         yield from _axes_problem("axes", given, data)
-    if op == "OneHot":
+    if node.op_type == "OneHot":
         yield from _axes_problem("axis", settings.get("axis", ()), (*data, 0))
-    if op == "GroupNormalization":
+    if node.op_type == "GroupNormalization":
         yield from _group_normalization(settings, shapes, opset)
-    check = _OF_SETTINGS.get(op)
-    if check is not None:
-        yield from check(settings, shapes)
+    if op.settings_check is not None:
+        yield from op.settings_check(settings, shapes)
 
 
 def _impossible(node: NodeProto) -> Iterator[str]:
     """Gives what no node can have. ONNX's inference counts to such numbers, or loops for ever over such an equation."""
     op, settings = node.op_type, _settings(node)
     for name, values in settings.items():
-        low = _AT_LEAST.get(op, {}).get(name)
+        known = op_of(op).attributes.get(name)
+        if isinstance(known, tuple):
+            if not (values and values[0] in known):
+                yield f"its {name} is {_shown(values)}, but can only be {' or '.join(map(str, known))}"
         # runtimes keep counts in 32 bits
-        if low is not None and not all(low <= value < 2**31 for value in values):
-            yield f"its {name} is {_shown(values)}, but must be {low} or more (and fit into 32 bits)"
-        known = _ONE_OF.get(op, {}).get(name)
-        if known is not None and not (values and values[0] in known):
-            yield f"its {name} is {_shown(values)}, but can only be {' or '.join(map(str, known))}"
+        elif known is not None and not all(known <= value < 2**31 for value in values):
+            yield f"its {name} is {_shown(values)}, but must be {known} or more (and fit into 32 bits)"
     parts = settings.get("num_outputs")
     if op == "Split" and parts is not None and parts != (len(node.output),):
         yield f"its num_outputs is {_shown(parts)}, but it has {len(node.output)} outputs"
@@ -237,7 +184,7 @@ def _shown(values: Sequence[int]) -> str:
     return str(values[0]) if len(values) == 1 else str(list(values)) if len(values) < 16 else f"{len(values)} numbers"
 
 
-def _convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
     """Every filter reads the channels of its group; a stride, a dilation and two pads for each axis of space."""
     x, w = shapes[0], shapes[1] if len(shapes) > 1 else None
     if x is None or w is None or len(x) < 3 or len(w) != len(x):
@@ -252,7 +199,8 @@ def _convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Ite
     yield from _kernel(settings, w[2:])
 
 
-def _transposed_convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def transposed_convolution(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Every filter reads the channels of its group, and no more is added than a stride."""
     x, w = shapes[0], shapes[1] if len(shapes) > 1 else None
     if x is None or w is None or len(x) < 3 or len(w) != len(x):
         return
@@ -283,7 +231,7 @@ def _kernel(settings: Mapping[str, tuple[int, ...]], kernel: Shape) -> Iterator[
             yield f"its {name} are {list(values)}, but there are {len(kernel)} axes of space"
 
 
-def _pool(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def pool(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
     """A window that lies in the padding alone has no value."""
     kernel = settings.get("kernel_shape", ())
     pads = settings.get("pads", ())
@@ -291,7 +239,7 @@ def _pool(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[s
         yield f"its pads {list(pads)} reach as far as its kernel_shape {list(kernel)}"
 
 
-def _layer_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def layer_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
     """Scale and bias have the shape of what is normalized, or broadcast to it."""
     x = shapes[0]
     normalized = () if x is None else x[settings.get("axis", (-1,))[0] :]
@@ -314,25 +262,29 @@ def _group_normalization(settings: Mapping[str, tuple[int, ...]], shapes: Shapes
             yield f"its {name} has shape {list(shape)}, but in opset {opset} must have one element a {each}: [{wanted}]"
 
 
-def _blocks(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def blocks(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Channels can be cut into blocks."""
     x, size = shapes[0], settings.get("blocksize", (1,))[0]
     if x is not None and len(x) == 4 and x[1] % (size * size):
         yield f"its blocksize is {size}, but {x[1]} channels can't be cut into {size * size} parts"
 
 
-def _local_response(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def local_response(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """The window around a channel has a middle."""
     size = settings.get("size", (1,))[0]
     if size % 2 == 0:
         yield f"its size is {size}, but the window around a channel has an odd number of them"
 
 
-def _recurrent(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def recurrent(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """The hidden size is that of the recurrent weight."""
     r, hidden = shapes[2] if len(shapes) > 2 else None, settings.get("hidden_size")
     if r is not None and hidden and r[-1:] != hidden:
         yield f"its hidden_size is {hidden[0]}, but its recurrent weight has shape {list(r)}"
 
 
-def _attention(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def attention(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Heads divide columns."""
     heads = [settings.get(name, (0,))[0] for name in ("q_num_heads", "kv_num_heads", "kv_num_heads")]
     for shape, count, letter in zip(shapes, heads, "QKV", strict=False):
         if shape is not None and len(shape) == 3 and (not count or shape[2] % count):
@@ -340,7 +292,8 @@ def _attention(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Itera
             yield f"its {name} is {count or 'not given'}, which doesn't divide the {shape[2]} columns of {letter}"
 
 
-def _rotary(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def rotary(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Heads divide columns, and what is turned fits into a head."""
     x = shapes[0]
     if x is None or len(x) not in (3, 4):
         return
@@ -352,39 +305,13 @@ def _rotary(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator
         yield f"its rotary_embedding_dim is {size}, but must be even and at most the {width} columns of a head"
 
 
-def _gather_nd(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+def gather_nd(settings: Mapping[str, tuple[int, ...]], shapes: Shapes) -> Iterator[str]:
+    """Batch axes are fewer than all axes."""
     ranks = [len(shape) for shape in shapes[:2] if shape is not None]
     batch = settings.get("batch_dims", (0,))[0]
     if ranks and batch >= min(ranks):
         yield f"its batch_dims is {batch}, but its inputs have {' and '.join(map(str, ranks))} axes"
 
-
-_OF_SETTINGS: Mapping[str, Callable[[Mapping[str, tuple[int, ...]], Shapes], Iterator[str]]] = {
-    "Attention": _attention,
-    "Conv": _convolution,
-    "ConvTranspose": _transposed_convolution,
-    "DepthToSpace": _blocks,
-    "GatherND": _gather_nd,
-    "GRU": _recurrent,
-    "LayerNormalization": _layer_normalization,
-    "LRN": _local_response,
-    "LSTM": _recurrent,
-    "RMSNormalization": _layer_normalization,
-    "RNN": _recurrent,
-    "RotaryEmbedding": _rotary,
-    **dict.fromkeys(_POOLS, _pool),
-}
-"""Settings that must fit a shape or each other."""
-
-
-_LISTS: Mapping[str, tuple[int, ...]] = dict.fromkeys((
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSum", "ReduceSumSquare", "CumSum", "Expand", "Reshape", "Split", "Squeeze", "Tile", "Trilu", "Unsqueeze",
-), (1,)) | {
-    "Clip": (1, 2), "ConstantOfShape": (0,), "Pad": (1, 3), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4),
-}  # fmt: skip
-"""Operands that are one number or a list of them: they have no second axis. All but Split's have at most one, or two,
-an axis."""
 
 MOST_AXES = 64
 """Of a tensor; numpy has no more."""
@@ -395,7 +322,8 @@ def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[
 
     `shapes` are those of its inputs, `constants` the values of those that are known.
     """
-    for place in _LISTS.get(node.op_type, ()):
+    op = op_of(node.op_type)
+    for place in op.lists:
         shape = shapes[place] if place < len(shapes) else None
         if shape is not None and len(shape) > 1:
             raise ModelError(
@@ -407,10 +335,10 @@ def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[
                 f"{at}: its operand {node.input[place]!r} has {math.prod(shape)} elements, and no tensor has more than "
                 f"{MOST_AXES} axes; the file is damaged or was exported wrongly, export it again"
             )
-    check = _OF_OPERANDS.get(node.op_type)
+    check = op.operands_check
     if check is None or not shapes or shapes[0] is None:
         return
-    if check is _loss and shapes[1] == shapes[0]:
+    if check is loss and shapes[1] == shapes[0]:
         raise ModelError(
             f"{at}: its labels have the shape {_list(shapes[1])} of its scores: they are probabilities of classes, "
             "which this op doesn't take, though PyTorch's exporters write it; have the module compute the loss as "
@@ -420,7 +348,8 @@ def check_operands(at: str, node: NodeProto, shapes: Shapes, constants: Mapping[
         raise ModelError(f"{at}: {problem}; the file is damaged or was exported wrongly, export it again")
 
 
-def _loss(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def loss(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Labels fit scores, and weights classes."""
     labels, weights = shapes[1], shapes[2] if len(shapes) > 2 else None
     if len(x) < 2 or labels != (x[0], *x[2:]):
         yield f"its labels have shape {_list(labels)}, which isn't that of its scores {list(x)} without the classes"
@@ -430,13 +359,14 @@ def _loss(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Arr
         yield f"its weights have shape {list(weights)}, but there are {x[1]} classes"
 
 
-def _instance_normalization(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def instance_normalization(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Scale and bias have an element a channel."""
     for shape, name in zip(shapes[1:3], ("scale", "bias"), strict=False):
         if len(x) > 1 and shape != (x[1],):
             yield f"its {name} has shape {_list(shape)}, but its input has {x[1]} channels"
 
 
-def _elements(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def elements(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
     """GatherElements and ScatterElements: a place for each element, within the data but for the axis."""
     places = shapes[1]
     if places is None:
@@ -451,12 +381,14 @@ def _elements(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str,
     yield from _within(node, constants, x[axis])
 
 
-def _gather(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def gather(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Indices lie on the axis."""
     if x:
         yield from _within(node, constants, x[attribute_int(node, "axis", 0)])
 
 
-def _scatter_nd(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def scatter_nd(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Updates fit indices and data."""
     places, updates = shapes[1], shapes[2] if len(shapes) > 2 else None
     if not places:
         return
@@ -467,7 +399,7 @@ def _scatter_nd(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[st
         )
 
 
-def _einsum(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def einsum(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
     """A letter has one size; that of an operand may be 1, as in any broadcast."""
     equation = _equation(node) or ""
     sizes: dict[str, int] = {}
@@ -494,7 +426,7 @@ def _within(node: NodeProto, constants: Mapping[str, Array], size: int) -> Itera
         yield f"it reads or writes index {wrong} of an axis of {size} elements"
 
 
-def _dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+def dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
     """Scales fit the axis or the blocks and are finite; zero points are like the scales, and of the data's type."""
     scale, zero = shapes[1] or (), shapes[2] if len(shapes) > 2 else None
     try:
@@ -512,17 +444,3 @@ def _dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[st
 
 def _list(shape: Shape | None) -> str:
     return "nothing" if shape is None else str(list(shape))
-
-
-_OF_OPERANDS: Mapping[str, Callable[[NodeProto, Shape, Shapes, Mapping[str, Array]], Iterator[str]]] = {
-    "DequantizeLinear": _dequantize,
-    "Einsum": _einsum,
-    "Gather": _gather,
-    "GatherElements": _elements,
-    "InstanceNormalization": _instance_normalization,
-    "NegativeLogLikelihoodLoss": _loss,
-    "ScatterElements": _elements,
-    "ScatterND": _scatter_nd,
-    "SoftmaxCrossEntropyLoss": _loss,
-}
-"""What the operands of an operator must be to each other."""

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper, version_converter
 
 from poetopt.frontends.checks import MOST_AXES, check_settings
-from poetopt.frontends.places import WEIGHTS
 from poetopt.frontends.proto import constant_tensor, copied, unique
 from poetopt.frontends.read import LIBRARY_ERRORS, Document, array_of, check_size, stored, tensor_array
 from poetopt.frontends.structure import describe, first_line
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 WORKING_OPSET = 18
@@ -360,7 +360,7 @@ def fill_constants(document: Document) -> set[str]:
     Files without their weights (benchmark networks) are written so. The array is made when it is read.
     """
     graph = document.proto.graph
-    wanted = {name for n in graph.node for k, name in enumerate(n.input) if k in WEIGHTS.get(n.op_type, ())}
+    wanted = {name for n in graph.node for k, name in enumerate(n.input) if k in op_of(n.op_type).weights}
     kept: list[NodeProto] = []
     filled: set[str] = set()
     for node in graph.node:

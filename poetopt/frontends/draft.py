@@ -19,7 +19,8 @@ from onnx import NodeProto
 from poetopt.frontends.proto import attribute_int, elem_type, from_node_proto
 from poetopt.frontends.sizes import Shape
 from poetopt.frontends.structure import describe
-from poetopt.ops.flops import ELEMENTWISE, MOVES, REDUCED, node_flops
+from poetopt.ops.flops import node_flops
+from poetopt.ops.op import Steps, op_of
 from poetopt.util.units import show_bytes
 
 if TYPE_CHECKING:
@@ -34,22 +35,6 @@ PER_BYTE_READ = 4
 """So many bytes more a node may write for each that it reads, and all for each that the file stores: a byte becomes a
 float. Work is allowed four times that."""
 
-PLAIN = (
-    MOVES | ELEMENTWISE.keys() | REDUCED.keys() | {"DequantizeLinear", "Max", "Mean", "Min", "QuantizeLinear", "Sum"}
-)
-"""Operators that take a few steps an element, also in ONNX's reference implementation, which is Python."""
-
-NEVER = frozenset({
-    "Attention", "DeformConv", "GRU", "If", "LSTM", "Loop", "MaxRoiPool", "NonMaxSuppression", "RNN", "STFT", "Scan",
-    "SequenceMap", "TfIdfVectorizer",
-})  # fmt: skip
-"""Operators whose work depends on what is in their operands, or that nobody applies to constants."""
-
-_COUNTED = frozenset(
-    {"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul", "AveragePool", "LpPool", "MaxPool", "Softmax"}
-)
-"""Operators whose FLOPs count."""
-
 
 def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> int | None:
     """Elements that are read, written or computed with, at most; None where that can't be told.
@@ -57,12 +42,13 @@ def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tup
     read, written
         Shapes of the inputs and outputs that the node has.
     """
-    if node.op_type in NEVER:
+    kind = op_of(node.op_type).steps
+    if kind is Steps.UNKNOWN:
         return None
     plain = sum(map(math.prod, read)) + sum(map(math.prod, written))
-    if node.op_type in PLAIN:
+    if kind is Steps.PLAIN:
         return plain
-    if node.op_type in _COUNTED:
+    if kind is Steps.COUNTED:
         try:
             return plain + node_flops(from_node_proto(node), read, written)
         except (ValueError, LookupError):

@@ -17,13 +17,13 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from poetopt.frontends.draft import PLAIN, Draft, Type, most_elements, work
+from poetopt.frontends.draft import Draft, Type, most_elements, work
 from poetopt.frontends.proto import attribute_int, dtype_name, elem_type
 from poetopt.frontends.read import LIBRARY_ERRORS, check_size
 from poetopt.frontends.structure import first_line
 from poetopt.frontends.values import is_setting, value_options
 from poetopt.graph import DTYPE_BYTES, VIEW_OPS
-from poetopt.ops.flops import MOVES
+from poetopt.ops.op import Steps, op_of
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ def computed(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[st
     return dict(zip(written, (np.asarray(value) for value in found), strict=True))
 
 
-RANDOM = frozenset({
-    "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
-"""Operators whose result differs from run to run."""
-
 _SMALL = 2**15
 """Work up to which a plain node is not worth a session."""
 
@@ -82,9 +77,10 @@ def evaluate(
         return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
     floats = any(array.dtype.kind == "f" for array in feeds.values())
-    plain = node.op_type in PLAIN
+    op = op_of(node.op_type)
+    plain = op.steps is Steps.PLAIN
     results = None
-    if not plain or steps > _SMALL or (floats and node.op_type not in MOVES):
+    if not plain or steps > _SMALL or (floats and op.computes):
         results = computed(node, feeds, opset)
     if results is None and (plain or steps <= _SMALL):
         results = _by_reference(node, feeds, opset)
@@ -218,7 +214,7 @@ def _static(proto: onnx.TypeProto) -> Type | None:
 
 
 def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
-    if node.op_type in ("Shape", "Size"):
+    if op_of(node.op_type).asks_shape:
         shape = np.array(draft.types[node.input[0]][1], dtype=np.int64)
         if node.op_type == "Size":
             found = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
@@ -227,7 +223,7 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
             found = shape[_clamp(start, len(shape)) : _clamp(end, len(shape))]
         draft.put(node.output[0], found.copy())
         return True
-    if node.op_type in RANDOM or any(name and name not in draft.constants for name in node.input):
+    if op_of(node.op_type).random or any(name and name not in draft.constants for name in node.input):
         draft.unfolded.update(_inherited(draft, node))
         return False
     if stays(draft, node):
@@ -270,7 +266,7 @@ def stays(draft: Draft, node: NodeProto) -> bool:
 def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
     """Gives the notes on the outputs of a node that reads only constants, some of which weren't folded."""
     names = [name for name in node.input if name]
-    if node.op_type in RANDOM or not all(name in draft.constants or name in draft.unfolded for name in names):
+    if op_of(node.op_type).random or not all(name in draft.constants or name in draft.unfolded for name in names):
         return {}
     reason = next(draft.unfolded[name] for name in names if name in draft.unfolded)
     return {name: reason for name in node.output if name}

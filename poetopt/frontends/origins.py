@@ -22,6 +22,7 @@ from onnx import NodeProto
 
 from poetopt.frontends.proto import PARAMETERS
 from poetopt.frontends.read import Document
+from poetopt.ops.op import op_of
 from poetopt.util.notes import About, Note, listed
 
 EXPORT = "po.torch.export(module, example, 'net.onnx')"
@@ -258,7 +259,7 @@ def named_note(document: Document) -> list[str]:
     found = [
         node.input[1]
         for node in document.proto.graph.node
-        if node.op_type in ("Conv", "ConvTranspose")
+        if op_of(node.op_type).filter_axis is not None
         and len(node.input) > 2
         and all(name in document.weights and _MERGED.search(name) for name in node.input[1:3])
     ]

@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING
 
 from poetopt.frontends.reading import ReadOptions
 from poetopt.graph import VIEW_OPS, Graph, Node, Operator
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
     from poetopt.frontends.problem_file import ProblemFile
 
 STATISTICS = "--with micro-batch-statistics"
-_ALONG_AXIS = frozenset({"Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "ArgMax", "ArgMin", "TopK", "Compress"})
-"""Ops that look at all elements along their attribute `axis`."""
-_SCANS = frozenset({"CumSum", "ReverseSequence", "EyeLike", "NonMaxSuppression", "Unique", "Trilu"})
-"""Ops that may look along any axis: none is followed through them where it could be that of the samples."""
-_MEANS = frozenset({"ReduceMean", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
-"""Ops whose result without samples is a mean over them, unless samples have weights."""
-_OF_MEANS = VIEW_OPS | {"Add", "Cast", "Div", "Mul", "Neg", "Sub", "Sum"}
-"""Ops through which a mean stays one: linear where a single operand is one, or sums of means."""
 
 
 def in_parts(read: Callable[[ReadOptions], Graph | ProblemFile], options: ReadOptions) -> Graph:
@@ -138,16 +131,14 @@ class _Comparison:
             node.op_type == "Mul" and len(averaged) == 1
         )  # fmt: skip
         rest = [name for name in operator.inputs if name not in averaged and name not in self.whole.values]
-        if followed or rest or not alone or node.op_type not in _OF_MEANS:
+        if followed or rest or not alone or not op_of(node.op_type).is_linear:
             self._refuse(f"{at} makes something of a mean over all samples, {averaged[0]!r}, that is none itself")
         self.means.update(operator.outputs)
 
     def _is_mean(self, node: Node, followed: Mapping[str, int], name: str) -> bool:
         """Says whether an output without samples is a mean in which each sample counts alike."""
-        if node.op_type not in _MEANS or node.domain:
+        if node.domain or not op_of(node.op_type).is_mean:
             return False
-        if node.op_type == "ReduceMean":
-            return True
         weighted = len(node.inputs) > 2 and bool(node.inputs[2])
         reduction = node.attributes.get("reduction", "mean")
         return not weighted and "ignore_index" not in node.attributes and reduction in ("mean", b"mean")
@@ -192,19 +183,18 @@ def looks_along(node: Node, axis: int, rank: int) -> bool:
     """Says whether an op that keeps the samples' axis makes each sample's result of others' too."""
     if node.domain:
         return True
-    if node.op_type in _SCANS:
-        return True
     at = _number(node, "axis", -1)
-    if node.op_type in _ALONG_AXIS:
-        return at % rank == axis
-    # ops that look at all elements of the axes from their attribute `axis` on
-    if node.op_type in {"LayerNormalization", "RMSNormalization"}:
-        return axis >= at % rank
-    if node.op_type == "MeanVarianceNormalization":
-        return axis in _numbers(node, "axes", (0, 2, 3))
-    if node.op_type == "Attention":
-        return axis != 0
-    return False
+    match op_of(node.op_type).looks:
+        case "axis":
+            return at % rank == axis
+        case "from axis":
+            return axis >= at % rank
+        case "axes":
+            return axis in _numbers(node, "axes", (0, 2, 3))
+        case "past first":
+            return axis != 0
+        case looks:
+            return looks == "anywhere"
 
 
 def _number(node: Node, name: str, default: int) -> int:

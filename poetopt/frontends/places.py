@@ -15,63 +15,12 @@ from dataclasses import dataclass
 from onnx import NodeProto, TensorProto
 
 from poetopt.frontends.read import Document, array_of
+from poetopt.ops.op import Origin, op_of
 
 FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE})
 
-SETTINGS: Mapping[str, frozenset[int]] = {
-    "Attention": frozenset({3}),
-    "BatchNormalization": frozenset({3, 4}),
-    **dict.fromkeys(("Clip", "DequantizeLinear", "Dropout", "QuantizeLinear", "RotaryEmbedding"), frozenset({1, 2})),
-    **dict.fromkeys(("ConstantOfShape", "Shape", "Size"), frozenset({0})),
-    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"), frozenset({0, 1})),
-    "NonMaxSuppression": frozenset(range(5)),
-    **dict.fromkeys(("OneHot", "Pad", "SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"), frozenset({2})),
-    "QLinearConv": frozenset(range(9)),
-    "QLinearMatMul": frozenset(range(8)),
-    "Range": frozenset({0, 1, 2}),
-    "Resize": frozenset({1, 2, 3}),
-    "Upsample": frozenset({1}),
-}
-"""Operands (by index) that are settings or statistics rather than weights."""
-
-LEARNABLE: Mapping[str, frozenset[int]] = {"Attention": frozenset({3})}
-"""Those of them that have a gradient all the same: trained where the file or `--train` says so."""
-
-PRODUCTS = frozenset({"Conv", "ConvTranspose", "Einsum", "Gemm", "MatMul"})
-"""Layers that an Add may stand behind, for their bias."""
-_TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
-
-WEIGHTS: Mapping[str, frozenset[int]] = {
-    **dict.fromkeys(
-        ("BatchNormalization", "Conv", "ConvTranspose", "GroupNormalization", "InstanceNormalization",
-         "LayerNormalization"), frozenset({1, 2}),
-    ),
-    "DeformConv": frozenset({1, 3}),
-    "Einsum": frozenset(range(4)),
-    "Gemm": frozenset({0, 1, 2}),
-    **dict.fromkeys(("GRU", "RNN"), frozenset({1, 2, 3})),
-    "LSTM": frozenset({1, 2, 3, 7}),
-    "MatMul": frozenset({0, 1}),
-    **dict.fromkeys(("PRelu", "RMSNormalization"), frozenset({1})),
-    **dict.fromkeys(_TABLES, frozenset({0})),
-}  # fmt: skip
-"""Operands (by index) in a layer's place; of a table where data index it."""
-
-FIRST_STATES: Mapping[str, frozenset[int]] = {"GRU": frozenset({5}), "LSTM": frozenset({5, 6}), "RNN": frozenset({5})}
-"""Operands (by index) that are data, and of another batch's size perhaps."""
-
-_NORMALIZATIONS = frozenset({
-    "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "LpNormalization",
-    "MeanVarianceNormalization", "RMSNormalization",
-})  # fmt: skip
-_MEANS = frozenset({"GlobalAveragePool", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
-
-_MOVES = frozenset({
-    "Cast", "CastLike", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose",
-    "Unsqueeze",
-})  # fmt: skip
-"""Operators whose output has no number that their first input lacks."""
-_KEEP = _MOVES | {"Clip", "Concat", "Gather", "Max", "Reciprocal"}
+_KEEP = frozenset({"Clip", "Concat", "Gather", "Max", "Reciprocal"})
+"""Ops behind which a mean is a mean still, and a root a root."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +52,7 @@ def places(document: Document, in_nodes: Set[str]) -> LayerPlaces:
     for node in document.proto.graph.node:
         if all(name in made for name in node.input if name):
             continue
-        held = {k: made.get(node.input[k], ()) for k in sorted(WEIGHTS.get(node.op_type, ())) if k < len(node.input)}
+        held = {k: made.get(node.input[k], ()) for k in op_of(node.op_type).weights if k < len(node.input)}
         held = {k: names for k, names in held.items() if names}
         if node.op_type in ("Gemm", "MatMul") and 1 in held:
             held.pop(0, None)  # what stands before a weight is data: the first state of an unrolled cell
@@ -130,11 +79,12 @@ def _made_of(document: Document) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     found |= {name: (name,) if w.data_type in FLOATS else () for name, w in document.weights.items()}
     for node in document.proto.graph.node:
-        moves = node.op_type in _MOVES
+        op = op_of(node.op_type)
+        moves = op.numbers is Origin.MOVED
         inputs = [name for name in (node.input[:1] if moves else node.input) if name]
         if not inputs or any(name not in found for name in inputs):
             continue
-        numbers = [] if node.op_type in ("Shape", "Size") else inputs[:1] if node.op_type == "Gather" else inputs
+        numbers = [] if op.asks_shape else inputs[:1] if node.op_type == "Gather" else inputs
         names = dict.fromkeys(name for held in numbers for name in found[held])
         if not (moves or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # a number is the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
@@ -148,11 +98,12 @@ def _biases(document: Document, made: Mapping[str, tuple[str, ...]]) -> dict[str
     behind: dict[str, frozenset[str]] = {}
     found: dict[str, frozenset[str]] = {}
     for node in document.proto.graph.node:
-        if node.op_type in PRODUCTS:
+        op = op_of(node.op_type)
+        if op.is_product:
             weights = [name for held in node.input for name in made.get(held, ())]
             if weights and any(name not in made for name in node.input if name):
                 behind[node.output[0]] = frozenset(weights)
-        elif node.op_type in _MOVES and node.input[0] in behind:
+        elif op.numbers is Origin.MOVED and node.input[0] in behind:
             behind[node.output[0]] = behind[node.input[0]]
         elif node.op_type in ("Add", "Sum"):
             free = [name for name in node.input if name not in made]
@@ -183,12 +134,13 @@ def _affine(document: Document, made: Mapping[str, tuple[str, ...]]) -> set[str]
     found: set[str] = set()
     for node in document.proto.graph.node:
         inputs, outputs = set(node.input), list(filter(None, node.output[:1]))
+        op = op_of(node.op_type)
         affine = node.op_type in {"Add", "Div", "Mul", "Sub"}
         if affine and inputs & (roots | normalized):
             found.update(name for held in inputs for name in made.get(held, ()) if _by_feature(document, name))
-        if node.op_type in _NORMALIZATIONS:
+        if op.normalizes:
             normalized.update(outputs)
-        elif node.op_type in _MEANS:
+        elif op.sums:
             means.update(outputs)
         elif node.op_type in {"ReduceL2", "Sqrt"} or (node.op_type == "Pow" and _is_root(document, node)):
             if node.op_type == "ReduceL2" or inputs & means:
@@ -196,7 +148,7 @@ def _affine(document: Document, made: Mapping[str, tuple[str, ...]]) -> set[str]
         elif node.op_type in ("Div", "Mul") and inputs & (roots | normalized):
             constant = inputs & roots and all(name in roots or name in made for name in inputs)
             (roots if constant else normalized).update(outputs)
-        elif affine or node.op_type in _KEEP:
+        elif affine or op.numbers is Origin.MOVED or node.op_type in _KEEP:
             for kind in (means, roots) if affine else (means, roots, normalized):
                 if inputs & kind:
                     kind.update(outputs)

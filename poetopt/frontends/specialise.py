@@ -26,8 +26,8 @@ from onnx import NodeProto, helper
 from poetopt.frontends.checks import check_attributes, check_operands, check_types, check_window
 from poetopt.frontends.draft import Draft, FoldingBudget, Rebatch, Type, readers, released
 from poetopt.frontends.fold import check_view, fold, infer
-from poetopt.frontends.places import FIRST_STATES
 from poetopt.frontends.proto import copied
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError, UnsupportedOpError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _fit_states(draft: Draft, node: NodeProto) -> None:
 
     Raises `ModelError` where the rows of one differ, or are computed.
     """
-    places = [p for p in sorted(FIRST_STATES.get(node.op_type, ())) if p < len(node.input) and node.input[p]]
+    places = [p for p in op_of(node.op_type).first_states if p < len(node.input) and node.input[p]]
     x = draft.types[node.input[0]][1] if places else ()
     for place in places:
         name = node.input[place]

@@ -34,9 +34,10 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from poetopt.frontends.origins import signature
-from poetopt.frontends.places import FLOATS, PRODUCTS, SETTINGS, WEIGHTS
+from poetopt.frontends.places import FLOATS
 from poetopt.frontends.proto import attribute_int, copied, unique
 from poetopt.frontends.read import Document, array_of
+from poetopt.ops.op import op_of
 from poetopt.util.notes import Note, listed
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
     for node in graph.node:
         said = {entry.key: entry.value for entry in node.metadata_props}
         held = [targets[name] for name in _HELD.findall(said.get("pkg.torch.onnx.fx_node", "")) if name in targets]
-        settings = SETTINGS.get(node.op_type, ())
+        settings = op_of(node.op_type).settings
         read = [(k, sources.get(name, name)) for k, name in enumerate(node.input) if k not in settings]
         read = [(k, name) for k, name in read if dims(name) is not None]
-        bias = node.op_type == "Add" and any(writers.get(name) in PRODUCTS for name in node.input)
-        layer = WEIGHTS.get(node.op_type, frozenset()) - {0}
+        bias = node.op_type == "Add" and any(op_of(writers.get(name, "")).is_product for name in node.input)
+        layer = set(op_of(node.op_type).weights) - {0}
         for k, name in read:
             constant = k in layer and bool(targets) and not held and "pkg.torch.onnx.fx_node" in said
             if node.input[k] in sources:
@@ -169,8 +170,11 @@ def _own(document: Document, place: ParameterPlace) -> TensorProto | None:
     weight = document.weights.get(place.node.input[1])
     if weight is None or weight.data_type not in FLOATS or len(weight.dims) < 2:
         return None
-    axis = {"Conv": 0, "ConvTranspose": 1}.get(place.node.op_type, 0 if attribute_int(place.node, "transB", 0) else 1)
-    size = weight.dims[axis] * (attribute_int(place.node, "group", 1) if place.node.op_type == "ConvTranspose" else 1)
+    axis = op_of(place.node.op_type).filter_axis
+    groups = attribute_int(place.node, "group", 1) if axis == 1 else 1
+    if axis is None:
+        axis = 0 if attribute_int(place.node, "transB", 0) else 1
+    size = weight.dims[axis] * groups
     return helper.make_tensor(place.name, weight.data_type, [size], [0.0] * size)
 
 

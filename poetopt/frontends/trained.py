@@ -18,8 +18,9 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from poetopt.frontends.origins import EXPORT, Origins, merged_by_name
-from poetopt.frontends.places import FLOATS, LEARNABLE, SETTINGS, places
+from poetopt.frontends.places import FLOATS, places
 from poetopt.frontends.read import Document
+from poetopt.ops.op import op_of
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import About, Note, listed
 
@@ -154,9 +155,9 @@ def _reads(document: Document) -> _Reads:
             proto = document.weights.get(name)
             if proto is None or proto.data_type not in FLOATS or name in document.given:
                 continue
-            setting = index in SETTINGS.get(node.op_type, ())
+            setting = index in op_of(node.op_type).settings
             found.readable[name] = found.readable.get(name, False) or not setting
-            if index in LEARNABLE.get(node.op_type, ()):
+            if index in op_of(node.op_type).learnable:
                 found.learnable.add(name)
             elif setting:
                 found.settings[name] = f"input {index} of {node.op_type} ({node.name or node.output[0]!r})"
@@ -165,7 +166,7 @@ def _reads(document: Document) -> _Reads:
 
 def _valued(node: NodeProto) -> Sequence[str]:
     """The inputs whose values a node reads: of others it asks the shape or the type alone."""
-    if node.op_type in ("Shape", "Size"):
+    if op_of(node.op_type).asks_shape:
         return ()
     return list(node.input[:1] if node.op_type == "CastLike" else node.input)
 

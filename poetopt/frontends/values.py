@@ -20,6 +20,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from poetopt.frontends.read import Document, stored
 from poetopt.frontends.reading import ReadOptions, Sizes, Value, shape_text
 from poetopt.frontends.sizes import Dims, input_dims, no_such_input
+from poetopt.ops.op import op_of
 from poetopt.util.errors import OptionError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def value_options(
                 return ""
             found.setdefault(name, "...")
         node = producers.get(name)
-        if node is None or node.op_type in ("Shape", "Size"):
+        if node is None or op_of(node.op_type).asks_shape:
             continue
         todo.extend(filter(None, node.input))
         if node.op_type not in _COMPARED or len(node.input) != 2:

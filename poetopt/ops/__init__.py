@@ -16,7 +16,7 @@ VJPS = (
     "reduction.vjp",
     "regions",
 )
-"""Modules that register gradient rules."""
+"""Modules that declare ops and register gradient rules."""
 
 KERNELS = (
     "convolution.c",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from poetopt.ops.op import op_of
 from poetopt.torch.tensors import stored_in
 from poetopt.util.errors import MissingVjpError, ModelError
 from poetopt.util.notes import listed
@@ -26,10 +27,6 @@ SHARE = 16
 """Times what rounding moves torch's own values: the file sums in other orders, over as many elements."""
 RESOLUTION = 2.0**-20
 """Of a tensor's largest magnitude: eight roundings of float32, where rounding moves nothing of torch's own."""
-DRAWS = frozenset({
-    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-})  # fmt: skip
-"""Kinds of ONNX that draw, with Dropout in training mode."""
 EVALUATED = " in evaluation mode"
 SKIP = "check=False exports without this check"
 
@@ -277,7 +274,7 @@ def _drawing(model: onnx.ModelProto) -> list[tuple[str, str]]:
     }
     found = []
     for node in model.graph.node:
-        active = node.op_type in DRAWS
+        active = op_of(node.op_type).random and node.op_type != "Dropout"
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
             ratio, training = (values.get(name) for name in node.input[1:3])
             active = (training is None or bool(numpy_helper.to_array(training))) and (

@@ -18,6 +18,7 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from poetopt.frontends.proto import BATCH, PARAMETERS
+from poetopt.ops.op import op_of
 from poetopt.torch.beside import check_beside
 from poetopt.torch.tensors import Stored, bits, check_module, difference, needed, stored_in
 from poetopt.util.errors import ModelError, OptionError
@@ -294,7 +295,9 @@ def _without_added_biases(model: onnx.ModelProto) -> None:
     """Take away the zeros that the exporter gives a convolution without a bias, and the nodes that made them."""
     makers = {name: node for node in model.graph.node for name in node.output}
     for node in model.graph.node:
-        made = makers.get(node.input[2]) if node.op_type in ("Conv", "ConvTranspose") and len(node.input) > 2 else None
+        made = (
+            makers.get(node.input[2]) if op_of(node.op_type).filter_axis is not None and len(node.input) > 2 else None
+        )
         if made is not None and made.op_type == "Expand":
             del node.input[2]
     outputs = {entry.name for entry in model.graph.output}

@@ -24,7 +24,8 @@ from poetopt.devices import device
 from poetopt.devices.cost import cost
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
-from poetopt.ops.runtimes.onnxruntime import IN_PLACE, runtime
+from poetopt.ops.op import ops
+from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
@@ -33,6 +34,7 @@ from poetopt.plan.simulate import simulate
 from tests.autodiff.build import graph
 
 Array = NDArray[np.float32]
+IN_PLACE = {name: op.in_place for name, op in ops().items() if op.in_place}
 RNG = np.random.default_rng(0)
 
 

@@ -32,6 +32,7 @@ from dataclasses import replace
 from poetopt.autodiff.passes.in_place import SIDE, joined, kept_tensors, working_set_bytes
 from poetopt.graph import Operator, Tensor, TrainingGraph
 from poetopt.ops.flops import work
+from poetopt.ops.op import op_of
 from poetopt.ops.runtimes.contract import Runtime
 
 
@@ -120,11 +121,6 @@ GRANULARITIES = ("operator", "block")
 
 KIND = "Block"
 """How the kinds of blocks begin."""
-
-HEAVY = frozenset(
-    {"Attention", "AveragePool", "Col2Im", "Conv", "ConvTranspose", "Einsum", "GRU", "LSTM", "LpPool", "MaxPool", "RNN"}
-)
-"""Ops that are never part of a block, however small."""
 
 
 def blocks(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
@@ -228,7 +224,8 @@ class _Joiner:
 
     def _cheap(self, k: int) -> bool:
         operator = self.operators[k]
-        if operator.over or not operator.recomputable or any(n.op_type in HEAVY or n.domain for n in operator.nodes):
+        heavy = any(node.domain or op_of(node.op_type).is_heavy for node in operator.nodes)
+        if operator.over or not operator.recomputable or heavy:
             return False
         nodes = work(operator, self.graph.tensors)
         # the most that a cheap node computes for each byte that it moves: all element-wise ops, and products with a

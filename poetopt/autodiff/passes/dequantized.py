@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING
 
 from poetopt.autodiff.passes.in_place import kept_tensors
 from poetopt.graph import OWN_DOMAIN, TOGETHER, Node, Operator, Role, Tensor, TrainingGraph, Whole
+from poetopt.ops.op import op_of
 from poetopt.ops.runtimes.contract import Runtime
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-_WITHIN = frozenset({("", "Conv"), ("", "Gemm"), ("", "MatMul"), (OWN_DOMAIN, "Conv.grad_input")})
-"""Ops, by domain, that a runtime may have a kernel for with the DequantizeLinear before them, under both names."""
 
 
 def dequantized_within(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
@@ -87,7 +85,9 @@ def _joined(dequantize: Operator, reader: Operator, name: str) -> Operator | Non
     at, last = run.first, run.first + run.count
     product = run.node
     alone = not any(weight in one.inputs for one in reader.nodes[last:]) and product.inputs.count(weight) == 1
-    if (product.domain, product.op_type) in _WITHIN and alone and product.inputs[1] == weight:
+    back = (product.domain, product.op_type) == (OWN_DOMAIN, "Conv.grad_input")
+    within = back or (not product.domain and op_of(product.op_type).reads_quantized)
+    if within and alone and product.inputs[1] == weight:
         factor, *rest = (*product.inputs[:1], *product.inputs[2:])
         op, own = f"{node.op_type}{TOGETHER}{product.op_type}", (factor, *(*node.inputs, "")[:3], *rest)
         attributes = {**node.attributes, **product.attributes}

@@ -13,6 +13,7 @@ import numpy as np
 from poetopt.backends.onnxruntime.archive import Archive, Header, opened
 from poetopt.backends.step.memory import aligned_copy, numpy_dtype
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
+from poetopt.ops.op import Choice, op_of
 from poetopt.util.errors import ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
 Batch = Mapping[str, "Array"]
 """Arrays by the names of the graph's inputs."""
 
-_INDEX_OPS = frozenset({"Gather", "GatherElements", "ScatterElements"})
-_LABEL_OPS = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
-_RECURRENT_OPS = frozenset({"GRU", "LSTM", "RNN"})
-_LENGTHS = 4
-"""Which operand of a recurrent layer has the lengths of the sequences."""
 _SHOWN = 8
 
 
@@ -230,7 +226,7 @@ def limits(graph: Graph, name: str) -> InputLimits | None:
     if not readers:
         return None if steps is None else InputLimits(LENGTH, 0, steps)
     count = min(count for _, count, _ in readers)
-    labels = [node for node in readers if node[0] in _LABEL_OPS]
+    labels = [node for node in readers if op_of(node[0]).chooses is Choice.LABELS]
     ignored = frozenset(value for _, _, value in labels if isinstance(value, int))
     return InputLimits(LABEL if labels else INDEX, 0 if labels else -count, count - 1, ignored)
 
@@ -250,7 +246,7 @@ def _steps(graph: Graph, name: str) -> int | None:
     lengths = (
         graph.tensors[node.inputs[0]].shape[0]
         for node, places, _ in _uses(graph, name)
-        if node.op_type in _RECURRENT_OPS and _LENGTHS in places
+        if op_of(node.op_type).lengths in places
     )
     return min(lengths, default=None)
 
@@ -263,9 +259,10 @@ def _readers(graph: Graph, name: str) -> list[tuple[str, int, object]]:
             continue
         table = graph.rows.get(node.inputs[0])
         shape = graph.tensors[node.inputs[0]].shape if table is None else table.values.shape
-        if node.op_type in _LABEL_OPS:
+        chooses = op_of(node.op_type).chooses
+        if chooses is Choice.LABELS:
             found.append((node.op_type, shape[1], node.attributes.get("ignore_index")))
-        elif node.op_type in _INDEX_OPS and not backward:
+        elif chooses is Choice.INDICES and not backward:
             axis = node.attributes.get("axis", 0)
             found.append((node.op_type, shape[axis if isinstance(axis, int) else 0], None))
     return found

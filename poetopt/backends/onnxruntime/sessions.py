@@ -28,16 +28,12 @@ from poetopt.backends.onnxruntime import measure
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.program import Act
 from poetopt.graph import PACKED, Graph, Node, Role, Tensor
+from poetopt.ops.op import op_of
 from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-RANDOM_OPS = frozenset(
-    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-"""Ops that draw from a generator in their session: only a fresh session draws the same again."""
 
 READ_AS_THEY_RUN = frozenset({"ConstantOfShape", "Reshape"})
 """Ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB."""
@@ -80,7 +76,7 @@ def session_options(threads: int) -> Any:
 
 def is_random(node: Node) -> bool:
     """Say if two runs of one session of `node` may differ."""
-    return node.op_type in RANDOM_OPS and not node.domain
+    return op_of(node.op_type).random and not node.domain
 
 
 def first_line(error: BaseException) -> str:

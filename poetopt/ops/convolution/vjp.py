@@ -23,11 +23,28 @@ from functools import partial
 from poetopt.autodiff.alternatives import FLOPS_PER_NS, Costed, chosen, steps_ns
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.frontends import checks
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
+from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
+
+convolution = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, weights=(1, 2), is_product=True, window=True)
+sizes = {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
+
+declare("Conv", op=convolution(
+    flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), filter_axis=0, reads_quantized=True, attributes=sizes,
+    settings_check=checks.convolution, workspace=kernels.conv, letters=axes.conv,
+))  # fmt: skip
+declare("ConvTranspose", op=convolution(
+    flops=lambda c: 2 * c.x * c.taps(1) + c.n * c.has(2), filter_axis=1, attributes=sizes | {"output_padding": 0},
+    settings_check=checks.transposed_convolution, workspace=kernels.columns,
+))  # fmt: skip
+declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
+
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 

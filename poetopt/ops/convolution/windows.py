@@ -12,7 +12,14 @@ import numpy as np
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, single
 from poetopt.graph import Tensor
+from poetopt.ops.op import Op, declare
+from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import MissingVjpError, ModelError
+
+declare("Col2Im", op=Op(
+    flops=lambda c: c.x, blocked=(1, 2), attributes={"dilations": 1, "pads": 0, "strides": 1}, is_heavy=True,
+    cuts=axes.col2im,
+))  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import (
     STRAIGHT,
@@ -33,12 +35,47 @@ from poetopt.autodiff.registry import (
     register_vjp,
     single,
 )
+from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
+from poetopt.ops import flops
+from poetopt.ops.elementwise.vjp import each, unary
+from poetopt.ops.op import EXP, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
+
+integers = partial(Op, is_integer=True, blocked=None)
+shares = partial(Op, looks="axis", axis=0, workspace=kernels.softmax, letters=axes.softmax)
+
+declare("Celu", op=Op(flops=EXP + 3))
+declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
+declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1)))
+declare("DequantizeLinear", op=Op(
+    flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
+))  # fmt: skip
+declare("DynamicQuantizeLinear", op=Op(blocked=None))
+declare("Gelu", op=Op(flops=2 * EXP + 4))
+declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
+declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
+declare("MatMulInteger", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
+declare("Mean", op=Op(
+    flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
+))  # fmt: skip
+declare("QLinearConv", op=integers(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9))))
+declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
+declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
+declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
+declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
+declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, range=(0.0, 1.0)))
+declare("Softmax", op=shares(
+    flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
+))  # fmt: skip
+declare("Softsign", op=each(flops=3, range=(-1.0, 1.0)))
+declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))
+declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0)))
 
 
 @register_vjp("Relu", since=6)
@@ -258,12 +295,6 @@ def mean(op: Primal, cotangents: Cotangents) -> Gradients:
     share = op.emit("grad_input").mul(op.only(cotangents), 1.0 / len(op.inputs))
     return (share,) * len(op.inputs)
 
-
-for _op in (
-    "ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul",
-    "QuantizeLinear",
-):  # fmt: skip
-    declare_nondifferentiable(_op)
 
 declare_nondifferentiable("QuantizeLinear", inputs=(1, 2), domain=STRAIGHT)
 declare_nondifferentiable("DequantizeLinear", inputs=(1, 2), domain=STRAIGHT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -10,8 +11,23 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.linear_loss import layer_gradient
 from poetopt.autodiff.losses import RULED, along_classes, ignoring, kept_labels, label_weights
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops.losses import LINEAR
+from poetopt.ops.op import EXP, Choice, Op, declare
+from poetopt.ops.runtimes.onnxruntime import kernels
+
+loss = partial(
+    Op, blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss
+)
+
+declare("NegativeLogLikelihoodLoss", op=loss(
+    flops=lambda c: 2 * math.prod(c.inputs[1]), workspace=kernels.log_likelihood,
+))  # fmt: skip
+declare("SoftmaxCrossEntropyLoss", op=loss(
+    flops=lambda c: c.x * (4 + EXP) + (EXP + 2) * math.prod(c.inputs[1]), workspace=kernels.cross_entropy,
+))  # fmt: skip
+
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
 """Rules of operators that `--loss` makes, and of no ONNX op."""

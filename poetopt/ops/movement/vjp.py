@@ -11,14 +11,43 @@ Where a short line is repeated many times, its repetitions are summed at once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
-from poetopt.autodiff.registry import Cotangents, Gradients, Primal, declare_nondifferentiable, register_vjp, single
+from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
+from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
+
+moved = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
+viewed = partial(moved, is_linear=True, cuts=axes.view, exact=True)
+
+declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
+declare("BitCast", op=Op(blocked=None))
+declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, axis=0, any_type=True))
+declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
+declare("ConstantOfShape", op=Op(flops=0, blocked=None, settings=(0,), lists=(0,), any_type=True))
+declare("DepthToSpace", op=Op(flops=0, attributes={"blocksize": 1}, settings_check=checks.blocks))
+declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
+declare("Flatten", op=viewed(axis=1))
+declare("Identity", op=viewed())
+declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
+declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3)))
+declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
+    flops=0, random=True, blocked=None,
+))  # fmt: skip
+declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
+declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))
+declare("Shape", "Size", op=Op(flops=0, asks_shape=True, blocked=None, settings=(0,), any_type=True))
+declare("SpaceToDepth", op=Op(flops=0, attributes={"blocksize": 1}))
+declare("Split", op=moved(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
+declare("Squeeze", op=viewed(blocked=(1,), axes=1, lists=(1,)))
+declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,)))
+declare("Transpose", op=moved(letters=axes.transpose))
 
 
 @register_vjp("Reshape", since=5)
@@ -239,38 +268,3 @@ def space_to_depth(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     size = op.attr_int("blocksize", 1)
     blocks = k.reshape(dy, (n, size, size, c, h // size, w // size))
     return k.reshape(k.transpose(blocks, [0, 3, 4, 1, 5, 2]), op.x.shape)
-
-
-NONE = (
-    "And", "ArgMax", "ArgMin", "Bernoulli", "BitCast", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr",
-    "BitwiseXor", "Ceil", "Constant", "ConstantOfShape", "Equal", "EyeLike", "Floor", "Greater", "GreaterOrEqual",
-    "Hardmax", "IsInf", "IsNaN", "Less", "LessOrEqual", "Multinomial", "NonMaxSuppression", "NonZero", "Not", "Or",
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Round", "Shape", "Sign", "Size", "Xor",
-)  # fmt: skip
-"""Ops through which no gradient flows."""
-CHOOSING: Mapping[tuple[int, ...], tuple[str, ...]] = {
-    (0,): ("Where",),
-    (1,): (
-        "CastLike", "CumSum", "Expand", "Gather", "GatherElements", "GatherND", "ReduceL1", "ReduceL2", "ReduceLogSum",
-        "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
-        "Reshape", "ScatterElements", "ScatterND", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze",
-    ),
-    (1, 2): ("Col2Im", "DFT", "Dropout"),
-    (1, 2, 3, 4): ("Slice",),
-    (4,): ("GRU", "LSTM", "RNN"),
-}  # fmt: skip
-"""Inputs that say where or how, and have no gradient, and the ops that have them."""
-LACKING: Mapping[str, tuple[tuple[int, ...] | None, tuple[int, ...]]] = {
-    "NegativeLogLikelihoodLoss": ((1, 2), (2,)), "OneHot": (None, (2,)), "Pad": ((1, 2, 3), (2,)),
-    "Range": (None, (0, 1, 2)), "Resize": ((1, 2, 3), (1,)), "RotaryEmbedding": ((1, 2, 3), (1, 2)),
-    "SoftmaxCrossEntropyLoss": ((1, 2), (2,)),
-}  # fmt: skip
-"""The same of ops with inputs that have a gradient, of which there is no rule: `declare_nondifferentiable`."""
-
-for _op in NONE:
-    declare_nondifferentiable(_op)
-for _inputs, _ops in CHOOSING.items():
-    for _op in _ops:
-        declare_nondifferentiable(_op, inputs=_inputs)
-for _op, (_of, _missing) in LACKING.items():
-    declare_nondifferentiable(_op, inputs=_of, missing=_missing)

@@ -20,14 +20,54 @@ and give dScale, dBias and both means. Reads X and dY; two temporaries of X's si
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.autodiff.vocabulary import normalized
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
+from poetopt.ops import flops
+from poetopt.ops.op import EXP, Op, declare
 from poetopt.ops.pieces import column_sum, masked, rows_affine, sign
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
+
+normalization = partial(Op, weights=(1, 2), normalizes=True)
+grouped = partial(normalization, flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]))
+
+declare("BatchNormalization", op=normalization(
+    flops=flops.batch_normalization, settings=(3, 4), keeps_scores=True, attributes={"training_mode": (0, 1)},
+    in_place=(0,), workspace=kernels.statistics, letters_streamed=axes.batch_norm(positions=False),
+    letters_in_ram=axes.batch_norm(positions=True),
+))  # fmt: skip
+# training_mode is an input; whoever gives it as a third input means it
+declare("Dropout", op=Op(
+    flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2), workspace=kernels.mask,
+))  # fmt: skip
+declare("GroupNormalization", op=grouped(
+    attributes={"num_groups": 1, "stash_type": (1, 10, 11, 16)}, workspace=kernels.group_normalization,
+))  # fmt: skip
+declare("InstanceNormalization", op=grouped(operands_check=checks.instance_normalization))
+declare("LRN", op=Op(
+    flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP), attributes={"size": 1},
+    settings_check=checks.local_response, workspace=kernels.lrn,
+))  # fmt: skip
+declare("LayerNormalization", op=normalization(
+    flops=lambda c: c.x * (7 + c.has(2)) + 5 * c.rows, looks="from axis", axis=0,
+    settings_check=checks.layer_normalization, letters_streamed=axes.layer_norm,
+))  # fmt: skip
+declare("LpNormalization", op=Op(
+    flops=lambda c: 3 * c.x, normalizes=True, looks="axis", axis=0, attributes={"p": (1, 2)},
+))  # fmt: skip
+declare("MeanVarianceNormalization", op=Op(
+    flops=flops.mean_variance, normalizes=True, looks="axes", axes=1, workspace=kernels.mean_variance,
+))  # fmt: skip
+declare("RMSNormalization", op=normalization(
+    flops=lambda c: 4 * c.x + 4 * c.rows, weights=(1,), looks="from axis", axis=0,
+    settings_check=checks.layer_normalization,
+))  # fmt: skip
 
 
 def _affine(

@@ -27,7 +27,13 @@ from numpy.typing import NDArray
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
 from poetopt.graph import Tensor
+from poetopt.ops import flops
+from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
+
+declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={"align_corners": (0, 1)}))
+declare("Upsample", op=Op(settings=(1,)))
+
 
 _A = -0.75
 _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {

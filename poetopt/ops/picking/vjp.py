@@ -38,10 +38,41 @@ import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
+from poetopt.ops import flops
 from poetopt.ops.nodes import around
+from poetopt.ops.op import Choice, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
+
+gathered = partial(Op, flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, any_type=True)
+
+declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
+declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,), any_type=True))
+declare("Gather", op=gathered(chooses=Choice.INDICES, keeps_scores=True, axis=0, operands_check=checks.gather))
+declare("GatherElements", op=gathered(chooses=Choice.INDICES, axis=0, operands_check=checks.elements))
+declare("GatherND", op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd))
+declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
+declare("NonZero", op=Op(flops=0, blocked=None))
+declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
+declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
+declare("ScatterElements", op=Op(
+    flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
+    workspace=kernels.widened_indices,
+))  # fmt: skip
+declare("ScatterND", op=Op(
+    flops=flops.scattered, blocked=(1,), operands_check=checks.scatter_nd, in_place=(0,), cuts=axes.scatter,
+))  # fmt: skip
+declare("Slice", op=Op(
+    flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, axes=3, lists=(1, 2, 3, 4),
+    any_type=True, letters=axes.sliced,
+))  # fmt: skip
+declare("TopK", op=Op(blocked=(1,), numbers=Origin.BETWEEN, looks="axis", axis=0))
+declare("Trilu", op=Op(flops=0, blocked=(1,), looks="anywhere", lists=(1,)))
+declare("Unique", op=Op(looks="anywhere"))
+
 
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""

@@ -29,13 +29,37 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.frontends.fold import computed
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
+from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
+from poetopt.ops.op import Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
+
+sizes = {"dilations": 1, "kernel_shape": 1, "strides": 1}
+pool = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, settings_check=checks.pool, window=True)
+
+declare("AveragePool", op=pool(
+    flops=lambda c: c.n * (c.window + 1), keeps_scores=True, attributes=sizes, letters_streamed=axes.pool,
+))  # fmt: skip
+declare("GlobalAveragePool", op=Op(
+    flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, letters_streamed=axes.pool,
+))  # fmt: skip
+declare("LpPool", op=pool(flops=lambda c: c.n * (2 * c.window + 1), attributes=sizes | {"p": 1}))
+declare("MaxPool", op=pool(
+    flops=lambda c: c.n * c.window, numbers=Origin.BETWEEN, keeps_scores=True,
+    attributes=sizes | {"storage_order": (0, 1)}, letters_streamed=axes.pool,
+))  # fmt: skip
+declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
+declare("Resize", op=Op(
+    flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
+    axes=-1, attributes={"antialias": (0, 1), "exclude_outside": (0, 1)}, lists=(1, 2, 3), workspace=kernels.resize,
+))  # fmt: skip
 
 
 @single("MaxPool", since=8)

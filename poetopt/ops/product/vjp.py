@@ -23,15 +23,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
+from poetopt.ops import flops
 from poetopt.ops.flops import labels
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.pieces import affine
+from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
+
+product = partial(Op, evaluation=Steps.COUNTED, is_product=True)
+
+declare("Attention", op=Op(
+    flops=flops.attention, evaluation=Steps.UNKNOWN, is_heavy=True, settings=(3,), learnable=(3,), looks="past first",
+    attributes={"kv_num_heads": 0, "q_num_heads": 0}, settings_check=checks.attention, workspace=kernels.attention,
+))  # fmt: skip
+declare("DFT", op=Op(
+    flops=flops.fourier, blocked=(1, 2), attributes={"inverse": (0, 1), "onesided": (0, 1)}, workspace=kernels.dft,
+))  # fmt: skip
+declare("Einsum", op=product(
+    flops=flops.einsum, is_heavy=True, weights=(0, 1, 2, 3), operands_check=checks.einsum, workspace=kernels.permuted,
+))  # fmt: skip
+declare("Gemm", op=product(
+    flops=flops.gemm, weights=(0, 1, 2), reads_quantized=True, in_place=(2,), letters=axes.gemm,
+))  # fmt: skip
+declare("MatMul", op=product(
+    flops=lambda c: 2 * c.n * c.inputs[0][-1], weights=(0, 1), reads_quantized=True, workspace=kernels.matmul,
+    letters=axes.matmul,
+))  # fmt: skip
+declare("RotaryEmbedding", op=Op(
+    flops=lambda c: 3 * c.x, blocked=(1, 2, 3), missing=(1, 2), settings=(1, 2),
+    attributes={"num_heads": 0, "rotary_embedding_dim": 0}, settings_check=checks.rotary,
+))  # fmt: skip
+declare("STFT", op=Op(evaluation=Steps.UNKNOWN))
 
 
 @register_vjp("Gemm", since=7)

@@ -20,14 +20,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
+from poetopt.ops import flops
+from poetopt.ops.op import Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
+from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
+
+layer = partial(
+    Op, evaluation=Steps.UNKNOWN, is_heavy=True, blocked=(4,), weights=(1, 2, 3), first_states=(5,), lengths=4,
+    settings_check=checks.recurrent,
+)  # fmt: skip
+
+declare("GRU", op=layer(
+    flops=flops.gated(3), attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)},
+    workspace=kernels.recurrent,
+))  # fmt: skip
+declare("LSTM", op=layer(
+    flops=flops.gated(5), weights=(1, 2, 3, 7), first_states=(5, 6),
+    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, workspace=kernels.recurrent,
+))  # fmt: skip
+declare("RNN", op=layer(flops=flops.rnn, attributes={"hidden_size": 1, "layout": (0, 1)}, workspace=kernels.rnn))
+
 
 _MOST_STEPS = 4096
 """About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Primal, Single, single
 from poetopt.autodiff.vocabulary import normalized
 from poetopt.graph import Tensor
+from poetopt.ops.op import EXP, Op, Origin, declare
 from poetopt.ops.pieces import masked, sign
+from poetopt.ops.runtimes.onnxruntime import axes
+
+reduction = partial(Op, blocked=(1,), axes=1, lists=(1,))
+
+declare("ArgMax", "ArgMin", op=Op(flops=(1, 0), blocked=None, looks="axis", axis=0))
+declare("CumSum", op=reduction(flops=(1, 0), looks="anywhere", attributes={"exclusive": (0, 1), "reverse": (0, 1)}))
+declare("GlobalMaxPool", op=Op(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("ReduceL1", op=reduction(flops=(2, 0), range=(0.0, math.inf)))
+declare("ReduceL2", op=reduction(flops=(2, 1), range=(0.0, math.inf)))
+declare("ReduceLogSum", op=reduction(flops=(1, EXP), pole=0))
+declare("ReduceLogSumExp", op=reduction(flops=(1 + EXP, EXP)))
+declare("ReduceMax", op=reduction(flops=(1, 0), numbers=Origin.BETWEEN, keeps_scores=True))
+declare("ReduceMean", op=reduction(
+    flops=(1, 1), sums=True, numbers=Origin.BETWEEN, keeps_scores=True, is_mean=True, letters_streamed=axes.reduction,
+))  # fmt: skip
+declare("ReduceMin", op=reduction(flops=(1, 0), numbers=Origin.BETWEEN))
+declare("ReduceProd", op=reduction(flops=(1, 0)))
+declare("ReduceSum", op=reduction(
+    flops=(1, 0), sums=True, range=behind.total, letters_streamed=axes.reduction, letters_in_ram=axes.channel_sums,
+    exact=True,
+))  # fmt: skip
+declare("ReduceSumSquare", op=reduction(flops=(2, 0), sums=True, range=(0.0, math.inf)))
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:

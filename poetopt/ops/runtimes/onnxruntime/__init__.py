@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
+from poetopt.ops.op import op_of
 from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
 from poetopt.ops.runtimes.onnxruntime.ways import taking, ways
@@ -18,20 +19,9 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-_FIRST, _EITHER = (0,), (0, 1)
-IN_PLACE: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Max", "Min"), _EITHER),
-    **dict.fromkeys(("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Sin", "Cos", "Erf", "Relu", "Clip"), _FIRST),
-    **dict.fromkeys(("Sigmoid", "Tanh", "HardSigmoid", "Softplus", "BatchNormalization"), _FIRST),
-    **dict.fromkeys(("ScatterElements", "ScatterND"), _FIRST),
-    "Gemm": (2,),
-}
-"""Ops whose kernel gives the same bits where its output lies on an operand of the same size, and which operands."""
-
-
 def in_place(node: Node) -> tuple[int, ...]:
     """Says which inputs of a node its kernel may write over, by position."""
-    places = () if node.domain else IN_PLACE.get(node.op_type, ())
+    places = () if node.domain else op_of(node.op_type).in_place
     return tuple(place for place in places if place < len(node.inputs))
 
 

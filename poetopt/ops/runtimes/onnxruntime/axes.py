@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from math import frexp, prod
 from typing import TYPE_CHECKING
 
-from poetopt.graph import PACKED, VIEW_OPS, Node, Tensor
+from poetopt.graph import PACKED, Node, Tensor
 from poetopt.ops.nodes import Call
+from poetopt.ops.op import op_of
 from poetopt.ops.quantization import settings, sharing
 from poetopt.ops.runtimes.sliced import Cut
 
@@ -43,18 +44,6 @@ NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
 ELEMENTS = 64
 """What chunks of a vectorized kernel are a multiple of, so that no element changes between vector and remainder."""
 
-ELEMENTWISE = frozenset(
-    {
-        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Greater",
-        "GreaterOrEqual", "HardSigmoid", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mod", "Mul", "Neg",
-        "Not", "Or", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign",
-        "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
-    }
-)  # fmt: skip
-
-
-EXACT = frozenset({"Add", "DequantizeLinear", "Div", "Mul", "Neg", "ReduceSum", "Sub", *VIEW_OPS})
-"""Ops whose every element is the same in a vector and in the remainder."""
 VECTOR_BYTES = 64
 """The widest vector, and what buffers are aligned to."""
 
@@ -118,13 +107,11 @@ def through(
     """Says how a node is cut where its operand `name` is; None where it can't be."""
     if node.domain:
         return None
-    special = _SPECIAL.get(node.op_type)
-    if special is not None:
-        found = special(node, name, cut, tensors)
-        return None if found is None else Through(found, cut.per, exact=node.op_type in EXACT)
-    rule = _elementwise if node.op_type in ELEMENTWISE else _RULES.get(node.op_type)
-    if rule is None:
-        rule = (_IN_RAM if in_ram else _STREAMED).get(node.op_type)
+    op = op_of(node.op_type)
+    if op.cuts is not None:
+        found = op.cuts(node, name, cut, tensors)
+        return None if found is None else Through(found, cut.per, exact=op.exact)
+    rule = op.letters or (op.letters_in_ram if in_ram else op.letters_streamed)
     inputs = tuple(tensors[n] if n else None for n in node.inputs)
     axes = rule(Call(node, inputs, tuple(tensors[n] for n in node.outputs if n), values)) if rule is not None else None
     if axes is None:
@@ -145,7 +132,7 @@ def through(
         return None
     return Through(
         cuts, cut.per, letter == axes.summed, axes.multiples.get(letter, 1), axes.least.get(letter, 1),
-        node.op_type in EXACT or (node.op_type == "BatchNormalization" and letter in "nc") or _is_step(node),
+        op.exact or (node.op_type == "BatchNormalization" and letter in "nc") or _is_step(node),
         axes.aligned,
     )  # fmt: skip
 
@@ -177,7 +164,8 @@ def _letters(rank: int, without: Container[int] = ()) -> str:
     return "".join("-" if k in without else _letter(k) for k in range(rank))
 
 
-def _elementwise(call: Call) -> Axes | None:
+def elementwise(call: Call) -> Axes | None:
+    """Axes along which operands broadcast alike."""
     shape = call.output().shape
 
     def letters(tensor: Tensor | None) -> str:
@@ -193,7 +181,8 @@ def _product(columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
     return {"n": 16, "k": BLOCK if columns > NARROW else LONG_BLOCK}, {"m": 2, "n": NARROW + 1}
 
 
-def _gemm(call: Call) -> Axes | None:
+def gemm(call: Call) -> Axes | None:
+    """Rows, columns, and what is summed up."""
     rows, columns = call.output().shape
     if rows < 2 or call.output().dtype != "float32":
         return None
@@ -205,7 +194,8 @@ def _gemm(call: Call) -> Axes | None:
     return Axes((a, b, c)[: len(call.inputs)], ("mn",), "k", *_product(columns))
 
 
-def _matmul(call: Call) -> Axes | None:
+def matmul(call: Call) -> Axes | None:
+    """Rows, columns of a matrix, and what is summed up."""
     a, b = call.shape(0), call.shape(1)
     if len(a) < 2 or len(b) != 2 or call.output().dtype != "float32" or prod(a[:-1]) < 2:
         return None
@@ -213,13 +203,15 @@ def _matmul(call: Call) -> Axes | None:
     return Axes((f"{lead}k", "kn"), (f"{lead}n",), "k", *_product(b[1]))
 
 
-def _transpose(call: Call) -> Axes | None:
+def transpose(call: Call) -> Axes | None:
+    """Axes in another order."""
     rank = len(call.output().shape)
     perm = call.integers("perm", range(rank)[::-1])
     return Axes((_letters(rank),), ("".join(map(_letter, perm)),))
 
 
-def _conv(call: Call) -> Axes | None:
+def conv(call: Call) -> Axes | None:
+    """Images and channels."""
     if call.integer("group", 1) != 1:
         return None
     rest, channels, positions = "-" * (len(call.output().shape) - 2), call.shape(1)[0], prod(call.output().shape[2:])
@@ -227,14 +219,14 @@ def _conv(call: Call) -> Axes | None:
     return Axes((f"n-{rest}", f"o-{rest}", "o")[: len(call.inputs)], (f"no{rest}",), "", {"o": 16}, {"o": least})
 
 
-def _softmax(call: Call) -> Axes | None:
+def softmax(call: Call) -> Axes | None:
     """Along the last axis, and alike at each place of the others."""
     rank = len(call.output().shape)
     letters = _letters(rank, (rank - 1,))
     return Axes((letters,), (letters,)) if rank and call.integer("axis", -1) % rank == rank - 1 else None
 
 
-def _batch_norm(positions: bool) -> Rule:
+def batch_norm(positions: bool) -> Rule:
     """Channels by statistics that are given; and whether they are cut along their positions, too."""
 
     def rule(call: Call) -> Axes | None:
@@ -247,15 +239,15 @@ def _batch_norm(positions: bool) -> Rule:
     return rule
 
 
-def _layer_norm(call: Call) -> Axes | None:
+def layer_norm(call: Call) -> Axes | None:
     """Rows; their means and slopes have an axis of one for those along which they go."""
     rank = len(call.output().shape)
     letters = _letters(rank, range(call.integer("axis", -1) % rank, rank))
     return Axes((letters, *("" for _ in call.inputs[1:])), (letters,) * len(call.outputs))
 
 
-def _reduction(call: Call) -> Axes | None:
-    """Gives what stays."""
+def reduction(call: Call) -> Axes | None:
+    """Axes that stay."""
     if call.value(1) is None:
         return None
     rank = len(call.shape(0))
@@ -264,19 +256,20 @@ def _reduction(call: Call) -> Axes | None:
     return Axes((own, ""), (made,), least=dict.fromkeys(own.replace("-", ""), 2), aligned=True)
 
 
-def _pool(call: Call) -> Axes | None:
+def pool(call: Call) -> Axes | None:
     """Planes; places of maxima count in all of x."""
     letters = "nc" + "-" * (len(call.output().shape) - 2)
     return Axes((letters,), (letters,)) if len(call.outputs) == 1 else None
 
 
-def _slice(call: Call) -> Axes | None:
+def sliced(call: Call) -> Axes | None:
+    """Axes that aren't cut."""
     rank = len(call.output().shape)
     letters = _letters(rank, {k % rank for k in _whole(call, 3)})
     return None if call.value(3) is None else Axes((letters,), (letters,))
 
 
-def _channel_sums(call: Call) -> Axes | None:
+def channel_sums(call: Call) -> Axes | None:
     """Sums over all axes but the second."""
     data, rank = call.input(0), len(call.shape(0))
     if call.value(1) is None or call.integer("keepdims", 1) or rank < 3:
@@ -287,27 +280,7 @@ def _channel_sums(call: Call) -> Axes | None:
     return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
 
 
-_IN_RAM: Mapping[str, Rule] = {
-    "BatchNormalization": _batch_norm(positions=True),
-    "ReduceSum": _channel_sums,
-}
-_STREAMED: Mapping[str, Rule] = {
-    "BatchNormalization": _batch_norm(positions=False),
-    "LayerNormalization": _layer_norm,
-    **dict.fromkeys(("ReduceSum", "ReduceMean"), _reduction),
-    **dict.fromkeys(("MaxPool", "AveragePool", "GlobalAveragePool"), _pool),
-}
-_RULES: Mapping[str, Rule] = {
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "Transpose": _transpose,
-    "Conv": _conv,
-    **dict.fromkeys(("Softmax", "LogSoftmax"), _softmax),
-    "Slice": _slice,
-}
-
-
-def _view(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+def view(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """The same bytes in another shape."""
     given, made = node.inputs[0], node.outputs[0]
     if name not in (given, made):
@@ -326,7 +299,7 @@ def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | Non
     return None
 
 
-def _col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+def col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Channels of the image are blocks of the columns' second axis."""
     given, made = node.inputs[0], node.outputs[0]
     if name not in (given, made) or cut.axis > 1:
@@ -337,7 +310,7 @@ def _col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> M
     return {made: cut, given: Cut(cut.axis, cut.per * block)}
 
 
-def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+def scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Rows that are written over those of a table."""
     data, indices, made = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
     rows = len(indices.shape) == 2 and indices.shape[1] == 1 and len(tensors[data].shape) == 2
@@ -346,7 +319,7 @@ def _scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> 
     return {data: cut, made: cut}
 
 
-def _dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
+def dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Every element has the scale of its own place: of whole blocks, some of the scales."""
     x, scale, *zero = node.inputs
     axis, block = sharing(tensors[x].shape, tensors[scale].shape, *settings(node))
@@ -382,11 +355,3 @@ def row_range(node: Node, name: str, tensors: Mapping[str, Tensor], values: Mapp
     begin, end, axis, *step = (int(value.reshape(-1)[0]) for value in known if value is not None)
     count = tensors[node.outputs[0]].shape[0]
     return range(begin, end) if axis == 0 <= begin and end - begin == count and step in ([], [1]) else None
-
-
-_SPECIAL: Mapping[str, Callable[[Node, str, Cut, Mapping[str, Tensor]], Mapping[str, Cut] | None]] = {
-    **dict.fromkeys(VIEW_OPS, _view),
-    "Col2Im": _col2im,
-    "DequantizeLinear": _dequantize,
-    "ScatterND": _scatter,
-}

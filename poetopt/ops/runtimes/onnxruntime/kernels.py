@@ -2,31 +2,7 @@
 
 For one intra-op thread, graph optimisations off, onnxruntime 1.31 on x86-64. Each rule was measured over random shapes
 by an allocator that counts, and by the process's peak for what kernels take from the heap directly (marked
-*heap*); it is exact or an upper bound. With P = output positions of one channel, K = taps of one output:
-
-| op | bytes | what for |
-|---|---|---|
-| Conv | 4 K P where C_out / groups > P, else `CONV_SLICE`; 0 where nothing has to be unfolded | unfolded input |
-| ConvTranspose | 4 k C_out / groups x input positions, of one image | columns before they are folded |
-| Softmax, LogSoftmax, Hardmax | 0 over the last axis, else 2 x the input | input and output transposed |
-| SoftmaxCrossEntropyLoss | 2 x the logits; planes add 8 a label, weights 4, ignore_index 36 | expanded into others |
-| NegativeLogLikelihoodLoss | 8 a label, and the same for weights and ignore_index | it is expanded into others |
-| Where | each choice broadcast with the condition | both before they are merged |
-| ScatterElements | 8 an index | *heap*: indices checked and widened |
-| Sum, Max, Min, Mean | the largest two successive partial results, from three operands on | folding |
-| MatMul | 96 a product, where it is a batch of them | *heap*: descriptors |
-| Einsum | what operands, and twice what the output takes | permuted copies |
-| BatchNormalization | 12 a channel, 20 in training | *heap*: deviations, factors, shifts; batch sums |
-| LRN | the input, and one padded image | squares and their sums |
-| GroupNormalization, MeanVarianceNormalization | 3 x the input | expanded into others (partly *heap*) |
-| HardSwish, Mish, Swish | the output | expanded into others |
-| Attention | the scores of all heads; causal adds one mask | they are written out |
-| LSTM, GRU | the gates of all steps; a reversed direction adds what it reads and writes | inputs times weights |
-| RNN | one direction's Y, and all of Y where nobody asks for it | inputs times weights |
-| Dropout without its mask | 1 an element | *heap*: the mask |
-| Resize | a position along each axis: 8 (nearest), 16 or 24 (linear), 256 (cubic) | *heap*: positions, weights |
-| DFT | complex numbers: n (onesided 2 n) for a power of two, else 5 x the one from 2 n - 1 on | a line's factors |
-| anything else | 0 | |
+*heap*); it is exact or an upper bound. An op's declaration names its rule; without one it allocates nothing.
 
 Each block counts in multiples of `BLOCK`. In half precision few operators compute: onnxruntime casts to float32 and
 back around the others, so that all do count with float32 copies of their operands and results, and what theirs take.
@@ -35,11 +11,12 @@ back around the others, so that all do count with float32 copies of their operan
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from poetopt.graph import VIEW_OPS, Node, Tensor
+from poetopt.graph import Node, Tensor
 from poetopt.ops.nodes import Call
+from poetopt.ops.op import op_of
 from poetopt.ops.runtimes.contract import Operands
 
 MEASURED = "1.31"
@@ -63,23 +40,18 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
     outputs
         The outputs that it has, in order.
     """
-    rule = None if node.domain else _RULES.get(node.op_type)
+    op = op_of("" if node.domain else node.op_type)
     copies = 0
-    if node.op_type not in _ANY_TYPE:
+    if not op.any_type:
         halves = [tensor for tensor in (*inputs, *outputs) if tensor is not None and tensor.dtype in _HALF]
         copies = sum(_round(4 * tensor.size) for tensor in halves)
         if node.op_type == "Gelu":  # there it is expanded into others
             copies += sum(_round(4 * tensor.size) for tensor in halves[:1])
         inputs, outputs = [_widened(one) for one in inputs], [one for one in map(_widened, outputs) if one is not None]
-    return copies + (rule(Call(node, tuple(inputs), tuple(outputs))) if rule else 0)
+    return copies + (op.workspace(Call(node, tuple(inputs), tuple(outputs))) if op.workspace else 0)
 
 
 _HALF = frozenset({"float16", "bfloat16"})
-_ANY_TYPE = VIEW_OPS | {
-    "Cast", "Concat", "Constant", "ConstantOfShape", "Expand", "Gather", "GatherElements", "GatherND", "Identity",
-    "Shape", "Size", "Slice", "Split", "Transpose",
-}  # fmt: skip
-"""Operators that move values of any type as they are."""
 
 
 def _widened(tensor: Tensor | None) -> Tensor | None:
@@ -94,7 +66,8 @@ def _item_bytes(c: Call) -> int:
     return c.output().nbytes // max(c.output().size, 1)
 
 
-def _conv(c: Call) -> int:
+def conv(c: Call) -> int:
+    """Unfolded input: 4 taps x positions where channels are more than these, else a slice; 0 where nothing unfolds."""
     weight = c.shape(1)
     groups = c.integer("group", 1)
     taps, positions = math.prod(weight[1:]), math.prod(c.output().shape[2:])
@@ -111,14 +84,16 @@ def _conv(c: Call) -> int:
     return CONV_SLICE
 
 
-def _softmax(c: Call) -> int:
+def softmax(c: Call) -> int:
+    """Input and output transposed, unless it goes over the last axis."""
     rank = len(c.shape(0))
     if rank == 0 or c.integer("axis", -1) % rank == rank - 1:
         return 0
     return 2 * _round(c.nbytes(0))
 
 
-def _cross_entropy(c: Call) -> int:
+def cross_entropy(c: Call) -> int:
+    """2 x the logits; planes add 8 a label, weights 4, ignore_index 36: it is expanded into others."""
     # of planes, the labels' copies come to what freed temporaries still hold on the heap
     planes = 2 * _round(4 * math.prod(c.shape(1)), PLANNED) if len(c.shape(0)) > 2 else 0
     return 2 * _round(c.nbytes(0), PLANNED) + planes + PLANNED + _loss(c)
@@ -135,7 +110,8 @@ def _loss(c: Call) -> int:
     return weighted + ignored
 
 
-def _where(c: Call) -> int:
+def where(c: Call) -> int:
+    """Each choice broadcast with the condition, before they are merged."""
     # each choice is masked by the condition first, in the shape that the two broadcast to
     size = _item_bytes(c)
     return sum(_round(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
@@ -147,13 +123,15 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
     return tuple(max(pair) if 0 not in pair else 0 for pair in pairs)
 
 
-def _lrn(c: Call) -> int:
+def lrn(c: Call) -> int:
+    """Squares and their sums: the input, and one padded image."""
     shape = c.shape(0)
     padded = shape[1] + c.integer("size", 1) - 1
     return _round(c.nbytes(0)) + _round(4 * padded * math.prod(shape[2:]))
 
 
-def _variadic(c: Call) -> int:
+def variadic(c: Call) -> int:
+    """The largest two successive partial results, from three operands on."""
     # folded two by two: each partial result lives until the next is there, and the last is the output
     size = _item_bytes(c)
     shape, partial = c.shape(0), []
@@ -163,20 +141,23 @@ def _variadic(c: Call) -> int:
     return max((a + b for a, b in zip([0, *partial], partial, strict=False)), default=0)
 
 
-def _group_normalization(c: Call) -> int:
+def group_normalization(c: Call) -> int:
+    """3 x the input: it is expanded into others (partly *heap*)."""
     statistics = 4 * c.shape(0)[0] * c.integer("num_groups", 1)
     small = 2 * _round(c.nbytes(1), PLANNED) + 4 * _round(statistics, PLANNED)
     return 3 * _round(c.nbytes(0), PLANNED) + small
 
 
-def _attention(c: Call) -> int:
+def attention(c: Call) -> int:
+    """The scores of all heads, which are written out; causal adds one mask."""
     queries, keys = c.shape(0), c.shape(1)
     heads = queries[1] if len(queries) == 4 else c.integer("q_num_heads", 1)
     plane = 4 * queries[-2] * keys[-2]
     return _round(queries[0] * heads * plane) + (_round(plane) if c.integer("is_causal", 0) else 0)
 
 
-def _recurrent(c: Call) -> int:
+def recurrent(c: Call) -> int:
+    """The gates of all steps: inputs times weights; a reversed direction adds what it reads and writes."""
     data, recurrent = c.shape(0), c.shape(2)
     directions, gates, hidden = recurrent
     rows = math.prod(data[:-1])
@@ -186,14 +167,16 @@ def _recurrent(c: Call) -> int:
     return directions * _round(4 * rows * gates) + again + states
 
 
-def _rnn(c: Call) -> int:
+def rnn(c: Call) -> int:
+    """One direction's Y, and all of Y where nobody asks for it: inputs times weights."""
     # the second direction takes the first one's room
     directions, hidden, _ = c.shape(2)
     whole = _round(4 * math.prod(c.shape(0)[:-1]) * hidden)
     return whole + (0 if c.node.outputs and c.node.outputs[0] else directions * whole)
 
 
-def _resize(c: Call) -> int:
+def resize(c: Call) -> int:
+    """A position along each axis (*heap*), with weights: 8 (nearest), 16 or 24 (linear), 256 (cubic)."""
     shape = c.output().shape
     inner = sum(shape[2:])
     mode = c.text("mode", "nearest")
@@ -204,7 +187,8 @@ def _resize(c: Call) -> int:
     return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
 
 
-def _dft(c: Call) -> int:
+def dft(c: Call) -> int:
+    """A line's factors: n complex numbers (onesided 2 n) for a power of two, else 5 x the one from 2 n - 1 on."""
     # the axis may be an input: the one that changes, else any of them
     pairs = list(zip(c.shape(0)[:-1], c.output().shape[:-1], strict=True))
     pairs = [(a, b) for a, b in pairs if a != b] or pairs
@@ -222,34 +206,49 @@ def _line(length: int, onesided: bool) -> int:
     return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
 
 
-def _matmul(c: Call) -> int:
+def matmul(c: Call) -> int:
+    """96 a product, where it is a batch of them (*heap*): descriptors."""
     # one descriptor a product; a product with a matrix is one, with a vector one for each row
     right = len(c.shape(1))
     products = c.output().size if right == 1 else math.prod(c.output().shape[:-2]) if right > 2 else 1
     return _round(96 * products) if products > 1 else 0
 
 
-_RULES: Mapping[str, Callable[[Call], int]] = {
-    "Conv": _conv,
-    "ConvTranspose": lambda c: _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:])),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
-    "SoftmaxCrossEntropyLoss": _cross_entropy,
-    "NegativeLogLikelihoodLoss": lambda c: 2 * _round(4 * math.prod(c.shape(1)), PLANNED) + _loss(c),
-    "Where": _where,
-    "ScatterElements": lambda c: _round(8 * math.prod(c.shape(1))),
-    "Einsum": lambda c: sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.output().nbytes),
-    "BatchNormalization": lambda c: (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1)),
-    "LRN": _lrn,
-    **dict.fromkeys(("Sum", "Max", "Min", "Mean"), _variadic),
-    **dict.fromkeys(("HardSwish", "Mish", "Swish"), lambda c: _round(c.output().nbytes, PLANNED)),
-    "Attention": _attention,
-    **dict.fromkeys(("LSTM", "GRU"), _recurrent),
-    "RNN": _rnn,
-    "GroupNormalization": _group_normalization,
-    "MeanVarianceNormalization": lambda c: 3 * _round(c.nbytes(0)),
-    # a mask that nobody asked for is made all the same
-    "Dropout": lambda c: 0 if len(c.outputs) > 1 else _round(c.output().size),
-    "Resize": _resize,
-    "MatMul": _matmul,
-    "DFT": _dft,
-}
+def columns(c: Call) -> int:
+    """One image's columns before they are folded: 4 k C_out / groups x input positions."""
+    return _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:]))
+
+
+def log_likelihood(c: Call) -> int:
+    """8 a label, and the same for weights and ignore_index: it is expanded into others."""
+    return 2 * _round(4 * math.prod(c.shape(1)), PLANNED) + _loss(c)
+
+
+def widened_indices(c: Call) -> int:
+    """8 an index (*heap*): indices are checked and widened."""
+    return _round(8 * math.prod(c.shape(1)))
+
+
+def permuted(c: Call) -> int:
+    """Permuted copies: what operands, and twice what the output takes."""
+    return sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.output().nbytes)
+
+
+def statistics(c: Call) -> int:
+    """12 a channel (*heap*): deviations, factors, shifts; in training 20, with the batch's sums."""
+    return (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1))
+
+
+def expanded(c: Call) -> int:
+    """One output: it is expanded into others."""
+    return _round(c.output().nbytes, PLANNED)
+
+
+def mean_variance(c: Call) -> int:
+    """3 x the input: it is expanded into others (partly *heap*)."""
+    return 3 * _round(c.nbytes(0))
+
+
+def mask(c: Call) -> int:
+    """1 an element (*heap*): a mask that nobody asked for is made all the same."""
+    return 0 if len(c.outputs) > 1 else _round(c.output().size)
