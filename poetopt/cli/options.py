@@ -353,30 +353,6 @@ JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
 
-REMOVED = {
-    **{
-        f"--{name}": f"give --with {name}{value}"
-        for name, value in {
-            "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
-            "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
-            "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
-            "allow-symlinks": "", "micro-batch-statistics": "",
-        }.items()
-    },
-    "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
-    "--battery": "the answer has the joules; divide them by what the battery holds",
-    "--timing": "give --json, whose `timing` has the seconds of each phase",
-    "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
-    "--csv": "give --json, whose rows have all figures",
-    "--no-open": "show writes the page, and opens no browser",
-    "--toml": "the files are in poetopt/devices/catalogue",
-    "--retries": "a point whose worker died is run once more",
-    "--against": "solve with a --deadline for each point of a front against time",
-    "--schedule": "a plan is calls in C, which take less flash than a table did",
-    "--order": "orders of the operators aren't searched any more",
-}  # fmt: skip
-"""Options of the last release, and what to do instead, or why they are gone."""
-
 
 def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`."""
@@ -433,9 +409,6 @@ def asked(
             if not blocks:
                 known = closest(name, behind) or f": it takes {', '.join(behind)}"
                 raise OptionError(f"--with {text}: {name} is nothing that this command takes{known}")
-            instead = REMOVED.get(f"--{name.strip()}", "give --with")
-            if not instead.startswith("give --with"):
-                raise OptionError(f"--with {text}: it is gone; {instead}")
             asked_blocks.append(text)
         elif option.kind is bool:
             if equals:
