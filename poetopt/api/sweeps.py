@@ -33,7 +33,9 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt import zoo
 from poetopt.api.models import load
-from poetopt.api.problems import DERIVED, READ, checked_scope, store_all_peak_bytes
+from poetopt.api.options import DERIVED, READ
+from poetopt.api.problems import store_all_peak_bytes
+from poetopt.api.searching import checked_scope
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import compare
