@@ -6,6 +6,7 @@ Batches that fit: a network's step at several batches in some memories, with wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -102,17 +103,21 @@ def pareto(problem: Solvable, options: ParetoOptions) -> Front:
     return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 
-def _settings(problem: Problem, time_limit_s: float, options: MethodOptions) -> Settings:
-    """The settings of each solve."""
-    limit = None if options.deadline is None else parse_deadline(options.deadline)
+def settings_of(options: MethodOptions, time_limit_s: float) -> Settings:
+    """The settings of each solve of a comparison, but for its deadline. Raises OptionError."""
     return Settings(
-        deadline_s=limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit,
         time_limit_s=time_limit_s,
         gap=parse_fraction(options.gap, option="--gap"),
         threads=options.threads,
         scope=checked_scope(options.scope),
         backend=options.backend,
     )
+
+
+def _settings(problem: Problem, time_limit_s: float, options: MethodOptions) -> Settings:
+    limit = None if options.deadline is None else parse_deadline(options.deadline)
+    limit_s = limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit
+    return replace(settings_of(options, time_limit_s), deadline_s=limit_s)
 
 
 Row = Callable[[int], Fits]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetopt.api.options import ReadingOptions, StepOptions, TrainingOptions, keywords, part
 from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 LABELS = ("ignore_index", "class_weights", "label_smoothing")
 """Keys of the recipe of a step whose cross-entropy doesn't take all labels and classes alike."""
+ANY_TYPE = (*LABELS, "rates")
+"""Options of the recipe whose values are checked where they are used."""
 TRAINS = ("clip_norm", "rates", "straight_through", "class_weights", "label_smoothing")
 """Options that make no sense where nothing is trained."""
 
@@ -193,20 +195,14 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
     """The training step that a plan's recipe asks for; what `differentiate` wouldn't take counts as not asked."""
     if isinstance(loaded, TrainingFile):
         return loaded
-    loss, output, granularity, optimizer = (recipe.get(k) for k in ("loss", "output", "granularity", "optimizer"))
-    return loaded.differentiate(
-        loss=loss if isinstance(loss, str) else "auto",
-        output=output if isinstance(output, str) else None,
-        granularity=granularity if isinstance(granularity, str) else "operator",
-        straight_through=recipe.get("straight_through") is True,
-        **{name: recipe[name] for name in (*LABELS, "rates") if name in recipe},  # type: ignore[arg-type]
-        optimizer=optimizer if isinstance(optimizer, str) else "none",
-        fuse=recipe.get("fuse") is not False,
-        clip_norm=recipe.get(CLIP) is True,
-        maxima=recipe.get("maxima") is True,
-        over=recipe.get(OVER) is True,
-        lazy_tables=recipe.get(LAZY) is True,
-    )
+    asked: dict[str, Any] = {"maxima": False, "over": False}
+    for one in fields(DerivedOptions):
+        value = recipe.get(one.name)
+        if value is not None and (one.name in ANY_TYPE or isinstance(value, type(one.default))):
+            asked[one.name] = value
+    if isinstance(recipe.get("output"), str):
+        asked["output"] = recipe["output"]
+    return loaded.differentiate(**asked)
 
 
 def device(name: str | os.PathLike[str]) -> Device:
