@@ -8,6 +8,7 @@
 `poetopt.api` documents each call. Everything is imported when it is first named.
 """
 
+# ruff: noqa: I001
 from __future__ import annotations
 
 import importlib
@@ -15,152 +16,78 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from poetopt.util import __version__
+from poetopt.util import __version__ as __version__
 from poetopt.util.systems import check_system
 
 if TYPE_CHECKING:
-    from poetopt import autodiff, backends, devices, formulations, frontends, plan, report, testing, torch, zoo
-    from poetopt.api.comparing import compare, pareto
-    from poetopt.api.inspection import inspect
-    from poetopt.api.models import Model, device, load
-    from poetopt.api.on_device import emit, execute_on, fit_on, restore, train_on
-    from poetopt.api.plans import execute, load_plan, simulate, train
-    from poetopt.api.problems import store_all_peak_bytes
-    from poetopt.api.solving import solve
-    from poetopt.api.sweeps import sweep
-    from poetopt.api.trainer import Trainer
-    from poetopt.api.training import Training, TrainingFile
-    from poetopt.api.verification import verify
-    from poetopt.comparison import baselines
-    from poetopt.devices import Device
-    from poetopt.frontends.lora import lora, merge_lora
-    from poetopt.frontends.quantizing import quantize
-    from poetopt.graph import Graph, Operator, Tensor, TrainingGraph
-    from poetopt.graph.problem import Problem
-    from poetopt.plan.instructions import Plan
-    from poetopt.report.report import Report
-    from poetopt.report.show import show
-    from poetopt.search.solved import add_late_rows, plan_of
-    from poetopt.torch.fitting import fit
-    from poetopt.util.errors import PoetError
+    from poetopt import autodiff as autodiff, backends as backends, devices as devices, formulations as formulations
+    from poetopt import frontends as frontends, plan as plan, report as report, testing as testing
+    from poetopt import torch as torch, zoo as zoo
+    from poetopt.api.comparing import compare as compare, pareto as pareto
+    from poetopt.api.inspection import inspect as inspect
+    from poetopt.api.models import Model as Model, device as device, load as load
+    from poetopt.api.on_device import emit as emit, execute_on as execute_on, fit_on as fit_on
+    from poetopt.api.on_device import restore as restore, train_on as train_on
+    from poetopt.api.plans import execute as execute, load_plan as load_plan, simulate as simulate, train as train
+    from poetopt.api.problems import store_all_peak_bytes as store_all_peak_bytes
+    from poetopt.api.solving import solve as solve
+    from poetopt.api.sweeps import sweep as sweep
+    from poetopt.api.trainer import Trainer as Trainer
+    from poetopt.api.training import Training as Training, TrainingFile as TrainingFile
+    from poetopt.api.verification import verify as verify
+    from poetopt.comparison import baselines as baselines
+    from poetopt.devices import Device as Device
+    from poetopt.frontends.lora import lora as lora, merge_lora as merge_lora
+    from poetopt.frontends.quantizing import quantize as quantize
+    from poetopt.graph import Graph as Graph, Operator as Operator, Tensor as Tensor, TrainingGraph as TrainingGraph
+    from poetopt.graph.problem import Problem as Problem
+    from poetopt.plan.instructions import Plan as Plan
+    from poetopt.report.report import Report as Report
+    from poetopt.report.show import show as show
+    from poetopt.search.solved import add_late_rows as add_late_rows, plan_of as plan_of
+    from poetopt.torch.fitting import fit as fit
+    from poetopt.util.errors import PoetError as PoetError
 
 # onnxruntime reads it when it is imported; without, it leaves a file of its own in the temporary folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-__all__ = [
-    "Device",
-    "Graph",
-    "Model",
-    "Operator",
-    "Plan",
-    "PoetError",
-    "Problem",
-    "Report",
-    "Tensor",
-    "Trainer",
-    "Training",
-    "TrainingFile",
-    "TrainingGraph",
-    "__version__",
-    "add_late_rows",
-    "autodiff",
-    "backends",
-    "baselines",
-    "compare",
-    "device",
-    "devices",
-    "emit",
-    "execute",
-    "execute_on",
-    "fit",
-    "fit_on",
-    "formulations",
-    "frontends",
-    "inspect",
-    "load",
-    "load_plan",
-    "lora",
-    "merge_lora",
-    "pareto",
-    "plan",
-    "plan_of",
-    "quantize",
-    "report",
-    "restore",
-    "show",
-    "simulate",
-    "solve",
-    "store_all_peak_bytes",
-    "sweep",
-    "testing",
-    "torch",
-    "train",
-    "train_on",
-    "verify",
-    "zoo",
-]
-
-_FOLDERS = (
-    "autodiff",
-    "backends",
-    "devices",
-    "formulations",
-    "frontends",
-    "plan",
-    "report",
-    "testing",
-    "torch",
-    "zoo",
-)
-_MODULES = {name: f"poetopt.{name}" for name in _FOLDERS} | {"baselines": "poetopt.comparison.baselines"}
-_HOMES = {
-    "Device": "poetopt.devices",
-    "Graph": "poetopt.graph",
-    "Operator": "poetopt.graph",
-    "Model": "poetopt.api.models",
-    "Plan": "poetopt.plan.instructions",
-    "PoetError": "poetopt.util.errors",
-    "Problem": "poetopt.graph.problem",
-    "Report": "poetopt.report.report",
-    "Tensor": "poetopt.graph",
-    "Trainer": "poetopt.api.trainer",
-    "Training": "poetopt.api.training",
-    "TrainingFile": "poetopt.api.training",
-    "TrainingGraph": "poetopt.graph",
-    "add_late_rows": "poetopt.search.solved",
-    "compare": "poetopt.api.comparing",
-    "lora": "poetopt.frontends.lora",
-    "merge_lora": "poetopt.frontends.lora",
-    "quantize": "poetopt.frontends.quantizing",
-    "train": "poetopt.api.plans",
-    "store_all_peak_bytes": "poetopt.api.problems",
-    "solve": "poetopt.api.solving",
-    "simulate": "poetopt.api.plans",
-    "load_plan": "poetopt.api.plans",
-    "load": "poetopt.api.models",
-    "execute": "poetopt.api.plans",
-    "emit": "poetopt.api.on_device",
-    "execute_on": "poetopt.api.on_device",
-    "fit": "poetopt.torch.fitting",
-    "fit_on": "poetopt.api.on_device",
-    "restore": "poetopt.api.on_device",
-    "train_on": "poetopt.api.on_device",
-    "device": "poetopt.api.models",
-    "inspect": "poetopt.api.inspection",
-    "verify": "poetopt.api.verification",
-    "pareto": "poetopt.api.comparing",
-    "plan_of": "poetopt.search.solved",
-    "show": "poetopt.report.show",
-    "sweep": "poetopt.api.sweeps",
+_NAMES = {
+    "poetopt": "autodiff backends devices formulations frontends plan report testing torch zoo",
+    "poetopt.comparison": "baselines",
+    "poetopt.api.comparing": "compare pareto",
+    "poetopt.api.inspection": "inspect",
+    "poetopt.api.models": "Model device load",
+    "poetopt.api.on_device": "emit execute_on fit_on restore train_on",
+    "poetopt.api.plans": "execute load_plan simulate train",
+    "poetopt.api.problems": "store_all_peak_bytes",
+    "poetopt.api.solving": "solve",
+    "poetopt.api.sweeps": "sweep",
+    "poetopt.api.trainer": "Trainer",
+    "poetopt.api.training": "Training TrainingFile",
+    "poetopt.api.verification": "verify",
+    "poetopt.devices": "Device",
+    "poetopt.frontends.lora": "lora merge_lora",
+    "poetopt.frontends.quantizing": "quantize",
+    "poetopt.graph": "Graph Operator Tensor TrainingGraph",
+    "poetopt.graph.problem": "Problem",
+    "poetopt.plan.instructions": "Plan",
+    "poetopt.report.report": "Report",
+    "poetopt.report.show": "show",
+    "poetopt.search.solved": "add_late_rows plan_of",
+    "poetopt.torch.fitting": "fit",
+    "poetopt.util.errors": "PoetError",
 }
+"""The public names by the module, or the folder, that they are in."""
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(["__version__", *_HOMES])
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        return _imported(_MODULES[name])
-    if name in _HOMES:
-        return getattr(_imported(_HOMES[name]), name)
-    raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
+    if _HOMES[name] in ("poetopt", "poetopt.comparison"):
+        return _imported(f"{_HOMES[name]}.{name}")
+    return getattr(_imported(_HOMES[name]), name)
 
 
 def _imported(module: str) -> ModuleType:

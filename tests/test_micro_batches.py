@@ -16,7 +16,8 @@ from onnxruntime import InferenceSession
 import poetopt as po
 from poetopt.api.apart import prepared
 from poetopt.api.batches import known_schedule
-from poetopt.api.problems import asked
+from poetopt.api.options import SolvingOptions
+from poetopt.api.searching import engine_options
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.backends.step.parted import cut
@@ -71,7 +72,7 @@ def executed(problem: po.Problem, batch: Mapping[str, Any] | None = None) -> tup
 
 def tight(problem: po.Problem, spare: int) -> Plan:
     """A schedule in little more than the least RAM, as heuristics find it."""
-    found = known_schedule(problem, asked(problem, ram=problem.least_ram_bytes + spare))
+    found = known_schedule(problem, engine_options(problem, SolvingOptions(ram=problem.least_ram_bytes + spare)))
     assert found is not None
     return found.plan
 

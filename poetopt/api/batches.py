@@ -9,30 +9,33 @@ The number of parts of a batch whose step takes the least energy, of all that di
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import floor, inf, isfinite
 from typing import TYPE_CHECKING
 
+from poetopt.api.options import AUTO, MAX, SolveOptions
+from poetopt.api.problems import costed, step_of
+from poetopt.api.searching import engine_options, search
+from poetopt.api.training import Training
 from poetopt.frontends.parts import divisors
+from poetopt.frontends.reading import LARGEST_SIZE
 from poetopt.report.goals import LargestBatch, PartsTried
 from poetopt.util.errors import ModelError, OptionError
-from poetopt.util.units import show_seconds
+from poetopt.util.units import Share, parse_ram, parse_time, show_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from poetopt.api.problems import Solvable
+    from poetopt.api.training import TrainingFile
     from poetopt.graph.problem import Problem
     from poetopt.plan.schedule import Schedule
     from poetopt.report.report import Report
     from poetopt.search.incumbent import Candidate
     from poetopt.search.solution import Options
 
-MAX = "max"
-"""A word that `--batch` takes beside numbers."""
 EARLY_SHARE = 0.5
 """Of the time limit: nothing that isn't needed begins later."""
-
-ProblemsAt = Callable[[int], Iterable["Problem"]]
-Ask = Callable[["Problem"], "Options"]
 
 
 @dataclass(frozen=True)
@@ -60,24 +63,34 @@ class Looked:
     plain: bool = False
 
 
-def largest_batch(
-    roomiest: ProblemsAt, usual: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int
-) -> tuple[LargestBatch, Looked] | None:
-    """The largest batch with a schedule, and what is known of it; None where no batch is known to have one.
+def largest_batch(given: Solvable, options: SolveOptions, begin: float) -> Report:
+    """The report of the largest batch with a schedule; that of the smallest where no batch is known to have one.
 
-    roomiest, usual
-        The problems to solve at a batch, of which the first that has a schedule counts: that with the most room for the
-        schedule first, and as they are solved where the batch is given.
-    told
-        Is called with each batch before it is looked at.
     begin
         The moment (of `time.monotonic`) at which the time limit begins.
-    most
-        No larger batch can be asked for.
 
-    Raises ModelError for a model whose batch can't be changed.
+    Raises OptionError where nothing bounds the batch, ModelError for a model whose batch can't be changed.
     """
-    batches = _Batches(roomiest, ask, told, begin, most)
+    if isinstance(options.ram, str | Share) and isinstance(parse_ram(options.ram), Share):
+        raise OptionError(f"--batch {MAX}: --ram {options.ram} grows with the batch; say a size, or --total-ram")
+    found = _largest(given, options, begin)
+    if found is None:
+        return search(_problems_at(given, options, 1), options)
+    largest, best = found
+    assert best.problem is not None
+    assert best.schedule is not None
+    return replace(search((best.problem,), options, (best.schedule,)), largest=largest)
+
+
+def _problems_at(given: Solvable, options: SolveOptions, batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
+    return costed(step_of(given, replace(options, batch=batch)), options, roomiest=roomiest)
+
+
+def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Looked] | None:
+    """The largest batch with a schedule, and what is known of it; None where no batch is known to have one."""
+    most = LARGEST_SIZE if options.samples is None else options.samples
+    # the problems with the most room for the schedule come first
+    batches = _Batches(given, options, begin, most, roomiest=True)
     # batches at which one that isn't refused is looked for: with a deadline for all of a training, larger are quicker
     begins = dict.fromkeys(min(batch, most) for batch in (1, 16, 256, 4096))
     low = next((one for one in map(batches.look, begins) if one.room >= 0), None)
@@ -88,7 +101,7 @@ def largest_batch(
     if best is None:
         return None
     if best.plain:  # there was no need for the most room
-        again = _Batches(usual, ask, told, begin, most).scheduled(best.batch, search=False)
+        again = _Batches(given, options, begin, most, roomiest=False).scheduled(best.batch, search=False)
         best = again if again.schedule is not None else best
     largest = LargestBatch(
         batch=best.batch,
@@ -102,8 +115,8 @@ def largest_batch(
 class _Batches:
     """Batches that were looked at."""
 
-    def __init__(self, at: ProblemsAt, ask: Ask, told: Callable[[int], None], begin: float, most: int) -> None:
-        self.at, self.ask, self.told, self.begin, self.most = at, ask, told, begin, most
+    def __init__(self, given: Solvable, options: SolveOptions, begin: float, most: int, *, roomiest: bool) -> None:
+        self.given, self.options, self.begin, self.most, self.roomiest = given, options, begin, most, roomiest
         self.known: dict[int, Looked] = {}
         self.limit_s = inf
 
@@ -115,7 +128,7 @@ class _Batches:
     def look(self, batch: int) -> Looked:
         """The verdict of sums on a batch. Raises ModelError for the first one that can't be read."""
         if batch not in self.known:
-            self.told(batch)
+            self._tell(batch)
             try:
                 looked = self._looked(batch)
             except ModelError as error:
@@ -127,10 +140,17 @@ class _Batches:
             self.known[batch] = looked
         return self.known[batch]
 
+    def _tell(self, batch: int) -> None:
+        from poetopt.search.solution import Progress
+
+        if self.options.listener is not None:
+            took_s = time.monotonic() - self.begin
+            self.options.listener(Progress(took_s, f"looking at a batch of {batch:,}", "", None, None))
+
     def _looked(self, batch: int) -> Looked:
         room, why = -inf, ""
-        for problem in self.at(batch):
-            options = self.ask(problem)
+        for problem in _problems_at(self.given, self.options, batch, roomiest=self.roomiest):
+            options = engine_options(problem, self.options)
             self.limit_s = options.time_limit_s
             mine, refusal = _room(problem, options)
             if not refusal:
@@ -145,7 +165,7 @@ class _Batches:
         if looked.schedule is not None:
             return looked
         for problem in looked.open:
-            options = self.ask(problem)
+            options = engine_options(problem, self.options)
             known = known_schedule(problem, options)
             if known is not None:
                 plain = not (known.schedule.recomputes or known.schedule.page_ins or known.simulation.overhead_j)
@@ -245,62 +265,79 @@ def _room(problem: Problem, options: Options) -> tuple[float, str]:
     return room, why
 
 
-AUTO = "auto"
-"""A word that `--micro-batch` takes beside numbers."""
-
-Answer = Callable[[int, float | None, float, "tuple[Schedule, ...]"], "tuple[Problem, Report | None]"]
-
-
-def least_energy(
-    batch: int, cut: Callable[[int], object], answer: Answer, limit_s: float, begin: float
-) -> tuple[Problem, Report]:
+def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report:
     """The report of the number of parts with the least energy, the fewest parts where several have it.
 
-    cut
-        Cuts the batch into so many parts; raises ModelError or OptionError where it can't be.
-    answer
-        (parts, joules that are known to do, seconds, schedules to begin with) -> the problem and its report, or no
-        report where one pass takes more than these joules already.
-    limit_s, begin
-        The time limit of all together, and the moment at which it begins. Half of it is shared out; then the best
-        number, where its proof is open, has what is left. All of it is for one part where nothing can be cut.
+    begin
+        The moment at which the time limit of all together begins. Half of it is shared out; then the best number,
+        where its proof is open, has what is left. All of it is for one part where nothing can be cut.
 
-    Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read.
+    Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read,
+    OptionError where there is no batch.
     """
     from poetopt.plan.assemble import schedule_of
 
+    if options.batch == MAX:
+        raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
+    whole = step_of(given, replace(options, micro_batch=1))
+    limit_s = parse_time(options.time_limit, option="--time-limit")
     tried: dict[int, PartsTried] = {}
     numbers = [1]
-    for parts in divisors(batch)[1:]:
+    for parts in divisors(_batch_of(whole, given))[1:]:
         try:
-            cut(parts)
+            step_of(given, replace(options, micro_batch=parts))
             numbers.append(parts)
         except (ModelError, OptionError) as error:
             tried[parts] = PartsTried(parts=parts, why=str(error))
     left = begin + limit_s - time.monotonic()
     # each number is searched for so long at least
     first_s = max(1.0, left if len(numbers) == 1 else EARLY_SHARE * left / len(numbers))
-    answered: tuple[int, Problem, Report] | None = None
+    answered: tuple[int, Report] | None = None
     least: float | None = None
     for parts in numbers:
-        made, report = answer(parts, least, first_s, ())
-        if report is None:
+        step = whole if parts == 1 else step_of(given, replace(options, micro_batch=parts))
+        limited = replace(options, time_limit=first_s, begin=time.monotonic())
+        try:
+            report = search(_below(costed(step, options), least), limited)
+        except _TooDearError:
             tried[parts] = PartsTried(parts=parts, why="one compute of each operator takes more than the best step")
             continue
         tried[parts] = _figures(parts, report)
         energy_j = tried[parts].energy_j
         if least is None or (energy_j is not None and energy_j < least):
-            least, answered = energy_j, (parts, made, report)
+            least, answered = energy_j, (parts, report)
         if report.solution.interrupted:
             break
     assert answered is not None  # the first number of parts has an answer
-    parts, made, report = answered
+    parts, report = answered
     left = begin + limit_s - time.monotonic()
     if report.status in ("feasible", "unknown") and not report.solution.interrupted and left > 0:
-        made, again = answer(parts, None, left, () if report.plan is None else (schedule_of(report.plan),))
-        assert again is not None  # nothing is known to do with less
-        report, tried[parts] = again, _figures(parts, again)
-    return made, replace(report, tried=tuple(tried[parts] for parts in sorted(tried)))
+        step = whole if parts == 1 else step_of(given, replace(options, micro_batch=parts))
+        limited = replace(options, time_limit=left, begin=time.monotonic())
+        known = () if report.plan is None else (schedule_of(report.plan),)
+        report = search(costed(step, options), limited, known)
+        tried[parts] = _figures(parts, report)
+    return replace(report, tried=tuple(tried[parts] for parts in sorted(tried)))
+
+
+class _TooDearError(Exception):
+    """One compute of each operator takes more than is known to do."""
+
+
+def _below(problems: Iterator[Problem], joules: float | None) -> Iterator[Problem]:
+    for problem in problems:
+        if joules is not None and problem.baseline_energy_j >= joules:
+            raise _TooDearError
+        yield problem
+
+
+def _batch_of(step: Problem | Training | TrainingFile, given: Solvable) -> int:
+    """The batch to cut into parts. Raises OptionError where there is none."""
+    graph = step.graph if isinstance(step, Training) else None
+    shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
+    if not shape:
+        raise OptionError(f"{given}: --micro-batch {AUTO}: there is no batch to cut into parts")
+    return shape[0]
 
 
 def _figures(parts: int, report: Report) -> PartsTried:

@@ -6,17 +6,18 @@ Batches that fit: a network's step at several batches in some memories, with wha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from poetopt.api.problems import CompareOptions, checked_scope, taken
+from poetopt.api.options import CompareOptions, MethodOptions, ParetoOptions, keywords
+from poetopt.api.problems import problem_of
+from poetopt.api.searching import checked_scope
 from poetopt.comparison.baselines import Baseline, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison
-from poetopt.comparison.compare import Told as ToldMethod
 from poetopt.comparison.compare import compare as run
 from poetopt.comparison.pareto import Front
-from poetopt.comparison.pareto import Told as ToldPoint
 from poetopt.comparison.pareto import pareto as trace
 from poetopt.comparison.rows import in_bytes, parse_budgets
 from poetopt.graph.problem import Problem
@@ -26,7 +27,6 @@ from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.util.progress import Told, silent, telling
 from poetopt.util.units import (
     Factor,
-    Share,
     parse_deadline,
     parse_fraction,
     parse_ram,
@@ -38,43 +38,22 @@ from poetopt.util.units import (
 if TYPE_CHECKING:
     import os
 
-    from poetopt.api.problems import Solvable, SolveOptions
+    from poetopt.api.problems import Solvable
     from poetopt.devices import Device
 
 
-def compare(
-    problem: Solvable,
-    *,
-    ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9",
-    methods: str | Baseline | Sequence[str | Baseline] = "all",
-    time_limit: str | float = 12.0,
-    told: ToldMethod | None = None,
-    progress: bool = False,
-    **options: Unpack[CompareOptions],
-) -> Comparison:
+@keywords(CompareOptions)
+def compare(problem: Solvable, options: CompareOptions) -> Comparison:
     """Methods side by side on the same budgets.
 
     problem
         A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
         with `device`, and for a path with the options of `load` and `Model.differentiate`.
-    ram
-        Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
-    methods
-        Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also beside
-        others.
-    time_limit
-        Of one solve, for the methods that solve an integer program.
-    options
-        `device`, `profile` and `runtime`, as for `Training.cost`; `deadline`, that all plans keep: seconds, a time, or
-        a multiple of one pass; `gap`, `threads`, `backend` and `scope` of one solve, as in `solve`.
-    told
-        Called with the method and the budget that are next.
-    progress
-        Write that to stderr. Whoever listens to the log `poetopt` at INFO gets it there.
-
+    {options}
     Raises OptionError for an unknown method or a budget that can't be understood.
     """
-    found, rest = taken(problem, options)
+    ram, methods = options.ram, options.methods
+    found = problem_of(problem, options)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
@@ -86,64 +65,59 @@ def compare(
         asked = [methods] if isinstance(methods, Baseline) else list(methods)
     if "all" in asked:
         asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
-    settings = _settings(found, parse_time(time_limit, option="--time-limit"), 1e-3, rest)
+    settings = _settings(found, parse_time(options.time_limit, option="--time-limit"), options)
     in_ram = in_bytes(budgets, store_all_bytes(found))
-    say = telling(progress)
+    say = telling(options.progress)
 
     def next_up(name: str, budget: int) -> None:
         say(f"{name} at {budget:,} B")
-        if told is not None:
-            told(name, budget)
+        if options.told is not None:
+            options.told(name, budget)
 
     return run(found, in_ram, asked, settings, next_up)
 
 
-def pareto(
-    problem: Solvable,
-    *,
-    points: int = 14,
-    time_limit: str | float = 230.0,
-    told: ToldPoint | None = None,
-    progress: bool = False,
-    **options: Unpack[CompareOptions],
-) -> Front:
+@keywords(ParetoOptions)
+def pareto(problem: Solvable, options: ParetoOptions) -> Front:
     """The front of least energy against RAM, from the smallest feasible budget to store-all.
 
-    problem, options
-        As in `compare`; the gap is 2 % by default.
-    points
-        At most this many of them.
-    time_limit
-        No new point is taken up after this many seconds.
-    told, progress
-        As in `compare`, with a budget and why it is next.
-
+    problem
+        As in `compare`.
+    {options}
     Raises InfeasibleError where no schedule keeps the deadline.
     """
+    points = options.points
     if points < 2:
         raise OptionError(f"--points {points}: a front has at least its two ends")
-    say = telling(progress)
+    say = telling(options.progress)
 
     def next_up(budget: int, why: str) -> None:
         say(f"{budget:,} B: {why}")
-        if told is not None:
-            told(budget, why)
+        if options.told is not None:
+            options.told(budget, why)
 
-    limit = parse_time(time_limit, option="--time-limit")
-    found, rest = taken(problem, options)
+    limit = parse_time(options.time_limit, option="--time-limit")
+    found = problem_of(problem, options)
     # seconds for one point of a front
-    settings = _settings(found, min(20.0, limit), 0.02, rest)
+    settings = _settings(found, min(20.0, limit), options)
     return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
 
 
-def _settings(problem: Problem, time_limit_s: float, gap: float, options: Mapping[str, Any]) -> Settings:
-    """The settings of each solve. Raises TypeError for an option that there isn't."""
-    given = dict(options)
-    deadline, scope = given.pop("deadline", None), checked_scope(given.pop("scope", "auto"))
-    limit = None if deadline is None else parse_deadline(deadline)
+def settings_of(options: MethodOptions, time_limit_s: float) -> Settings:
+    """The settings of each solve of a comparison, but for its deadline. Raises OptionError."""
+    return Settings(
+        time_limit_s=time_limit_s,
+        gap=parse_fraction(options.gap, option="--gap"),
+        threads=options.threads,
+        scope=checked_scope(options.scope),
+        backend=options.backend,
+    )
+
+
+def _settings(problem: Problem, time_limit_s: float, options: MethodOptions) -> Settings:
+    limit = None if options.deadline is None else parse_deadline(options.deadline)
     limit_s = limit.times * problem.baseline_time_s if isinstance(limit, Factor) else limit
-    gap = parse_fraction(given.pop("gap", gap), option="--gap")
-    return Settings(deadline_s=limit_s, time_limit_s=time_limit_s, gap=gap, scope=scope, **given)
+    return replace(settings_of(options, time_limit_s), deadline_s=limit_s)
 
 
 Row = Callable[[int], Fits]
@@ -160,7 +134,7 @@ def what_fits(
     overhead: str | float | None = None,
     time_limit: str | float = 5.0,
     told: Told = silent,
-    **options: Unpack[SolveOptions],
+    **options: Any,
 ) -> tuple[Fits, ...]:
     """Solve a model's step at each batch in each memory, for a few seconds each.
 
@@ -229,11 +203,11 @@ def _one(
     memory: int,
     batch: int,
     time_limit: str | float,
-    options: SolveOptions,
+    options: Mapping[str, Any],
 ) -> Fits:
     from poetopt.api.solving import solve
 
-    asked: SolveOptions = {**options, "batch": batch}
+    asked = {**options, "batch": batch}
     try:
         report = solve(model, device=device, total_ram=memory, time_limit=time_limit, gap=0.05, **asked)
     except (InfeasibleError, NoScheduleError) as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Unpack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from poetopt.api.models import Model, load
-from poetopt.api.problems import READ, TrainingOptions
+from poetopt.api.options import ModelOptions, ReadingOptions, TrainingOptions, changed, keywords, part
 from poetopt.api.training import SAME_BYTES, TrainingFile, running
 from poetopt.autodiff import unsupported
 from poetopt.devices import device as device_of
@@ -24,32 +25,36 @@ if TYPE_CHECKING:
     import onnx
 
 
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions(ModelOptions):
+    """The options of `inspect`: those of the training step, which for what is loaded already are of the step alone.
+
+    device
+        Name or file of a device to compare with; for a problem file one of its own (default: its first).
+    runtime
+        What runs the operators, whatever the device names.
+    """
+
+    device: str | None = None
+    runtime: str | None = None
+
+
+@keywords(InspectOptions)
 def inspect(
-    model: Model | TrainingFile | onnx.ModelProto | str | os.PathLike[str],
-    *,
-    device: str | None = None,
-    runtime: str | None = None,
-    **options: Unpack[TrainingOptions],
+    model: Model | TrainingFile | onnx.ModelProto | str | os.PathLike[str], options: InspectOptions
 ) -> Inspection:
     """Look at a model: contents, what has no gradient rule, and what training it takes.
 
     model
         What `load` gave, or what it takes: a path, a zoo network's name.
-    device
-        Name or file of a device to compare with; for a problem file one of its own (default: its first).
-    runtime
-        What runs the operators, whatever the device names.
-    options
-        As in `Model.differentiate`, and for what isn't loaded yet those of `load`.
-
+    {options}
     Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
     """
-    read = {name: value for name, value in options.items() if name in READ}
-    asked: dict[str, Any] = {name: value for name, value in options.items() if name not in READ}
+    device, runtime, asked = options.device, options.runtime, part(options, TrainingOptions)
     if not isinstance(model, Model | TrainingFile):
-        model = load(model, **read)  # type: ignore[arg-type]
-    elif read:
-        raise OptionError(f"{', '.join(read)}: too late for what is loaded; give the model's path with them")
+        model = load(model, **part(options, ReadingOptions))
+    elif late := changed(options, ReadingOptions):
+        raise OptionError(f"{', '.join(late)}: too late for what is loaded; give the model's path with them")
     if isinstance(model, TrainingFile):
         model.differentiate(**asked)
         problem = model.cost(device or next(iter(model.file.costs)), runtime=runtime)
@@ -65,7 +70,7 @@ def inspect(
         )
     found = running(device_of(device or SAME_BYTES), runtime)
     contents = summary(model.graph)
-    missing = tuple(unsupported(model.graph, straight_through=asked.get("straight_through", False)))
+    missing = tuple(unsupported(model.graph, straight_through=options.straight_through))
     try:
         training = model.differentiate(**asked).on(found.runtime)
     except ModelError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
-from poetopt.api.training import LAZY, OVER, LoadOptions, StepOptions, Training, TrainingFile, described, scheduled
+from poetopt.api.options import ReadingOptions, StepOptions, TrainingOptions, keywords, part
+from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
 from poetopt.autodiff.optimizers import CLIP
 from poetopt.graph import FORWARD_ONLY
 from poetopt.ops.runtimes import DEFAULT
@@ -26,8 +27,42 @@ if TYPE_CHECKING:
 
 LABELS = ("ignore_index", "class_weights", "label_smoothing")
 """Keys of the recipe of a step whose cross-entropy doesn't take all labels and classes alike."""
+ANY_TYPE = (*LABELS, "rates")
+"""Options of the recipe whose values are checked where they are used."""
 TRAINS = ("clip_norm", "rates", "straight_through", "class_weights", "label_smoothing")
 """Options that make no sense where nothing is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DerivedOptions(TrainingOptions):
+    """The same, and what the steps of older plans lack.
+
+    maxima
+        Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
+        without.
+    over
+        Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older
+        plans are run without.
+    """
+
+    maxima: bool = True
+    over: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphOptions(StepOptions):
+    """The options of a training graph.
+
+    rows
+        Whether tables are by the rows of a batch (`poetopt.autodiff.passes.rows`).
+    row_bytes
+        What a row of such a table is a multiple of; others stay whole.
+    """
+
+    rows: bool = False
+    row_bytes: int = 1
+    maxima: bool = True
+    over: bool = True
 
 
 @dataclass(frozen=True)
@@ -40,56 +75,15 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {described(self.graph)}>"
 
-    def differentiate(
-        self,
-        *,
-        granularity: str = "operator",
-        lazy_tables: bool = False,
-        maxima: bool = True,
-        over: bool = True,
-        **step: Unpack[StepOptions],
-    ) -> Training:
+    @keywords(DerivedOptions)
+    def differentiate(self, options: DerivedOptions) -> Training:
         """Attach a loss and derive the backward operators.
 
         An operator that works in place is one with the operator that writes what it writes over (see
         `poetopt.autodiff.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost`
         names a device with another.
 
-        loss
-            `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
-            model does last and by the output's shape. `forward-only`: none, and no backward operators; the step is the
-            network as it is used.
-        output
-            The output that the loss is on, where several could have it.
-        ignore_index, class_weights, label_smoothing
-            Of a cross-entropy that is attached, as of `torch.nn.CrossEntropyLoss`: the label of what is left out of the
-            mean (-100), a weight for each class, and the share of a label that all classes have in equal parts.
-        granularity
-            `operator`, or `block`: chains of cheap operators are scheduled as one (see
-            `poetopt.autodiff.passes.blocks`).
-        straight_through
-            Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
-        optimizer
-            `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`).
-            With `none`, the step ends with the gradients.
-        fuse
-            Whether an update is one operator with the gradient that it alone reads.
-        clip_norm
-            Whether updates clip the gradients by the norm of all of them. The bound is given with each step
-            (`clip_norm`), as a learning rate is; each gradient waits for that norm.
-        rates
-            What the learning rate of some parameters is multiplied with, by pattern: `{"features.*": 0.1}`. The first
-            that matches counts.
-        maxima
-            Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
-            without.
-        over
-            Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older
-            plans are run without.
-        lazy_tables
-            Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
-            alone that use it, so that momentum and Adam page such tables by rows, as SGD does in any case.
-
+        {options}
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
         from poetopt.autodiff.losses import label_rule
@@ -97,62 +91,39 @@ class Model:
         from poetopt.autodiff.passes.blocks import GRANULARITIES
         from poetopt.autodiff.passes.rows import by_rows as with_rows
 
+        granularity, optimizer = options.granularity, options.optimizer
         if granularity not in GRANULARITIES:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
-        rule = label_rule(step.get("ignore_index"), step.get("class_weights"), step.get("label_smoothing", 0.0))
+        rule = label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
         named = self.graph.named or self.graph.parts > 1
-        trains = lazy_tables or step.get("optimizer", "none") != "none" or any(map(step.get, TRAINS))
-        if step.get("loss") == FORWARD_ONLY and (trains or step.get("ignore_index") is not None or named):
+        trains = options.lazy_tables or optimizer != "none" or any(getattr(options, name) for name in TRAINS)
+        if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or named):
             raise OptionError(
                 "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "
                 "and --with clip-norm, rates, lazy-tables, straight-through and of labels"
             )
-        derived = self.training_graph(**step, maxima=maxima, over=over)
-        recipe = {**self.recipe, "loss": step.get("loss", "auto"), "output": step.get("output")}
-        recipe |= {name: True for name, asked in (("maxima", maxima), (OVER, over)) if asked} | _of_labels(rule)
-        recipe |= {"straight_through": True} if step.get("straight_through") else {}
+        asked = {**part(options, StepOptions), "maxima": options.maxima, "over": options.over}
+        derived = self.training_graph(**asked)
+        recipe = {**self.recipe, "loss": options.loss, "output": options.output}
+        recipe |= {name: True for name in ("maxima", OVER) if getattr(options, name)} | _of_labels(rule)
+        recipe |= {"straight_through": True} if options.straight_through else {}
         recipe |= {"granularity": granularity} if granularity == "block" else {}
-        if (optimizer := step.get("optimizer", "none")) != "none":
-            recipe |= {"optimizer": optimizer} if step.get("fuse", True) else {"optimizer": optimizer, "fuse": False}
-        recipe |= {CLIP: True} if step.get("clip_norm") else {}
-        recipe |= {"rates": parse_rates(step["rates"])} if step.get("rates") else {}
-        recipe |= {LAZY: True} if lazy_tables else {}
-        asked: dict[str, Any] = {
-            **{name: value for name, value in step.items() if name != "optimizer"},
-            "maxima": maxima,
-            "over": over,
-        }
+        if optimizer != "none":
+            recipe |= {"optimizer": optimizer} if options.fuse else {"optimizer": optimizer, "fuse": False}
+        recipe |= {CLIP: True} if options.clip_norm else {}
+        recipe |= {"rates": parse_rates(options.rates)} if options.rates else {}
+        recipe |= {LAZY: True} if options.lazy_tables else {}
         tables = with_rows(self.graph) is not self.graph
         anew = tables or (self.graph.parts > 1 and optimizer == "none")
-        by_rows = partial(self.training_graph, **asked, rows=tables) if anew else None
+        by_rows = partial(self.training_graph, **{**asked, "rows": tables}) if anew else None
         return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
 
-    def training_graph(
-        self,
-        *,
-        loss: str = "auto",
-        output: str | None = None,
-        ignore_index: int | str | None = None,
-        class_weights: Sequence[float] | str | None = None,
-        label_smoothing: float | str = 0.0,
-        straight_through: bool = False,
-        optimizer: str = "none",
-        fuse: bool = True,
-        clip_norm: bool = False,
-        rates: Mapping[str, float] | str | Sequence[str] | None = None,
-        rows: bool = False,
-        row_bytes: int = 1,
-        maxima: bool = True,
-        over: bool = True,
-    ) -> TrainingGraph:
+    @keywords(GraphOptions)
+    def training_graph(self, options: GraphOptions) -> TrainingGraph:
         """The training step with each of its operators by itself, as `poetopt grad` writes it.
 
-        rows
-            Whether tables are by the rows of a batch (`poetopt.autodiff.passes.rows`).
-        row_bytes
-            What a row of such a table is a multiple of; others stay whole.
-
-        Other arguments and errors are those of `differentiate`.
+        {options}
+        Errors are those of `differentiate`.
         """
         from poetopt.autodiff import differentiate
         from poetopt.autodiff.losses import label_rule
@@ -162,12 +133,19 @@ class Model:
 
         try:
             with building():
-                graph = by_rows(self.graph, row_bytes) if rows else self.graph
+                graph = by_rows(self.graph, options.row_bytes) if options.rows else self.graph
+                rule = label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
                 step = differentiate(
-                    graph, loss=loss, output=output, straight_through=straight_through, maxima=maxima, over=over,
-                    label_rule=label_rule(ignore_index, class_weights, label_smoothing),
-                )  # fmt: skip
-                made = with_updates(step, optimizer, fuse=fuse, clip=clip_norm, rates=parse_rates(rates))
+                    graph,
+                    loss=options.loss,
+                    output=options.output,
+                    straight_through=options.straight_through,
+                    maxima=options.maxima,
+                    over=options.over,
+                    label_rule=rule,
+                )
+                rates = parse_rates(options.rates)
+                made = with_updates(step, options.optimizer, fuse=options.fuse, clip=options.clip_norm, rates=rates)
                 return with_states(made, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
@@ -181,34 +159,17 @@ def _of_labels(rule: LabelRule) -> dict[str, object]:
     return {name: value for name, value in zip(LABELS, said, strict=True) if value is not None}
 
 
-def load(model: str | os.PathLike[str] | onnx.ModelProto, **options: Unpack[LoadOptions]) -> Model | TrainingFile:
+@keywords(ReadingOptions)
+def load(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadingOptions) -> Model | TrainingFile:
     """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
 
-    batch
-        The size of the batch axis where the file leaves it open, or is to be changed.
-    train
-        Pattern, or patterns, of the parameters to train (`fc.*`); all of them by default.
-    dims
-        Sizes of dimensions that the file names: `{"height": 160}`.
-    shapes
-        Whole shapes of inputs, as numbers or in a text: `{"input": "1x3x160x160"}`; None, or `?`, for a size that the
-        file, `batch` or `dims` says.
-    values
-        Inputs that become constants: `{"sr": 16000}`. A number fills an input of any size; lists and arrays are whole.
-    allow_symlinks
-        Whether weights in files of their own may lie outside of the model's folder, behind symbolic links.
-    micro_batch
-        Into how many parts of one size the batch is cut; the network is that of one part, and what is made of it sums
-        the gradients of all. Refused where that isn't what the whole batch gives.
-    micro_batch_statistics
-        Whether BatchNormalization in training mode may take statistics of each part.
-
+    {options}
     Raises ModelError (or UnsupportedOpError) naming file, node and operator; OptionError for sizes and values that
     aren't the model's, or contradict each other.
     """
     from poetopt import frontends
 
-    return read(model, frontends.read_options(**options))
+    return read(model, frontends.read_options(**part(options, ReadingOptions)))
 
 
 def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:
@@ -234,20 +195,14 @@ def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -
     """The training step that a plan's recipe asks for; what `differentiate` wouldn't take counts as not asked."""
     if isinstance(loaded, TrainingFile):
         return loaded
-    loss, output, granularity, optimizer = (recipe.get(k) for k in ("loss", "output", "granularity", "optimizer"))
-    return loaded.differentiate(
-        loss=loss if isinstance(loss, str) else "auto",
-        output=output if isinstance(output, str) else None,
-        granularity=granularity if isinstance(granularity, str) else "operator",
-        straight_through=recipe.get("straight_through") is True,
-        **{name: recipe[name] for name in (*LABELS, "rates") if name in recipe},  # type: ignore[arg-type]
-        optimizer=optimizer if isinstance(optimizer, str) else "none",
-        fuse=recipe.get("fuse") is not False,
-        clip_norm=recipe.get(CLIP) is True,
-        maxima=recipe.get("maxima") is True,
-        over=recipe.get(OVER) is True,
-        lazy_tables=recipe.get(LAZY) is True,
-    )
+    asked: dict[str, Any] = {"maxima": False, "over": False}
+    for one in fields(DerivedOptions):
+        value = recipe.get(one.name)
+        if value is not None and (one.name in ANY_TYPE or isinstance(value, type(one.default))):
+            asked[one.name] = value
+    if isinstance(recipe.get("output"), str):
+        asked["output"] = recipe["output"]
+    return loaded.differentiate(**asked)
 
 
 def device(name: str | os.PathLike[str]) -> Device:

@@ -32,8 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from poetopt import zoo
+from poetopt.api.comparing import settings_of
 from poetopt.api.models import load
-from poetopt.api.problems import DERIVED, READ, checked_scope, store_all_peak_bytes
+from poetopt.api.options import DERIVED, READ, MethodOptions
+from poetopt.api.problems import store_all_peak_bytes
 from poetopt.comparison.baselines import method
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import compare
@@ -61,7 +63,7 @@ from poetopt.util.files import (
     scratch_folder,
 )
 from poetopt.util.text import closest
-from poetopt.util.units import Factor, Share, finite, parse_deadline, parse_fraction, parse_time, show_seconds
+from poetopt.util.units import Factor, Share, finite, parse_deadline, parse_time, show_seconds
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -191,13 +193,9 @@ def read_sweep(path: str | os.PathLike[str]) -> tuple[SweepPoint, ...]:
         threads = table.get("threads", 1)
         if type(threads) is not int or threads < 0:
             raise OptionError(f"threads = {threads!r}: must be a whole number from 0 on")
-        settings = Settings(
-            time_limit_s=parse_time(table.get("time_limit", "60s"), option="time_limit"),
-            gap=parse_fraction(table.get("gap", 1e-3), option="gap"),
-            threads=threads,
-            scope=checked_scope(str(table.get("scope", "auto"))),
-            backend=str(table.get("backend", "highs")),
-        )
+        given = {name: str(table[name]) for name in ("gap", "scope", "backend") if name in table}
+        limit_s = parse_time(table.get("time_limit", "60s"), option="time_limit")
+        settings = settings_of(MethodOptions(**given, threads=threads), limit_s)  # type: ignore[arg-type]
     except (DeviceError, OptionError) as error:
         raise OptionError(f"{shown}: {str(error).replace('--', '')}") from error
     once: dict[str, SweepPoint] = {}  # what is named twice is run once

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING
 
+from poetopt.api.options import TrainingOptions, changed, keywords
 from poetopt.devices.cost import STREAM
 from poetopt.ops.runtimes import DEFAULT, unknown
 from poetopt.util.errors import DeviceError, OptionError
@@ -35,50 +36,6 @@ OVER = "over"
 """Key of the recipe of a step whose gradients may be written over what they are computed of."""
 LAZY = "lazy_tables"
 """Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
-
-
-class ReadingOptions(TypedDict, total=False):
-    """The options of a model's file that don't concern its batch."""
-
-    train: str | Sequence[str] | None
-    dims: Mapping[str, int | str] | None
-    shapes: Mapping[str, str | Sequence[int | None]] | None
-    values: Mapping[str, object] | None
-    allow_symlinks: bool
-    micro_batch_statistics: bool
-
-
-class LoadOptions(ReadingOptions, total=False):
-    """The options of `load`: a model's file as it is read."""
-
-    batch: int | None
-    micro_batch: int | None
-
-
-class StepOptions(TypedDict, total=False):
-    """The options of the training graph that is derived of a network."""
-
-    loss: str
-    output: str | None
-    ignore_index: int | str | None
-    class_weights: Sequence[float] | str | None
-    label_smoothing: float | str
-    straight_through: bool
-    optimizer: str
-    fuse: bool
-    clip_norm: bool
-    rates: Mapping[str, float] | str | Sequence[str] | None
-
-
-class DerivedOptions(StepOptions, total=False):
-    """The options of `Model.differentiate`."""
-
-    granularity: str
-    lazy_tables: bool
-
-
-USUAL = {"loss": "auto", "granularity": "operator", "optimizer": "none", "fuse": True}
-"""Values of these options where nothing is asked for; those of the others are false."""
 
 
 @dataclass(frozen=True)
@@ -264,10 +221,10 @@ class TrainingFile:
     def __repr__(self) -> str:
         return f"<TrainingFile {shown(self.file.source)}, costs for {shown(', '.join(self.file.costs))}>"
 
-    def differentiate(self, **asked: Unpack[DerivedOptions]) -> TrainingFile:
+    @keywords(TrainingOptions)
+    def differentiate(self, options: TrainingOptions) -> TrainingFile:
         """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
-        said = [name for name, value in asked.items() if (value != USUAL[name] if name in USUAL else value)]
-        if said:
+        if changed(options, TrainingOptions):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
                 "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "

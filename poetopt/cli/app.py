@@ -17,7 +17,7 @@ import typer
 
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, lora, quantize, zoo
-from poetopt.cli.options import REMOVED, Paneled
+from poetopt.cli.options import Paneled
 from poetopt.cli.plans import emit, restore, run, show, train, verify
 from poetopt.cli.profile import profile
 from poetopt.cli.solving import compare, fit, pareto, solve, sweep
@@ -33,15 +33,6 @@ MISSING = {
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
-_PYOMO = (
-    "in Python, po.formulations.retention.build makes the model, Pyomo writes it, and po.plan_of reads its solution"
-)
-GONE = {
-    "export": _PYOMO,
-    "import-solution": _PYOMO,
-    "schedule": "poetopt run and poetopt train keep to a plan; poetopt grad writes its training step as ONNX",
-}
-"""Commands of the last release, and what to do instead."""
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
 
@@ -54,17 +45,15 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
     """
     text = said.rstrip(".")
     text = text[:1].lower() + text[1:]
-    remedy = _removed(text) or _extra(text, command, arguments) or _missing(text) or _no_command(text)
+    remedy = _of_training(text) or _extra(text, command, arguments) or _missing(text) or _no_command(text)
     return f"{remedy or text}; see {command} --help"
 
 
-def _removed(text: str) -> str | None:
-    """An option of the last release, or of another command."""
+def _of_training(text: str) -> str | None:
     match = re.match(r"no such option: (--[\w-]+)", text)
-    if match and match[1] in OF_TRAINING:
-        return f"{match[1]}: it is of the training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
-    instead = REMOVED.get(match[1]) if match else None
-    return instead and f"{match[1]}: there is no such option any more; {instead}" if match else None
+    if match is None or match[1] not in OF_TRAINING:
+        return None
+    return f"{match[1]}: it is of the training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
 
 
 def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:
@@ -92,12 +81,10 @@ def _missing(text: str) -> str | None:
 
 
 def _no_command(text: str) -> str | None:
-    """A model where the command should be, or a command of the last release."""
+    """A model where the command should be."""
     match = re.match(r"no such command '(.*?)'$", text)
     if match is None:
         return None
-    if match[1] in GONE:
-        return f"poetopt {match[1]}: there is no such command any more; {GONE[match[1]]}"
     from poetopt import zoo
 
     name = match[1]

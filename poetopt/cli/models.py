@@ -182,7 +182,7 @@ def grad(
 ) -> int:
     """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
     import poetopt as po
-    from poetopt.api.problems import READ
+    from poetopt.api.options import READ
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from poetopt.api.options import AUTO, MAX, SolveOptions
 from poetopt.util.errors import OptionError
 from poetopt.util.text import closest
 from poetopt.util.units import parse_float32, parse_whole
 
 ADVANCED = "Advanced"
 """The last panel of a command's help."""
-MAX, AUTO = "max", "auto"
 
 
 @dataclass(frozen=True)
@@ -79,126 +79,149 @@ class Option:
 
 
 _TEXT, _LIST, _WHOLE, _NUMBER = str | None, list[str] | None, int | None, float | None
+_ARGUMENTS = {field.name: field for field in fields(SolveOptions)}
+
+
+def argument(
+    name: str,
+    words: str,
+    help: str,
+    panel: str | None = ADVANCED,
+    flag: str | None = None,
+    least: int | None = None,
+    most: int | None = None,
+) -> Option:
+    """An option that is an argument of `po.solve`, with the type and the default that it has there."""
+    annotation, default = str(_ARGUMENTS[name].type), _ARGUMENTS[name].default
+    kind: Any = {"bool": bool, "int": int, "int | None": _WHOLE}.get(annotation, _TEXT if default is None else str)
+    if "Mapping" in annotation or "Sequence[str" in annotation:
+        kind, default = _LIST, None
+    return Option(name, kind, default, words, help, panel, flag, least, most)
+
+
 DEVICE = Option(
     "device", str, ..., "NAME|FILE", "A device (`poetopt devices`), or a TOML file of one.", None, "--device",
 )  # fmt: skip
-RUNTIME = Option(
-    "runtime", _TEXT, None, "NAME", "What runs the operators: onnxruntime, c, or an installed one; default: the "
+RUNTIME = argument(
+    "runtime", "NAME", "What runs the operators: onnxruntime, c, or an installed one; default: the "
     "device's.",
 )  # fmt: skip
-PROFILE = Option("profile", _TEXT, None, "FILE", "Measured costs (`poetopt profile`), in place of estimates.")
-PARAMETERS = Option(
-    "parameters", str, AUTO, "auto|resident|paged",
+PROFILE = argument("profile", "FILE", "Measured costs (`poetopt profile`), in place of estimates.")
+PARAMETERS = argument(
+    "parameters", "auto|resident|paged",
     "In RAM for good, or on storage and scheduled; auto: resident where that fits.",
 )  # fmt: skip
-STREAM = Option("stream", str, AUTO, "auto|never", "Whether operators may stream paged operands in parts.", flag="")
-BATCH = Option("batch", _WHOLE, None, "N", "Batch size.", None, least=1)
-BATCH_OR_MAX = replace(
-    BATCH, kind=_TEXT, words="N|max", help="Batch size; max: the largest that fits RAM and deadline.", least=None,
-)  # fmt: skip
-MICRO_BATCH = Option(
-    "micro_batch", _TEXT, None, "K|auto",
+STREAM = argument("stream", "auto|never", "Whether operators may stream paged operands in parts.", flag="")
+BATCH_OR_MAX = argument("batch", "N|max", "Batch size; max: the largest that fits RAM and deadline.", None)
+BATCH = replace(BATCH_OR_MAX, kind=_WHOLE, words="N", help="Batch size.", least=1)
+MICRO_BATCH = argument(
+    "micro_batch", "K|auto",
     "Cut the batch into K parts and sum their gradients; auto: the K of least energy that fits.",
 )  # fmt: skip
 PARTS = replace(MICRO_BATCH, words="K", help="Cut the batch into K parts and sum their gradients.")
-STATISTICS = Option(
-    "micro_batch_statistics", bool, False, "",
+STATISTICS = argument(
+    "micro_batch_statistics", "",
     "With --micro-batch: BatchNormalization in training mode takes each part's own statistics.", flag="",
 )  # fmt: skip
-ALLOW_SYMLINKS = Option(
-    "allow_symlinks", bool, False, "", "Read weights outside of the model's folder through links.", flag=""
-)
+ALLOW_SYMLINKS = argument("allow_symlinks", "", "Read weights outside of the model's folder through links.", flag="")
 METRICS = Option("metrics", str, "", "f1,top5,...", "Metrics of --validate, beside loss and accuracy.", flag="")
 AUGMENT = Option("augment", _TEXT, None, "flip,crop", "How images are changed in each epoch.", flag="")
 READING = (
-    Option("train", _LIST, None, "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
+    argument("train", "PATTERN", "Train only these parameters (fc.*); may be repeated.", None),
     Option("freeze", _LIST, None, "PATTERN", "Leave these parameters as they are (features.*); may be repeated."),
-    Option("dims", _LIST, None, "NAME=SIZE", "Size of a dimension that the file names.", flag="--dim"),
-    Option("shapes", _LIST, None, "INPUT=1x3x160x160", "Shape of an input.", flag="--shape"),
-    Option("values", _LIST, None, "INPUT=16000", "Make an input a constant of that value.", flag="--value"),
+    argument("dims", "NAME=SIZE", "Size of a dimension that the file names.", flag="--dim"),
+    argument("shapes", "INPUT=1x3x160x160", "Shape of an input.", flag="--shape"),
+    argument("values", "INPUT=16000", "Make an input a constant of that value.", flag="--value"),
     ALLOW_SYMLINKS,
 )
 """Options of reading a model's file; beside the batch."""
 LOSS = (
-    Option(
-        "loss", str, AUTO, "auto|cross-entropy|bce|mse|none|forward-only",
+    argument(
+        "loss", "auto|cross-entropy|bce|mse|none|forward-only",
         "The loss to attach; none: the output is it; forward-only: no training, the network as it is used.", None,
     ),
-    Option("output", _TEXT, None, "NAME", "The output that the loss is on, where several could have it."),
-    Option("ignore_index", _TEXT, None, "-100", "The label of what cross-entropy leaves out of the mean.", flag=""),
-    Option("class_weights", _TEXT, None, "W,W,...", "A weight of cross-entropy for each class.", flag=""),
-    Option("label_smoothing", str, 0.0, "0.1", "The share of a label that all classes have alike.", flag=""),
-    Option(
-        "straight_through", bool, False, "",
+    argument("output", "NAME", "The output that the loss is on, where several could have it."),
+    argument("ignore_index", "-100", "The label of what cross-entropy leaves out of the mean.", flag=""),
+    argument("class_weights", "W,W,...", "A weight of cross-entropy for each class.", flag=""),
+    argument("label_smoothing", "0.1", "The share of a label that all classes have alike.", flag=""),
+    argument(
+        "straight_through", "",
         "Let gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.", flag="",
     ),
 )  # fmt: skip
 UPDATES = (
-    Option(
-        "optimizer", str, "none", "none|sgd|momentum|adam|adamw",
+    argument(
+        "optimizer", "none|sgd|momentum|adam|adamw",
         "Update the parameters in the step, which takes lr and its like as inputs; none: it ends with gradients.", None,
     ),
     Option("separate_updates", bool, False, "", "Updates are operators of their own.", flag=""),
-    Option("clip_norm", bool, False, "", "Updates clip gradients by the norm of all of them.", flag=""),
-    Option("rates", _LIST, None, "PATTERN=X", "What the learning rate of these parameters is times.", flag=""),
+    argument("clip_norm", "", "Updates clip gradients by the norm of all of them.", flag=""),
+    argument("rates", "PATTERN=X", "What the learning rate of these parameters is times.", flag=""),
 )  # fmt: skip
-LAZY_TABLES = Option(
-    "lazy_tables", bool, False, "", "Rows of paged embeddings change in those steps alone that use them.", flag=""
+LAZY_TABLES = argument(
+    "lazy_tables", "", "Rows of paged embeddings change in those steps alone that use them.", flag=""
 )
-GRANULARITY = Option(
-    "granularity", str, "operator", "operator|block", "The unit of scheduling; block: a chain of cheap operators.",
+GRANULARITY = argument(
+    "granularity", "operator|block", "The unit of scheduling; block: a chain of cheap operators.",
     flag="",
 )  # fmt: skip
-RAM = Option("ram", _TEXT, None, "SIZE|PERCENT", "Budget of the schedule alone: 3MB, 300KiB, 40% of store-all.", None)
-DEADLINE = Option("deadline", _TEXT, None, "TIME|FACTOR", "250ms, 3h, or 1.5x one pass; default: none.", None)
-STEPS = Option(
-    "steps", int, 1, "N", "How many training steps an absolute deadline or limit is for.", least=1
+RAM = argument("ram", "SIZE|PERCENT", "Budget of the schedule alone: 3MB, 300KiB, 40% of store-all.", None)
+DEADLINE = argument("deadline", "TIME|FACTOR", "250ms, 3h, or 1.5x one pass; default: none.", None)
+STEPS = argument(
+    "steps", "N", "How many training steps an absolute deadline or limit is for.", least=1
 )  # fmt: skip
-DEADLINE_MODEL = Option(
-    "deadline_model", str, "makespan", "makespan|paper", "What the deadline bounds; paper: the sum of compute times."
+DEADLINE_MODEL = argument(
+    "deadline_model", "makespan|paper", "What the deadline bounds; paper: the sum of compute times."
 )
+SCOPE = argument("scope", "auto|depth:D|forward|full", "Which schedules the proof covers.")
 SPACE = (
-    Option(
-        "formulation", str, "retention", "NAME", "Which model is solved: retention, poet (`poetopt formulations`).",
-    ),
-    Option(
-        "scope", str, AUTO, "auto|depth:D|forward|full", "Which schedules the proof covers.",
-    ),
+    argument("formulation", "NAME", "Which model is solved: retention, poet (`poetopt formulations`)."),
+    SCOPE,
     Option("no_paging", bool, False, "", "Recompute only."),
     Option("no_remat", bool, False, "", "Page only."),
 )  # fmt: skip
-BACKEND = Option(
-    "backend", str, "highs", "NAME", "The solver: highs, gurobi, cbc, scip, or another one that is installed.",
+BACKEND = argument(
+    "backend", "NAME", "The solver: highs, gurobi, cbc, scip, or another one that is installed.",
 )  # fmt: skip
-GAP = Option("gap", str, "0.1%", "PERCENT", "Stop when the overhead is proven to be this close to the least.", None)
-TIME_LIMIT = Option("time_limit", str, "60s", "TIME", "Stop the search after that.", None)
-THREADS = Option(
-    "threads", int, 0, "N", "Threads of the solver; 0: it chooses. Unless 1, a search of ours runs beside.", least=0
+GAP = argument("gap", "PERCENT", "Stop when the overhead is proven to be this close to the least.", None)
+TIME_LIMIT = argument("time_limit", "TIME", "Stop the search after that.", None)
+THREADS = argument(
+    "threads", "N", "Threads of the solver; 0: it chooses. Unless 1, a search of ours runs beside.", least=0
 )
 SEARCHING = (BACKEND, TIME_LIMIT, GAP, THREADS)
-BLOCKS = Option("blocks", _LIST, None, "BLOCK=VALUE", "A block (`poetopt formulations`).", flag="")
+BLOCKS = argument("blocks", "BLOCK=VALUE", "A block (`poetopt formulations`).", flag="")
 WITH = Option(
     "more", _LIST, None, "NAME[=VALUE]",
     "What is asked for seldom: {names}. May be repeated.", flag="--with",
 )  # fmt: skip
 GOALS = (
-    Option(
-        "total_ram", _TEXT, None, "SIZE",
+    argument(
+        "total_ram", "SIZE",
         "RAM for all of the step: schedule, parameters, states; default: the device's, unless --ram is given.", None,
     ),
     STEPS,
-    Option(
-        "samples", _WHOLE, None, "N",
+    argument(
+        "samples", "N",
         "Samples of an epoch: deadline and answer are for all of the training, in steps of a batch.", None, least=1,
     ),
-    Option("epochs", _WHOLE, None, "E", "With --samples: for so many epochs; default: 1.", None, least=1),
-    Option("minimize", str, "energy", "energy|ram", "ram: the least that has a schedule.", flag=""),
-    Option("energy_limit", _TEXT, None, "JOULES|FACTOR", "Least time, or RAM, within this energy.", flag=""),
+    argument("epochs", "E", "With --samples: for so many epochs; default: 1.", None, least=1),
+    argument("minimize", "energy|ram", "ram: the least that has a schedule.", flag=""),
+    argument("energy_limit", "JOULES|FACTOR", "Least time, or RAM, within this energy.", flag=""),
 )  # fmt: skip
 SOLVER = (
     Option("solver_option", _LIST, None, "KEY=VALUE", "The solver's own option.", flag=""),
-    Option("log", _TEXT, None, "FILE", "What the solver prints.", flag=""),
+    argument("log", "FILE", "What the solver prints.", flag=""),
 )
+
+SOLVING = (
+    DEVICE, RAM, *GOALS, DEADLINE, DEADLINE_MODEL, RUNTIME, PARAMETERS, STREAM, BATCH_OR_MAX, MICRO_BATCH, STATISTICS,
+    *READING, *LOSS, *UPDATES, LAZY_TABLES, GRANULARITY, *SPACE, *SEARCHING, *SOLVER, PROFILE, BLOCKS,
+)  # fmt: skip
+FITTING = (DEVICE, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, GRANULARITY, THREADS, RUNTIME, PROFILE)
+COMPARING = (
+    DEVICE, DEADLINE, BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, GRANULARITY, SCOPE, BACKEND, THREADS,
+    RUNTIME, PROFILE,
+)  # fmt: skip
 
 TRAINED = Option("out", str, ..., "TRAINED.onnx", "Write the trained network there.", None, "-o --out")
 KEEP_FORM = Option(
@@ -353,30 +376,6 @@ JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write one JSON object there; - is stdout.")
 ]
 
-REMOVED = {
-    **{
-        f"--{name}": f"give --with {name}{value}"
-        for name, value in {
-            "static-power": "=0.5W", "energy-limit": "=1.1x", "flash-wear": "=10MB", "stream": "=never",
-            "separate-updates": "", "clip-norm": "", "lazy-tables": "", "straight-through": "",
-            "granularity": "=block", "minimize": "=ram", "solver-option": "=KEY=VALUE", "log": "=FILE",
-            "allow-symlinks": "", "micro-batch-statistics": "",
-        }.items()
-    },
-    "--sensitivity": "solve again for a device file with the figure changed (`base = \"a72\"` takes the rest)",
-    "--battery": "the answer has the joules; divide them by what the battery holds",
-    "--timing": "give --json, whose `timing` has the seconds of each phase",
-    "--accumulate": "solve a larger batch --micro-batch K parts: the step sums their gradients",
-    "--csv": "give --json, whose rows have all figures",
-    "--no-open": "show writes the page, and opens no browser",
-    "--toml": "the files are in poetopt/devices/catalogue",
-    "--retries": "a point whose worker died is run once more",
-    "--against": "solve with a --deadline for each point of a front against time",
-    "--schedule": "a plan is calls in C, which take less flash than a table did",
-    "--order": "orders of the operators aren't searched any more",
-}  # fmt: skip
-"""Options of the last release, and what to do instead, or why they are gone."""
-
 
 def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Give a command these options, which it takes as `**options`; those without a flag are behind `--with`."""
@@ -433,9 +432,6 @@ def asked(
             if not blocks:
                 known = closest(name, behind) or f": it takes {', '.join(behind)}"
                 raise OptionError(f"--with {text}: {name} is nothing that this command takes{known}")
-            instead = REMOVED.get(f"--{name.strip()}", "give --with")
-            if not instead.startswith("give --with"):
-                raise OptionError(f"--with {text}: it is gone; {instead}")
             asked_blocks.append(text)
         elif option.kind is bool:
             if equals:

@@ -24,6 +24,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
     """
     import poetopt as po
+    from poetopt.api.options import ModelOptions
     from poetopt.api.problems import step_of
     from poetopt.devices.profile import load_profile
     from poetopt.devices.profile_csv import from_csv as read_csv
@@ -55,7 +56,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
         texts=("-o", "--template", "--json"),
     )
-    training = step_of(model, **options)
+    training = step_of(model, ModelOptions(**options))
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:

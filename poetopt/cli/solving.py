@@ -16,34 +16,12 @@ import typer
 
 from poetopt.cli.console import check_outputs, complain, live_line, live_progress, say, write_json, write_text
 from poetopt.cli.options import (
-    BACKEND,
-    BATCH,
-    BATCH_OR_MAX,
-    BLOCKS,
-    DEADLINE,
-    DEADLINE_MODEL,
-    DEVICE,
+    COMPARING,
+    FITTING,
     GAP,
-    GOALS,
-    GRANULARITY,
-    LAZY_TABLES,
-    LOSS,
-    MICRO_BATCH,
-    PARAMETERS,
-    PARTS,
     PICTURE,
-    PROFILE,
-    RAM,
-    READING,
-    RUNTIME,
-    SEARCHING,
-    SOLVER,
-    SPACE,
-    STATISTICS,
-    STREAM,
-    THREADS,
+    SOLVING,
     TIME_LIMIT,
-    UPDATES,
     JsonOption,
     ModelArgument,
     Option,
@@ -58,10 +36,7 @@ if TYPE_CHECKING:
     from poetopt.comparison.compare import Comparison
 
 
-@sharing(
-    DEVICE, RAM, *GOALS, DEADLINE, DEADLINE_MODEL, RUNTIME, PARAMETERS, STREAM, BATCH_OR_MAX, MICRO_BATCH, STATISTICS,
-    *READING, *LOSS, *UPDATES, LAZY_TABLES, GRANULARITY, *SPACE, *SEARCHING, *SOLVER, PROFILE, BLOCKS,
-)  # fmt: skip
+@sharing(*SOLVING)
 def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     begin = time.monotonic()
@@ -125,15 +100,8 @@ def sweep(
     return 0
 
 
-SCOPE = next(option for option in SPACE if option.name == "scope")
-OPTIONS = (
-    DEVICE, DEADLINE, BATCH, PARTS, STATISTICS, *READING, *LOSS, *UPDATES, GRANULARITY, SCOPE, BACKEND, THREADS,
-    RUNTIME, PROFILE,
-)  # fmt: skip
-
-
 @sharing(
-    *OPTIONS,
+    *COMPARING,
     replace(
         TIME_LIMIT, default="12s", help="For one solve, of methods with a proof; POET also gets what the others left."
     ),
@@ -173,7 +141,7 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 
 
 @sharing(
-    *OPTIONS,
+    *COMPARING,
     Option("points", int, 14, "N", "At most this many points.", None, least=2, most=1000),
     replace(TIME_LIMIT, default="230s", help="Take up no new point after that."),
     replace(GAP, default="2%"),
@@ -207,7 +175,7 @@ def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int
 
 
 @sharing(
-    *(option for option in OPTIONS if option not in (DEADLINE, BATCH, BACKEND, SCOPE)),
+    *FITTING,
     replace(TIME_LIMIT, default="5s", help="For the search of each row."),
     Option(
         "memory", list[str] | None, None, "SIZE", "RAM for all of a step; may be repeated; default: the device's.",

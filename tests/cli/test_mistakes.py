@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from poetopt.cli.options import REMOVED
 from poetopt.util.errors import PoetError
 from tests.cli.support import Runner, runner
 from tests.each import each
@@ -55,7 +54,6 @@ MISTAKES = [
     (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
     ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
-    ("export net.onnx --device a72 -o model.mps", 2, "poetopt export", "po.plan_of"),
     (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
 ]
 
@@ -176,12 +174,10 @@ def test_the_remedies_of_a_refusal_work(run: Runner, folder: Path, monkeypatch: 
 
 
 def test_help_has_what_most_people_need_first(run: Runner) -> None:
-    """At most 14 options before the panel of the others, and 32 in all; what isn't there any more says what to give."""
+    """At most 14 options before the panel of the others, and 32 in all."""
     first, others = run("solve", "--help").out.split("Advanced:")
     options = [line.split()[0] for line in first.splitlines() if line.startswith("  -")]
     options.remove("-h,")
     more = [line.split()[0] for line in others.splitlines() if line.startswith("  -")]
     assert len(options) <= 14
     assert len(options) + len(more) <= 32
-    for name, instead in REMOVED.items():
-        run("solve", "mlp", "--device", "a72", name).assert_one_message(name, instead, code=2)
