@@ -212,7 +212,7 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
     shown |= {name: name for name in graph.targets if graph.forward_only}
     shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
     exact, *near = (
-        {shown[name]: array for name, array in Steps(graph, sessions, seed).take(batch).items() if name in shown}
+        {shown[name]: array for name, array in Steps(graph, sessions, seed).step(batch).items() if name in shown}
         for seed in (None, *range(TRIALS))
     )
     went = moved(graph, exact)
@@ -360,7 +360,7 @@ def reference_ways(
     def way(seed: int | None) -> Way:
         steps, losses = Steps(graph, sessions, seed), []
         for batch, hyperparameters in zip(batches, said, strict=True):
-            steps.held.update({graph.hyperparameters[name]: value for name, value in hyperparameters.items()})
+            steps.say(hyperparameters)
             losses.append(steps.take(batch)[graph.loss].reshape(-1)[0])
         return Way(np.array(losses), moved_by(graph, first, steps.held))
 

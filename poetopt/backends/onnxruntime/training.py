@@ -240,7 +240,7 @@ def train(
             high_water = high_water_bytes(program.acts, again)
             kernels = peak_beside_bytes(program.acts, again, expected=made.plan.problem.reserve_bytes)
         step.close()
-        verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else None
+        verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else Verdict()
     states = sum(made.graph.joint.tensors[name].nbytes for name in made.graph.optimizer_states)
     return TrainingRun(
         steps=steps,
@@ -249,11 +249,8 @@ def train(
         optimizer=made.graph.optimizer,
         hyperparameters={name: value for name, value in used.items() if name != STEP},
         losses=tuple(losses),
-        reference_losses=verdict.losses if verdict is not None else (),
+        **vars(verdict),
         checked=len(witnesses),
-        bit_identical=None if verdict is None else not verdict.different,
-        first_difference=verdict.first_difference if verdict is not None else 0,
-        different=verdict.different if verdict is not None else (),
         budget_bytes=budget if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
         kernel_workspace_bytes=kernels,
@@ -264,7 +261,6 @@ def train(
         process_peak_bytes=peak,
         optimizer_bytes=states,
         step_s=median(times),
-        reference_step_s=None if verdict is None else verdict.step_s,
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
