@@ -52,7 +52,7 @@ class _Beside:
     """A plan's run on a target beside that of the step that computes everything once.
 
     figures
-        What `DeviceChecks` has of any run, but for the distance from onnxruntime's.
+        Those of `DeviceChecks`, but for the distance from onnxruntime's.
     """
 
     program: DeviceProgram
@@ -80,7 +80,7 @@ def _run_beside(
         What is predicted after the last step, where the program has a plan for that; by default that step's batch.
     """
     find: Predict = predict or (lambda *_: None)
-    chosen, whole_step, steps = target(on, "--on"), unscheduled(plan), len(batches)
+    chosen, steps = target(on, "--on"), len(batches)
     program = device_program(plan, graph, prediction=find(plan, graph))
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, ram_bytes)
@@ -98,6 +98,7 @@ def _run_beside(
         told(f"compiling for {on}")
         scheduled = built(program, "scheduled")
         scheduled.check_stack()
+        whole_step = unscheduled(plan)
         once = device_program(whole_step, graph, prediction=find(whole_step, graph))
         # no device reserves what this one takes of the stack
         plain = built(once, "whole", 2 * STACK_BYTES + program.storage.block_bytes)
@@ -155,7 +156,7 @@ def _predicted(program: DeviceProgram, asked: Sequence[Batch], mine: Ran, theirs
 
 
 def _away(went: Mapping[str, Array], reference: UlpSensitivity) -> Mapping[str, Any]:
-    """What `DeviceChecks` has of the distance from onnxruntime's."""
+    """Figures of `DeviceChecks` on the distance from onnxruntime's."""
     apart = distance(went, reference.exact, tuple(reference.exact))
     return {"distance": apart, "sensitivity": reference.together, "far": reference.far(went)}
 
@@ -231,13 +232,13 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
 
 
 def _instructions_by_operator(program: DeviceProgram, counts: NDArray[np.uint64]) -> Mapping[str, int]:
-    """Says how many instructions each operator took, what it calls of libraries included."""
+    """Instructions of each operator, those of library functions that it calls among them."""
     return {name: int(row[0]) for name, row in zip(program.operator_names, counts, strict=False) if row[0]}
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Says where steps went.
+    """Losses of steps, and where they led.
 
     losses
         Of each.
@@ -350,7 +351,7 @@ def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapp
 def reference_ways(
     graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
 ) -> tuple[Way, Sequence[Way]]:
-    """Says where the steps go on onnxruntime, node by node, and where if what they read is an ulp off."""
+    """Take the steps on onnxruntime, node by node: as they are, and with what they read an ulp off."""
     sessions = Sessions(graph, 1)
     shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
     shown |= {name: name for name in graph.targets if graph.forward_only}
@@ -369,7 +370,7 @@ def reference_ways(
 
 
 def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> UlpSensitivity:
-    """Says how far one ulp takes the parameters, whose last `values` these are, and the losses, if these go further."""
+    """Measure how far one ulp takes parameters, whose last `values` these are, and losses where these go further."""
     found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
     return replace(found, together=max(found.together, *(_losses_apart(way.losses, exact.losses) for way in near)))
 
