@@ -37,9 +37,10 @@ from poetopt.backends.c.execute import numbers
 from poetopt.backends.c.generations import newest
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import _arrays, _tables, fed_with, first_pages, laid_out
-from poetopt.backends.c.sensitivity import Steps, distance, predicted
+from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
+from poetopt.backends.onnxruntime.reference import Ordinary
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
@@ -206,17 +207,13 @@ class Saving:
     def far(self, results: bytes, batches: Sequence[Arrays]) -> float:
         """How far running statistics went otherwise than onnxruntime takes them, relative."""
         graph = self.graph
-        steps = Steps(graph, Sessions(graph, 1))
-        first: Arrays = {name: steps.held[name] for name in graph.states}
-        for step, batch in enumerate(batches):
-            said = numbers(graph, step, {"lr": RATE})
-            steps.held.update({graph.hyperparameters[name]: value for name, value in said.items()})
-            found: Arrays = steps.take(batch)
-            went = {name: np.float32(RATE) * found[made] for name, made in graph.gradients.items()}
-            steps.held.update({name: np.asarray(steps.held[name] - change) for name, change in went.items()})
+        first, steps = whole(graph.joint), Ordinary(graph, Sessions(graph, 1), whole(graph.joint), RATE)
+        steps.say({"lr": RATE})
+        for batch in batches:
+            steps.take(batch)
         mine: Arrays = _arrays(self.program, results)
         ends: Arrays = steps.held
-        exact = {name: ends[name] - array for name, array in first.items()}
+        exact = {name: ends[name] - first[name] for name in graph.states}
         return distance({old: mine[new] - first[old] for old, new in graph.states.items()}, exact, tuple(exact))
 
     def _ended(self, files: Mapping[str, bytes]) -> Mapping[str, bytes]:

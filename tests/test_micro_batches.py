@@ -250,7 +250,7 @@ def test_a_plan_file_holds_the_parts_and_what_follows_them(tmp_path: Any) -> Non
     assert plan.problem.parts == 4
     assert po.simulate(again.plan) == po.simulate(plan) == po.simulate(bare)
     assert arena_bytes(again.plan) <= problem.least_ram_bytes + 600 - problem.reserve_bytes
-    with prepared(tmp_path / "plan.json") as made:
+    with prepared(tmp_path / "plan.json") as (made, _):
         assert made.fed is not None
         assert {name: len(array) for name, array in made.fed.items()} == {"x": 8, "labels": 8}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from poetopt.api.plans import budget_of, execute, load_plan, plan_in
+from poetopt.api.plans import execute, load_plan
 from poetopt.util import process
 from poetopt.util.errors import ExecutionError, OtherRuntimeError, PoetError
 from poetopt.util.files import is_special, replacing, scratch_folder
@@ -55,54 +55,43 @@ def prepared(
     model: Place | None = None,
     allow_symlinks: bool = False,
     data: Place | None = None,
+    dump: Place | None = None,
     seed: int = 0,
+    workdir: Place | None = None,
+    check: bool = False,
     evaluates: bool = False,
     told: Told = silent,
-) -> Iterator[Prepared]:
+) -> Iterator[tuple[Prepared, Compared | None]]:
     """The step of a plan file and its data, made ready in a process of its own, for `po.train` in this one.
 
     model, allow_symlinks
         As for `load_plan`.
     data, seed
         As for `train`.
+    check
+        Whether `execute` compares the step with ordinary training there first; its outcome is the second of the two.
+    dump, workdir
+        As for `execute`, where it does.
     evaluates
         Whether the network is to be evaluated, too.
 
-    Raises as `load_plan` and `load_batch`; ExecutionError where the temporary folder has no room.
-    """
-    with _folder() as folder:
-        asked = (plan, model, allow_symlinks, data, seed, evaluates, folder)
-        _call("reading the plan and its model", _prepare, *asked, told=told)
-        yield _loaded(folder)
-
-
-@contextmanager
-def compared(
-    plan: Place,
-    *,
-    model: Place | None = None,
-    allow_symlinks: bool = False,
-    data: Place | None = None,
-    dump: Place | None = None,
-    seed: int = 0,
-    workdir: Place | None = None,
-    told: Told = silent,
-) -> Iterator[tuple[Prepared, Compared]]:
-    """The same, once `execute` has compared the step with ordinary training there.
-
-    data, dump, seed, workdir
-        As for `execute`.
+    Raises as `load_plan`, `load_batch` and `execute`; ExecutionError where the temporary folder has no room.
     """
     with _folder() as folder:
         # Written there first: a signal ends that process at once, and may leave no half of it beside `dump`.
         written = None if dump is None else folder / "dump.npz"
-        asked = (plan, model, allow_symlinks, data, written, seed, workdir, folder)
-        found = _call("the plan beside ordinary training", _compare, *asked, told=told)
+        asked = (plan, model, allow_symlinks, data, written, seed, workdir, check, evaluates, folder)
+        what = "the plan beside ordinary training" if check else "reading the plan and its model"
+        found = _call(what, _make_ready, *asked, told=told)
         if dump is not None and written is not None:
             with replacing(dump) as place:
                 shutil.copyfile(written, place)
             written.unlink()
-        yield _loaded(folder), found
+        with _room_in(folder):
+            from poetopt.backends.onnxruntime.prepared import Prepared
+
+            made = Prepared.load(folder)
+        yield made, found
 
 
 def evaluated(path: Place, made: Prepared, data: Place, *, told: Told = silent) -> Evaluation | None:
@@ -129,15 +118,8 @@ def _folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _loaded(folder: Path) -> Prepared:
-    from poetopt.backends.onnxruntime.prepared import Prepared
-
-    with _made_ready(folder):
-        return Prepared.load(folder)
-
-
 @contextmanager
-def _made_ready(folder: Path) -> Iterator[None]:
+def _room_in(folder: Path) -> Iterator[None]:
     """Raise ExecutionError where the temporary folder fails; in the process that writes there, too."""
     try:
         yield
@@ -164,35 +146,7 @@ def _read(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:
     return found
 
 
-def _prepare(
-    plan: Place,
-    model: Place | None,
-    allow_symlinks: bool,
-    data: Place | None,
-    seed: int,
-    evaluates: bool,
-    folder: Path,
-    *,
-    told: Told,
-) -> None:
-    from poetopt.backends.onnxruntime import load_batch, random_batch
-    from poetopt.backends.onnxruntime.prepared import Prepared
-    from poetopt.backends.step.places import graph_of
-
-    found = _read(plan, model, allow_symlinks)
-    graph = graph_of(found.plan)
-    whole = graph.whole
-    fed = random_batch(whole, seed) if data is None else load_batch(data, whole, sets=True)
-    made = Prepared.of(found.plan, graph, ram_bytes=found.ram_bytes, fed=fed, written=True)
-    if evaluates:
-        from poetopt.training.evaluate import Forward
-
-        made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
-    with _made_ready(folder):
-        made.save(folder)
-
-
-def _compare(
+def _make_ready(
     plan: Place,
     model: Place | None,
     allow_symlinks: bool,
@@ -200,22 +154,33 @@ def _compare(
     dump: Place | None,
     seed: int,
     workdir: Place | None,
+    check: bool,
+    evaluates: bool,
     folder: Path,
     *,
     told: Told,
-) -> Compared:
+) -> Compared | None:
+    from poetopt.backends.onnxruntime import load_batch, random_batch
     from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.backends.onnxruntime.reference import digests
     from poetopt.backends.step.places import graph_of
-    from poetopt.report.execution import execution_document, execution_rows
 
     loaded = _read(plan, model, allow_symlinks)
-    found = plan_in(loaded)
-    execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
-    ram_bytes = budget_of(loaded)
-    made = Prepared.of(found, graph_of(found), ram_bytes=ram_bytes, fed=execution.batch, written=True)
-    with _made_ready(folder):
+    found, graph, outcome = loaded.plan, graph_of(loaded.plan), None
+    if check:
+        from poetopt.report.execution import execution_document, execution_rows
+
+        execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
+        fed, (title, rows) = execution.batch, execution_rows(found, execution)
+        document, left = execution_document(found, execution), digests(execution.results)
+        outcome = Compared(document, title, tuple(rows), execution.message, left)
+    else:
+        fed = random_batch(graph.whole, seed) if data is None else load_batch(data, graph.whole, sets=True)
+    made = Prepared.of(found, graph, ram_bytes=loaded.ram_bytes, fed=fed, written=True)
+    if evaluates:
+        from poetopt.training.evaluate import Forward
+
+        made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
+    with _room_in(folder):
         made.save(folder)
-    title, rows = execution_rows(found, execution)
-    document, left = execution_document(found, execution), digests(execution.results)
-    return Compared(document, title, tuple(rows), execution.message, left)
+    return outcome

@@ -58,11 +58,9 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
             if course is not None:
                 given = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
                 return _train(plan, {**options, **batch}, course, given, json)
-            if every is not None:
-                return _run_compared(plan, {**options, **batch}, workdir, dump, json)
-            if dump is not None:
+            if every is None and dump is not None:
                 raise OptionError("--dump: it is written by the comparison; leave out --check none")
-            return _run_alone(plan, {**options, **batch}, workdir, json)
+            return _run_step(plan, {**options, **batch}, every is not None, workdir, dump, json)
         except OtherRuntimeError:
             on = "host"
     if meter is not None:
@@ -99,10 +97,15 @@ def _run_in_c(
         with doing(f"compiling {steps:,} steps for {on} and running them") as told:
             ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
         text = report.device_training_text(loaded.plan, ended)
-    write_json(document(loaded.plan.problem.graph, ended), json)
+    return _shown(document(loaded.plan.problem.graph, ended), text, ended.message, json)
+
+
+def _shown(document: Mapping[str, object], text: str, wrong: str, json: str | None) -> int:
+    """Write what a run showed, for programs or for people. Raises ExecutionError where something is wrong."""
+    write_json(document, json)
     say(text, unless=[json])
-    if not ended.ok:
-        raise ExecutionError(ended.message)
+    if wrong:
+        raise ExecutionError(wrong)
     return 0
 
 
@@ -129,51 +132,37 @@ def _train(
     from poetopt.api.plans import train
 
     steps, lr, momentum = course
-    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as made:
+    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as (made, _):
         ended = train(made, steps, lr, momentum=momentum, **given, told=told)
         from poetopt.report.execution import document, training_text
 
-        write_json(document(made.plan.problem.graph, ended), json)
-        text = training_text(made.plan, ended)
-    say(text, unless=[json])
-    if not ended.ok:
-        raise ExecutionError(ended.message)
-    return 0
+        said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended)
+    return _shown(said, text, ended.message, json)
 
 
-def _run_alone(plan: str, read: Mapping[str, Any], workdir: str | None, json: str | None) -> int:
+def _run_step(
+    plan: str, read: Mapping[str, Any], check: bool, workdir: str | None, dump: str | None, json: str | None
+) -> int:
     from poetopt.api.apart import prepared
-    from poetopt.backends.onnxruntime.executor import run_alone
+    from poetopt.backends.onnxruntime.training import run_alone
 
-    with doing("executing the plan") as told, prepared(plan, **read, told=told) as made:
+    what = "executing the plan and ordinary training, and measuring both" if check else "executing the plan"
+    with (
+        doing(what) as told,
+        prepared(plan, **read, check=check, dump=dump, workdir=workdir, told=told) as (made, found),
+    ):
         alone = run_alone(made, workdir=workdir, told=told)
-        from poetopt.report.execution import alone_text
-
-        text = alone_text(made.plan, alone)
-    write_json(alone.figures, json)
-    say(text, unless=[json])
-    return 0
-
-
-def _run_compared(plan: str, read: Mapping[str, Any], workdir: str | None, dump: str | None, json: str | None) -> int:
-    from poetopt.api.apart import compared
-    from poetopt.backends.onnxruntime.executor import run_alone
-
-    what = "executing the plan and ordinary training, and measuring both"
-    with doing(what) as told, compared(plan, **read, dump=dump, workdir=workdir, told=told) as (made, found):
-        alone = run_alone(made, workdir=workdir, told=told)
-        from poetopt.report.execution import alone_rows
+        from poetopt.report.execution import alone_rows, alone_text
         from poetopt.report.layout import table
-    write_json({**found.document, **alone.figures}, json)
-    say(table(found.title, [*found.rows, *alone_rows(alone)]), unless=[json])
-    if found.message:
-        raise ExecutionError(found.message)
-    if wrong := [name for name, value in found.digests.items() if alone.digests[name] != value]:
-        raise ExecutionError(
-            f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
-            "please report it with the plan file"
-        )
-    return 0
+    if found is None:
+        return _shown(alone.figures, alone_text(made.plan, alone), "", json)
+    wrong = [name for name, value in found.digests.items() if alone.digests[name] != value]
+    other_bits = (
+        f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
+        "please report it with the plan file"
+    )
+    text = table(found.title, [*found.rows, *alone_rows(alone)])
+    return _shown({**found.document, **alone.figures}, text, found.message or (other_bits if wrong else ""), json)
 
 
 def check_on(on: str) -> None:

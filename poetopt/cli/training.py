@@ -175,15 +175,10 @@ def _prepared(
     from poetopt.api import apart
 
     try:
-        if not check:
-            with apart.prepared(plan, **where, evaluates=evaluates, told=told) as made:
-                yield made
-            return
-        with apart.compared(plan, **where, workdir=workdir, told=told) as (
-            made,
-            found,
-        ):
-            if found.message:
+        with apart.prepared(
+            plan, **where, workdir=workdir, check=check, evaluates=evaluates, told=told
+        ) as (made, found):  # fmt: skip
+            if found is not None and found.message:
                 raise ExecutionError(found.message)
             yield made
     except OtherRuntimeError as error:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.backends.onnxruntime import Execution, TrainingRun
-from poetopt.backends.onnxruntime.executor import Alone
 from poetopt.backends.onnxruntime.measure import told
 from poetopt.backends.onnxruntime.profiling import machine
+from poetopt.backends.onnxruntime.training import Alone
 from poetopt.devices.profile import costed_on
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
@@ -156,8 +156,9 @@ def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | No
 
 def alone_text(plan: Plan, alone: Alone) -> str:
     """The summary of `poetopt run --check none`."""
+    loss = alone.figures["loss"]
     rows = [
-        ("loss", f"{alone.figures['loss']:.6g}"),
+        *([] if loss is None else [("loss", f"{loss:.6g}")]),
         ("check", "none was asked for: nothing was compared with ordinary training"),
         ("memory", f"arena {alone.figures['arena_bytes']:,} B"),
         *alone_rows(alone),

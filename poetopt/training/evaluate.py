@@ -101,7 +101,6 @@ class Evaluator:
 
     def __init__(self, graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array]) -> None:
         self.graph = graph = graph.of_data
-        self.kind = graph.loss_kind
         shapes = (graph.tensors[name].shape for name in graph.inputs)
         self.batch = min((shape[0] for shape in shapes if shape), default=1)
         forward = Forward.of(graph)
@@ -126,25 +125,7 @@ class Evaluator:
             return
         scores, wanted = (np.asarray(found[name]) for name in self._read)
         part = scores.shape[0] * rows // self.batch
-        self._compare(sums, rows, scores[:part], wanted[:part])
-
-    def _compare(self, sums: _LossSums, rows: int, scores: Any, wanted: Any) -> None:
-        if self.kind == "cross-entropy":
-            each, weight = cross_entropy(scores, wanted, self.graph.label_rule)
-            sums.add(
-                rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, self.graph.label_rule)
-            )
-            if sums.metrics:
-                kept = _kept(wanted, self.graph.label_rule)
-                whole = kept.all()
-                scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
-                sums.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
-            return
-        scores = scores.astype(np.float64)
-        sums.measure(scores, wanted)
-        each = _binary(scores, wanted) if self.kind == "bce" else (scores - wanted) ** 2
-        judged = (_right_sides(scores, wanted, 0.0), each.size) if self.kind == "bce" else (0, 0)
-        sums.add(rows, float(each.sum()), each.size, *judged)
+        sums.compare(self.graph, rows, scores[:part], wanted[:part])
 
 
 class _LossSums:
@@ -165,6 +146,24 @@ class _LossSums:
         """Count rows in each metric."""
         for metric in self.metrics:
             metric.add(scores, wanted)
+
+    def compare(self, graph: TrainingGraph, rows: int, scores: Any, wanted: Any, *, behind: bool = False) -> None:
+        """Count rows by what the loss compares, or what is `behind` a Softmax or a Sigmoid: there the loss is none."""
+        kind, rule = graph.loss_kind, graph.label_rule
+        if kind in ("mse", "bce"):
+            scores = scores.astype(np.float64)
+            self.measure(scores, wanted)
+            each = (scores - wanted) ** 2 if kind == "mse" else _binary(scores, wanted)
+            judged = (_right_sides(scores, wanted, 0.5 if behind else 0.0), each.size) if kind == "bce" else (0, 0)
+            self.add(rows, np.nan if behind and kind == "bce" else float(each.sum()), each.size, *judged)
+            return
+        each, weight = (np.array(np.nan), np.ones(1)) if behind else cross_entropy(scores, wanted, rule)
+        self.add(rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, rule))
+        if self.metrics:
+            kept = _kept(wanted, rule)
+            whole = kept.all()
+            scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
+            self.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
 
     def result(self) -> Evaluation:
         accuracy = self.right / self.judged if self.judged else None
@@ -312,20 +311,5 @@ def judge(
         found = run(batch)
         if found.shape[1:] != graph.tensors[read[0]].shape[1:] or found.shape[0] != size:
             return None
-        sums.add(count, *_judged(graph, found[:count], batch[read[1]][:count], name == read[0]))
+        sums.compare(graph, count, found[:count], batch[read[1]][:count], behind=name != read[0])
     return sums.result()
-
-
-def _judged(graph: TrainingGraph, found: Any, wanted: Any, whole: bool) -> tuple[float, float, int, int]:
-    """The loss and its weight, and how many of how many are right; behind a Softmax or a Sigmoid where not `whole`.
-
-    Of those there is no loss: it isn't a number then.
-    """
-    if graph.loss_kind == "mse":
-        each = (found.astype(np.float64) - wanted) ** 2
-        return float(each.sum()), each.size, 0, 0
-    if graph.loss_kind == "bce":
-        each = _binary(found.astype(np.float64), wanted) if whole else np.full(wanted.shape, np.nan)
-        return float(each.sum()), each.size, _right_sides(found, wanted, 0.0 if whole else 0.5), wanted.size
-    each, weight = cross_entropy(found, wanted, graph.label_rule) if whole else (np.array(np.nan), np.ones(1))
-    return float(each.sum()), float(weight.sum()), *right_classes(found, wanted, graph.label_rule)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from poetopt.backends.c.execute import Predict, check_trainable, numbers, train_batches_on
 from poetopt.backends.c.execution import DeviceTraining
 from poetopt.backends.onnxruntime.stepping import check_hyperparameters
-from poetopt.backends.step.parted import cut
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.training.data import DataSet
@@ -113,9 +112,6 @@ def fit_on(
         for step in range(steps)
     ]
     rows = None if validate is None else _validated(validate, graph)
-    asked = [taken[-1][-1]] if rows is None else [batch for _, batch in in_batches(rows, batch_size(graph))]
-    if rows is None:
-        asked = [next(iter(cut(graph, asked[0])))]
     ended = train_batches_on(
         plan,
         on,
@@ -124,7 +120,7 @@ def fit_on(
         graph=graph,
         ram_bytes=ram_bytes,
         predict=predict,
-        asked=asked,
+        asked=None if rows is None else [batch for _, batch in in_batches(rows, batch_size(graph))],
         told=told,
     )
     return DeviceFit(

@@ -18,7 +18,6 @@ from poetopt.backends.step.memory import SLICE, descend
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import taken_bytes
-from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
 from poetopt.util import __version__
 from poetopt.util.errors import ExecutionError, OptionError, PlanError
@@ -77,7 +76,7 @@ class Learner:
     @property
     def total_ram_bytes(self) -> int:
         """Gives what the plan takes: arena, kernels, resident region."""
-        return taken_bytes(self.plan, simulate(self.plan).peak_bytes) + self.plan.problem.beside_bytes
+        return taken_bytes(self.plan, self.step.simulation.peak_bytes) + self.plan.problem.beside_bytes
 
     def check_open(self, lr: float | None = None) -> None:
         """Raise OptionError where no step can follow: after `close`, or at rates that make no sense."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from poetopt.devices.meters import Meter, Metered, metering
-from poetopt.plan.simulate import simulate
 from poetopt.training import checkpoint
 from poetopt.training.course_log import CourseLog, EventLog, open_log
 from poetopt.training.data import DataSet
@@ -580,5 +579,5 @@ class Fit:
             changed=self.changed,
             kept=kept,
             diverged=diverged,
-            energy=None if meter is None else Metered.of(meter, self.stepped, simulate(learner.plan).energy_j),
+            energy=None if meter is None else Metered.of(meter, self.stepped, learner.step.simulation.energy_j),
         )

@@ -132,3 +132,12 @@ def test_a_plan_for_a_microcontroller_runs_in_c_on_this_machine(run: Runner, mod
     document = run("run", plan, "--json", "-").document
     assert document["bit_identical"]
     assert document["on"] == "host"
+
+
+def test_a_network_without_a_loss_runs_unchecked(run: Runner, model: Path, tmp_path: Path) -> None:
+    place = tmp_path / "plan.json"
+    asked = ("--loss", "forward-only", "--device", "a72", "--ram", "110%", "--time-limit", "10s")
+    assert run("solve", model, *asked, "-o", place).code == 0
+    ended = run("run", place, "--check", "none")
+    assert (ended.code, ended.err) == (0, "")
+    assert "arena" in ended.out

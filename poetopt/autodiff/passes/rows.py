@@ -96,25 +96,6 @@ def whole(graph: Graph) -> dict[str, Array]:
     return {**graph.values, **{table: rows.values for table, rows in graph.rows.items()}}
 
 
-def cut(
-    graph: Graph, batch: Mapping[str, Array], values: Mapping[str, Array]
-) -> tuple[Mapping[str, Array], dict[str, Array], Mapping[str, Array]]:
-    """A batch as the graph reads it, `values` with the rows that it uses of tables, and which rows these are."""
-    read, used = taken(graph, batch)
-    found = dict(values)
-    for table, rows in used.items():
-        found[table] = np.zeros_like(graph.values[table])
-        found[table][: len(rows)] = values[table][rows]
-    return read, found, used
-
-
-def put_back(values: Array, rows: Array, made: Array) -> Array:
-    """A table with the rows that a step has made."""
-    found = np.array(values)
-    found[rows] = made[: len(rows)]
-    return found
-
-
 def _chosen(graph: Graph, operator: Operator) -> tuple[str, str] | None:
     """The table and the row numbers of an operator that is one Gather of whole rows; None for others."""
     if len(operator.nodes) != 1 or operator.nodes[0].op_type != "Gather" or operator.nodes[0].domain:

@@ -85,7 +85,7 @@ def golden_of(program: DeviceProgram) -> Golden:
     inputs = [_drawn(graph, row, graph.split) for row in program.inputs]
     batch = {**random_batch(graph.whole), **_values(graph.whole, program.inputs, inputs)}
     sessions = Sessions(graph, 1)
-    exact, *near = (Steps(graph, sessions, seed).take(batch) for seed in (None, *range(TRIALS)))
+    exact, *near = (Steps(graph, sessions, seed).step(batch) for seed in (None, *range(TRIALS)))
     names = (*graph.targets, *graph.gradients.values(), *graph.states.values())
     kept = {name: exact[name] for name in names if exact[name].dtype.kind == "f"}
     each = sensitivity(kept, near, kept)

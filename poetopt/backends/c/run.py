@@ -62,16 +62,20 @@ class Ran:
 
 def run(
     built: Built,
-    batch: Mapping[str, Array],
-    *,
+    *batches: Mapping[str, Array],
+    said: Sequence[Mapping[str, Array]] | None = None,
     asked: Sequence[Mapping[str, Array]] = (),
     ram: Board | None = None,
     weigh: Weigh = ones,
 ) -> Ran:
-    """One step on `batch`, from the weights that were emitted.
+    """One step, which is measured, or by the emitted example a step on each of `batches`; from the emitted weights.
 
+    built
+        Of several steps, not `measuring`.
+    said
+        The hyperparameters of each step, by what the optimizer calls them; None of a step that is measured.
     asked
-        What to predict after it, where the program can.
+        What to predict after the last one, where the program can.
     ram
         On an emulator: what is mapped; by default what the program was linked for.
     weigh
@@ -80,61 +84,28 @@ def run(
     Raises `ExecutionError` where it fails, as `emulate` does.
     """
     program = built.program
-    files = {"batches.bin": fed_with(program, batch)}
-    found, said = _ended(built, files, asked, str(TIMED_S), ram=ram, weigh=weigh)
-    data = found["results.bin"]
-    if isinstance(said, Emulated):
-        return _emulated(program, found, said)
-    stack, *times = said.split()
-    half = len(data) // 2
-    return Ran(
-        _arrays(program, data[:half]),
-        _arrays(program, data[half:]),
-        stack_bytes=int(stack),
-        step_s=median(float(time) for time in times) / 1e9 if times else None,
-        outputs=_outputs(program, found),
+    files = {"batches.bin": b"".join(fed_with(program, batch) for batch in batches)}
+    if said is not None:
+        files["hyperparameters.bin"] = b"".join(laid_out(program.hyperparameters, one) for one in said)
+    found, ended = _ended(built, files, asked, *([str(TIMED_S)] if said is None else []), ram=ram, weigh=weigh)
+    losses = np.frombuffer(
+        found["losses.bin"] if said is not None else b"", numpy_dtype(program.results[0].tensor.dtype)
     )
-
-
-def run_steps(
-    built: Built,
-    batches: Sequence[Mapping[str, Array]],
-    hyperparameters: Sequence[Mapping[str, Array]],
-    asked: Sequence[Mapping[str, Array]] = (),
-) -> Ran:
-    """A step on each of `batches`, by the emitted example, from the weights that were emitted.
-
-    built
-        On this machine: not `measuring`.
-    hyperparameters
-        Of each step, by what the optimizer calls them.
-    asked
-        What to predict after the last one, where the program can.
-
-    Raises `ExecutionError` as `run` does.
-    """
-    program = built.program
-    files = {
-        "batches.bin": b"".join(fed_with(program, batch) for batch in batches),
-        "hyperparameters.bin": b"".join(laid_out(program.hyperparameters, said) for said in hyperparameters),
-    }
-    found, said = _ended(built, files, asked)
-    losses = np.frombuffer(found["losses.bin"], numpy_dtype(program.results[0].tensor.dtype))
-    if len(losses) != len(batches):
+    if said is not None and len(losses) != len(batches):
         raise ExecutionError(f"{program.shown} took {len(losses):,} steps, and should take {len(batches):,}")
-    if isinstance(said, Emulated):
-        return replace(_emulated(program, found, said), losses=losses)
-    return Ran(_arrays(program, found["results.bin"]), losses=losses, outputs=_outputs(program, found))
-
-
-def _emulated(program: DeviceProgram, found: Mapping[str, bytes], ended: Emulated) -> Ran:
-    return Ran(
-        _arrays(program, found["results.bin"]),
-        stack_bytes=ended.stack_bytes,
-        instructions=int(ended.counts[:, 0].sum()),
-        counts=ended.counts,
-        outputs=_outputs(program, found),
-    )
+    twice = said is None and not isinstance(ended, Emulated)
+    data = found["results.bin"]
+    half = len(data) // 2 if twice else len(data)
+    again = _arrays(program, data[half:]) if twice else {}
+    ran = Ran(_arrays(program, data[:half]), again, losses, outputs=_outputs(program, found))
+    if isinstance(ended, Emulated):
+        counted = int(ended.counts[:, 0].sum())
+        return replace(ran, stack_bytes=ended.stack_bytes, instructions=counted, counts=ended.counts)
+    if said is not None:
+        return ran
+    stack, *times = ended.split()
+    step_s = median(float(time) for time in times) / 1e9 if times else None
+    return replace(ran, stack_bytes=int(stack), step_s=step_s)
 
 
 def _ended(

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.autodiff.passes.rows import cut, put_back, whole
+from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.c.execution import TOLERANCE
-from poetopt.backends.onnxruntime.reference import NodeByNode, reference_of
+from poetopt.backends.onnxruntime.reference import NodeByNode, Ordinary
 from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.graph import Operator, Role, TrainingGraph
 
@@ -77,46 +77,35 @@ def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> UlpSensi
     return UlpSensitivity(exact, each, max(least, *(distance(one, exact, tuple(exact)) for one in near)))
 
 
-class Steps:
-    """Steps on onnxruntime, node by node, one after another.
+class Steps(Ordinary):
+    """Steps of ordinary training, from the values that `graph` has.
 
-    graph
-        Of the step; `held` has its values, those that are carried as the last step left them.
     seed
         Where one is given, what forward and backward read is one ulp off, up or down as it draws.
     """
 
     def __init__(self, graph: TrainingGraph, sessions: Sessions, seed: int | None = None) -> None:
-        joint = graph.joint
-        self.graph, self.held = graph, whole(joint)
-        self.carried = {old: new for old, new in graph.saved.items() if new != old}
+        joint, first = graph.joint, whole(graph.joint)
         self._random = None if seed is None else np.random.default_rng(seed)
-        self._given = dict(self.held)
         if self._random is not None:
             for name in joint.values:
                 if joint.tensors[name].role is Role.CONSTANT and len(joint.tensors[name].shape) > 1:
-                    self.held[name] = self._moved(self.held[name], data=True)
-            self._given |= {name + MOVED: self.held[name] for name in graph.trained}
-        names = tuple(dict.fromkeys((*graph.targets, *graph.gradients.values(), *self.carried.values())))
-        run = graph if seed is None else _reading_moved(graph)
-        self._step = reference_of(NodeByNode, run, sessions, self._given, names)
+                    first[name] = _an_ulp_off(first[name], self._random, data=True)
+            first |= {name + MOVED: first[name] for name in graph.trained}
+        super().__init__(graph, sessions, first, run=None if seed is None else _reading_moved(graph))
 
-    def take(self, batch: Arrays) -> Arrays:
+    def reads(self, batch: Arrays) -> Arrays:
+        """A batch, and parameters by their other names, an ulp off."""
+        if self._random is None:
+            return batch
+        batch = {name: _an_ulp_off(array, self._random, data=True) for name, array in batch.items()}
+        self._given |= {n + MOVED: _an_ulp_off(self._given[n], self._random) for n in self.graph.trained}
+        return batch
+
+    def step(self, batch: Arrays) -> Arrays:
         """One step: the loss, gradients, and what is carried, by the names that they have in the graph."""
-        read, now, used = cut(self.graph, batch, self.held)
-        if self._random is not None:
-            read = {name: self._moved(array, data=True) for name, array in read.items()}
-            now |= {name + MOVED: self._moved(now[name]) for name in self.graph.trained}
-        self._given.update(now)
-        found = dict(self._step.run(read))
-        for old, new in self.carried.items():
-            found[new] = put_back(self.held[old], used[old], found[new]) if old in used else found[new].copy()
-            self.held[old] = found[new]
-        return found
-
-    def _moved(self, array: Array, *, data: bool = False) -> Array:
-        assert self._random is not None
-        return _an_ulp_off(array, self._random, data=data)
+        found = self.take(batch)
+        return {**found, **{self.graph.saved[name]: self.held[name].copy() for name in self.graph.joint.rows}}
 
 
 def _an_ulp_off(array: Array, random: np.random.Generator, *, data: bool = False) -> Array:

@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import platform
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from poetopt.autodiff.passes.rows import whole
 from poetopt.backends.onnxruntime.batch import Batch, batch_of
 from poetopt.backends.onnxruntime.execution import Execution, compare
-from poetopt.backends.onnxruntime.measure import Stopwatch, alternate, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.measure import Stopwatch, alternate, memory_beside
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.reference import Fused, NodeByNode, reference_of
 from poetopt.backends.onnxruntime.sessions import Sessions, onnxruntime
 from poetopt.backends.onnxruntime.stepping import ScheduledStep
 from poetopt.backends.step.memory import MappedBlock
-from poetopt.backends.step.parted import Parted, all_slots, program_of, scheduled_names
-from poetopt.backends.step.places import check_belongs, graph_of
+from poetopt.backends.step.parted import Parted, program_of
+from poetopt.backends.step.places import graph_of
 from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion
-from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
 from poetopt.plan.assemble import store_all, store_all_bytes
 from poetopt.plan.instructions import Plan
-from poetopt.plan.layout import arena_bytes, check_layout, lay_out, taken_bytes
-from poetopt.plan.simulate import simulate
-from poetopt.util.errors import ExecutionError, OptionError
-from poetopt.util.process import peak_bytes, resident_bytes
+from poetopt.plan.layout import arena_bytes, lay_out, taken_bytes
+from poetopt.util.errors import ExecutionError
 from poetopt.util.progress import Told, paced, silent
 
 if TYPE_CHECKING:
@@ -79,23 +73,13 @@ def execute(
     Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ModelError` for data that don't
     fit, `ExecutionError` where a kernel or the storage fails. A failed comparison is no error: see `Execution.ok`.
     """
-    if threads < 1:
-        raise OptionError(f"--threads {threads}: must be at least 1")
-    chosen = graph_of(plan, graph)
-    problem = plan.problem
-    check_belongs(chosen, problem, Sessions.runtime, problem.name)
-    simulation = simulate(plan, ram_bytes=ram_bytes)
-    check_layout(plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
-    batch = batch_of(chosen.whole, data, seed)
+    chosen, problem = graph_of(plan, graph), plan.problem
     joint = chosen.joint
     names = joint.results
-
-    with ExitStack() as stack:
-        pages = stack.enter_context(PageFile(all_slots(plan, chosen), None if workdir is None else Path(workdir)))
-        arena = MappedBlock(arena_bytes(plan))
-        region = ResidentRegion.of(joint, scheduled_names(plan.problem))
-        sessions = Sessions(chosen, threads)
-        program = program_of(plan, chosen, arena, region, sessions.of, pages, told=paced(told))
+    made = Prepared(plan, chosen, whole(joint), {})
+    with ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told) as step:
+        program, sessions, simulation = step.program, step.sessions, step.simulation
+        batch = batch_of(chosen.whole, data, seed)
         fed, batch = batch, program.carried.take(batch)
         told("ordinary training, to compare with")
         reference = reference_of(NodeByNode, chosen, sessions, program.begun, names)
@@ -103,11 +87,11 @@ def execute(
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
 
-        before = _checksum(region)
+        before = _checksum(program.region)
         theirs = reference.run(batch)
         told("the schedule, with all that it frees poisoned")
         program.run_checked(batch)
-        if _checksum(region) != before:
+        if _checksum(program.region) != before:
             raise ExecutionError(
                 "a kernel has written over a parameter or constant; please report it with the plan file"
             )
@@ -122,12 +106,12 @@ def execute(
         with Stopwatch() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
         told("measuring what the process holds in a step")
-        high_water = high_water_bytes(program.acts, lambda: program.load(batch))
-        kernels = _beside(program, batch, paced(told))
+        load, arena = partial(program.load, batch), program.arena.nbytes
+        memory = memory_beside(program.acts, load, arena, problem.reserve_bytes, paced(told))
     import onnx
 
-    bytes_of_arena = arena_bytes(plan)
     return Execution(
+        **memory,
         bit_identical=comparison.identical,
         different=comparison.different,
         gradients=len(joint.gradients),
@@ -135,10 +119,7 @@ def execute(
         updated=len(joint.carried) - len(joint.states) - len(joint.sums),
         max_abs_diff=comparison.max_abs_diff,
         budget_bytes=taken_bytes(plan, simulation.peak_bytes) if ram_bytes is None else ram_bytes,
-        arena_bytes=bytes_of_arena,
-        kernel_workspace_bytes=kernels,
-        measured_peak_bytes=None if kernels is None else bytes_of_arena + kernels,
-        high_water_bytes=held_bytes(bytes_of_arena, high_water, kernels),
+        arena_bytes=arena,
         store_all_peak_bytes=store_all_bytes(plan.problem),
         step_s=times["scheduled"],
         store_all_step_s=times["store_all"],
@@ -231,70 +212,3 @@ def transfer_seconds(program: Program | Parted, batch: Batch, clock: Stopwatch) 
             else:
                 act()
     return median(found) if found else 0.0
-
-
-def _beside(program: Program | Parted, batch: Batch, told: Told) -> int | None:
-    """Gives what kernels allocate beside the arena, at most."""
-    gc.collect()
-    program.load(batch)
-    passes = count(1)
-
-    def prepare() -> None:
-        told(f"measuring what kernels allocate: pass {next(passes)}")
-        program.load(batch)
-
-    return peak_beside_bytes(program.acts, prepare, expected=program.plan.problem.reserve_bytes)
-
-
-STEPS = 3
-"""How many are taken, and timed."""
-
-
-@dataclass(frozen=True)
-class Alone:
-    """Some steps of a plan.
-
-    figures
-        By their keys in JSON: `loss` of the first step; `alone_step_s`, median seconds of a step, from a batch to its
-        loss; `arena_bytes`, `bytes_paged`, `bytes_streamed` as in `Execution`; `total_ram_bytes`, `process_base_bytes`,
-        `process_peak_bytes` as in `TrainingRun`.
-    digests
-        Of what the first one gives, by the names of `Execution.results`.
-    """
-
-    figures: Mapping[str, Any]
-    digests: Mapping[str, bytes]
-
-
-def run_alone(
-    made: Prepared,
-    *,
-    data: Mapping[str, object] | str | os.PathLike[str] | None = None,
-    seed: int = 0,
-    workdir: str | os.PathLike[str] | None = None,
-    told: Told = silent,
-) -> Alone:
-    """Take a few steps on one batch.
-
-    Arguments and errors are those of `execute`.
-    """
-    simulation = simulate(made.plan, ram_bytes=made.ram_bytes)
-    base = resident_bytes()
-    batch = batch_of(made.graph.whole, made.fed if data is None else data, seed)
-    with Stopwatch() as clock, ScheduledStep(made, ram_bytes=made.ram_bytes, workdir=workdir, told=told) as step:
-        told("the schedule alone")
-        loss, seconds = clock.call(partial(step.run, batch))
-        found = step.digests()
-        times = [seconds, *(clock.time(partial(step.run, batch)) for _ in range(STEPS - 1))]
-        peak = peak_bytes()
-    figures = {
-        "loss": None if made.graph.forward_only else loss,
-        "arena_bytes": arena_bytes(made.plan),
-        "bytes_paged": simulation.bytes_paged,
-        "bytes_streamed": simulation.bytes_streamed,
-        "alone_step_s": median(times),
-        "total_ram_bytes": made.plan.problem.beside_bytes + taken_bytes(made.plan, simulation.peak_bytes),
-        "process_base_bytes": base,
-        "process_peak_bytes": peak,
-    }
-    return Alone(figures, found)

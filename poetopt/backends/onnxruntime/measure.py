@@ -26,6 +26,7 @@ storage is not in it. Elsewhere the clock is the one on the wall.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import os
 import time
@@ -35,9 +36,10 @@ from functools import cache
 from itertools import count
 from statistics import median
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from poetopt.util.process import paused
+from poetopt.util.progress import Told, silent
 
 
 @cache
@@ -215,6 +217,30 @@ def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> in
         Of `high_water_bytes` and `peak_beside_bytes`.
     """
     return None if high_water is None else arena_bytes + max(high_water, live or 0)
+
+
+def memory_beside(
+    acts: Sequence[Act], load: Act, arena_bytes: int, expected: int, told: Told = silent
+) -> Mapping[str, Any]:
+    """Measure what kernels and allocator hold in steps that `load` prepares: figures of `Execution`, by name.
+
+    expected
+        As for `peak_beside_bytes`.
+    """
+    high_water, passes = high_water_bytes(acts, load), count(1)
+    gc.collect()
+    load()
+
+    def prepare() -> None:
+        told(f"measuring what kernels allocate: pass {next(passes)}")
+        load()
+
+    live = peak_beside_bytes(acts, prepare, expected=expected)
+    return {
+        "kernel_workspace_bytes": live,
+        "measured_peak_bytes": None if live is None else arena_bytes + live,
+        "high_water_bytes": held_bytes(arena_bytes, high_water, live),
+    }
 
 
 def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:

@@ -270,20 +270,13 @@ class Witness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Holds what ordinary training says of so many steps.
+    """Holds what ordinary training says of so many steps, as `TrainingRun` has it; by default of none."""
 
-    losses, step_s
-        Its own.
-    first_difference
-        The first step (from 1) whose loss or values differ, or 0.
-    different
-        What differs there, by name: `loss`, and values.
-    """
-
-    losses: tuple[float, ...]
-    step_s: float
-    first_difference: int
-    different: tuple[str, ...]
+    reference_losses: tuple[float, ...] = ()
+    bit_identical: bool | None = None
+    first_difference: int = 0
+    different: tuple[str, ...] = ()
+    reference_step_s: float | None = None
 
 
 def digests(values: Mapping[str, Array]) -> Mapping[str, bytes]:
@@ -297,40 +290,55 @@ def digest(array: Array) -> bytes:
 
 
 class Ordinary:
-    """A training that goes on step by step.
+    """A training that goes on step by step, node by node.
 
-    hyperparameters
-        Of the step's own optimizer, or of plain descent.
+    held
+        All that steps read beside their batches, by name, as the last one left it; of tables, all rows.
+    number
+        How many steps led there.
+
+    first
+        What `held` is before the first step.
+    lr
+        Of the plain descent behind a step that ends with gradients; None where nothing follows it.
+    run
+        The graph whose nodes are run, where it is another one.
     """
 
-    def __init__(self, made: Prepared, hyperparameters: Mapping[str, float]) -> None:
-        graph, first = made.graph.joint, made.first
-        self.graph = made.graph
-        self.changing = {name: writable_copy(first[name]) for name in graph.lasting}
-        self.tables = {name: self.changing[name] for name in graph.rows}
-        self.changing |= {name: np.zeros(graph.tensors[name].shape, self.tables[name].dtype) for name in graph.rows}
-        self.said = {name: writable_copy(first[tensor]) for name, tensor in graph.hyperparameters.items()}
-        for name, value in hyperparameters.items():
-            if name in self.said:
-                self.said[name][...] = value
-        given = {name: first[name] for name in graph.values if name not in self.changing}
-        given |= {tensor: self.said[name] for name, tensor in graph.hyperparameters.items()}
-        self.lr = hyperparameters.get("lr", 0.0)
-        sessions = Sessions(made.graph, 1, made.models)
-        self.nodes = reference_of(NodeByNode, made.graph, sessions, {**given, **self.changing}, graph.results)
-        self.number = 0
+    def __init__(
+        self,
+        graph: TrainingGraph,
+        sessions: Sessions,
+        first: Mapping[str, Array],
+        lr: float | None = None,
+        run: TrainingGraph | None = None,
+    ) -> None:
+        joint = graph.joint
+        self.graph, self.lr, self.number = graph, lr, 0
+        changing = {*joint.lasting, *graph.hyperparameters.values()}
+        self.held = {name: writable_copy(array) if name in changing else array for name, array in first.items()}
+        rows = {name: np.zeros(joint.tensors[name].shape, self.held[name].dtype) for name in joint.rows}
+        self._given = {**self.held, **rows}
+        self.nodes = reference_of(NodeByNode, run or graph, sessions, self._given, joint.results)
         if isinstance(self.nodes, InParts):
             self.nodes.each(self._drawing)
 
     @property
     def values(self) -> Mapping[str, Array]:
         """All that goes on to the next step, by name; of tables, all rows."""
-        return {**{name: self.changing[name] for name in self.graph.saved}, **self.tables}
+        return {name: self.held[name] for name in self.graph.saved}
+
+    def say(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Let the optimizer's hyperparameters of these names be these numbers from the next step on."""
+        for name, value in hyperparameters.items():
+            if name in self.graph.hyperparameters:
+                self.held[self.graph.hyperparameters[name]][...] = value
 
     def load(self, values: Mapping[str, Array], steps: int) -> None:
         """Go on from these values, behind so many steps."""
         for name, array in self.values.items():
             np.copyto(array, values[name])
+        self.number = steps
         self.nodes.redraw(steps * self.graph.parts)
 
     def _drawing(self, part: int) -> None:
@@ -339,28 +347,30 @@ class Ordinary:
         if runs and runs % WINDOW == 0:
             self.nodes.redraw(runs)
 
-    def step(
-        self, number: int, batch: Batch, call: Callable[[Callable[[], Mapping[str, Array]]], Mapping[str, Array]]
-    ) -> float:
-        """Take the step `number`, from 0, by `call` around the nodes' run; gives its loss."""
+    def reads(self, batch: Batch) -> Batch:
+        """A batch as the nodes read it, once everything else is in place."""
+        return batch
+
+    def take(self, batch: Batch, call: Callable[[Callable[[], Results]], Results] = lambda run: run()) -> Results:
+        """Take a step by `call` around the nodes' run; its results by name, of tables the rows in use."""
         read, used = taken(self.graph.joint, batch)
         for name, rows in used.items():
-            self.changing[name].fill(0)
-            self.changing[name][: len(rows)] = self.tables[name][rows]
-        if "step" in self.said:
-            self.said["step"][...] = number + 1
-        self.number = number
+            self._given[name].fill(0)
+            self._given[name][: len(rows)] = self.held[name][rows]
+        self.say({"step": self.number + 1})
         if self.graph.parts == 1:
             self._drawing(0)
-        found = call(partial(self.nodes.run, read))
-        gradients = {name: found[made] for name, made in self.graph.gradients.items()}
-        descend({name: self.changing[name] for name in gradients}, gradients, self.lr)
+        found = call(partial(self.nodes.run, self.reads(read)))
+        if self.lr is not None:
+            gradients = {name: found[made] for name, made in self.graph.gradients.items()}
+            descend({name: self._given[name] for name in gradients}, gradients, self.lr)
         for old, new in self.graph.saved.items():
             if new != old:
-                np.copyto(self.changing[old], found[new])
+                np.copyto(self._given[old], found[new])
         for name, rows in used.items():
-            self.tables[name][rows] = self.changing[name][: len(rows)]
-        return float(found[self.graph.loss].reshape(-1)[0])
+            self.held[name][rows] = self._given[name][: len(rows)]
+        self.number += 1
+        return found
 
 
 def verify(
@@ -378,13 +388,15 @@ def verify(
         Gives what gives the batch of each step, from 0.
     """
     made = Prepared.load(made) if isinstance(made, Path) else made
-    training, get, pace = Ordinary(made, hyperparameters), batches(made), paced(told)
+    sessions, get, pace = Sessions(made.graph, 1, made.models), batches(made), paced(told)
+    training = Ordinary(made.graph, sessions, made.first, hyperparameters.get("lr", 0.0))
+    training.say(hyperparameters)
     losses: list[float] = []
     times: list[float] = []
     first, different = 0, tuple[str, ...]()
     with Stopwatch() as clock:
 
-        def timed(run: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+        def timed(run: Callable[[], Results]) -> Results:
             found, seconds = clock.call(run)
             times.append(seconds)
             return found
@@ -392,7 +404,7 @@ def verify(
         for witness in witnesses:
             if witness.before is not None:
                 training.load(witness.before, witness.number)
-            losses.append(training.step(witness.number, get(witness.number), timed))
+            losses.append(training.take(get(witness.number), timed)[made.graph.loss].item())
             pace(f"step {witness.number + 1:,} in ordinary training, loss {losses[-1]:.6g}")
             if first:
                 continue
@@ -402,4 +414,4 @@ def verify(
                 wrong.insert(0, "loss")
             if wrong:
                 first, different = witness.number + 1, tuple(wrong)
-    return Verdict(tuple(losses), median(times), first, different)
+    return Verdict(tuple(losses), not different, first, different, median(times))

@@ -18,14 +18,13 @@ import numpy as np
 from poetopt.backends.onnxruntime.batch import check_batch
 from poetopt.backends.onnxruntime.prepared import Prepared
 from poetopt.backends.onnxruntime.sessions import Sessions
-from poetopt.backends.step.memory import MappedBlock, aligned_copy, copy_mapped, pack_apart
+from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.parted import Parted, all_slots, program_of, scheduled_names
 from poetopt.backends.step.places import check_belongs, check_trains, graph_of
 from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import WINDOW, Carried, ResidentRegion
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import TrainingGraph
-from poetopt.ops.nodes import resident_storages
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout
 from poetopt.plan.simulate import simulate
@@ -109,6 +108,8 @@ class ScheduledStep(Closing):
         What was asked for, in the last step. Views, until the next one.
     sessions
         Those of its nodes.
+    simulation
+        Of the plan.
 
     Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ExecutionError` where a kernel
     or the storage fails.
@@ -131,7 +132,7 @@ class ScheduledStep(Closing):
         self.plan, self.graph = made.plan, made.graph
         problem = self.plan.problem
         check_belongs(self.graph, problem, Sessions.runtime, problem.name)
-        simulate(self.plan, ram_bytes=ram_bytes)
+        self.simulation = simulate(self.plan, ram_bytes=ram_bytes)
         check_layout(self.plan, None if ram_bytes is None else ram_bytes - problem.reserve_bytes)
         self.joint = self.graph.joint
         self.names = tuple(self.graph.saved)
@@ -139,7 +140,7 @@ class ScheduledStep(Closing):
         with ExitStack() as stack:
             sizes = all_slots(self.plan, self.graph)
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
-            region = _region(self.joint, scheduled_names(problem), made.first)
+            region = ResidentRegion.of(self.joint, scheduled_names(problem), made.first)
             self._given = region.given
             self.sessions, arena = Sessions(self.graph, threads, made.models), MappedBlock(arena_bytes(self.plan))
             self.program = program_of(
@@ -148,8 +149,6 @@ class ScheduledStep(Closing):
             self.outputs: Mapping[str, Array] = self.program.watched.copies
             closing = self.program.closing if isinstance(self.program, Parted) else None
             self._carried = [one.carried for one in (self.program, closing) if one is not None]
-            if isinstance(self.program, Parted):
-                self.program.each(self._drawing)
             for name in dict.fromkeys(name for carried in self._carried for name in carried.first):
                 self._put(name, made.first[name])
             self._stack = stack.pop_all()
@@ -169,6 +168,8 @@ class ScheduledStep(Closing):
         self._say(hyperparameters or {})
         if isinstance(self.program, Program):
             self._drawing(0)
+        else:
+            self.program.each(self._drawing)
         self.program.load(self.program.carried.take(checked), anew=False)
         self.program.run()
         for old, new in self.graph.beside.items():
@@ -310,15 +311,3 @@ class _StepValues(Mapping[str, "Array"]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def _region(graph: TrainingGraph, scheduled: Collection[str], first: Mapping[str, Array]) -> ResidentRegion:
-    """The resident region of `graph`: what changes side by side in memory of its own, all else where it is."""
-    changing = {*graph.lasting, *graph.hyperparameters.values()}
-    roots = [root for root in resident_storages(graph) if root not in scheduled]
-    held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
-    for name, array in held.items():
-        copy_mapped(array, first[name])
-    fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
-    written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
-    return ResidentRegion({**fixed, **held}, written, block)

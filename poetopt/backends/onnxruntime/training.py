@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.backends.onnxruntime.batch import Batch, batches_of
+from poetopt.backends.onnxruntime.batch import Batch, batch_of, batches_of
 from poetopt.backends.onnxruntime.execution import Checks, save_arrays
-from poetopt.backends.onnxruntime.measure import Stopwatch, held_bytes, high_water_bytes, peak_beside_bytes
+from poetopt.backends.onnxruntime.measure import Stopwatch, memory_beside
 from poetopt.backends.onnxruntime.prepared import Mapped, Prepared
 from poetopt.backends.onnxruntime.reference import Verdict, Witness, digests, verify
 from poetopt.backends.onnxruntime.stepping import STEP, ScheduledStep, hyperparameters_of
@@ -31,7 +31,6 @@ from poetopt.devices.meters import Meter, Metered, metering
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, taken_bytes
-from poetopt.plan.simulate import simulate
 from poetopt.util import process
 from poetopt.util.errors import OptionError
 from poetopt.util.files import scratch_folder
@@ -152,7 +151,7 @@ class TrainingRun(Checks):
 def train(
     plan: Plan | Prepared,
     steps: int,
-    lr: float,
+    lr: float | None,
     *,
     momentum: float | None = None,
     graph: TrainingGraph | None = None,
@@ -163,6 +162,7 @@ def train(
     workdir: str | os.PathLike[str] | None = None,
     check: int | None = None,
     meter: Meter | None = None,
+    after_first: Callable[[ScheduledStep], object] | None = None,
     told: Told = silent,
 ) -> TrainingRun:
     """Take `steps` steps of gradient descent with `plan`, and nothing beside them unless that is asked for.
@@ -171,7 +171,7 @@ def train(
         A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
     lr, momentum
         Of the step's own optimizer, its default momentum by default. A step that ends with gradients takes plain
-        descent, p = p - lr g.
+        descent, p = p - lr g. Without a rate, the optimizer has its own, and nothing follows gradients.
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
@@ -182,6 +182,8 @@ def train(
         step in a process of its own. What kernels hold beside the arena is measured then, too.
     meter
         What measures the steps; checks between them count too.
+    after_first
+        Called with the step once it was taken.
     graph, ram_bytes, workdir, told
         As for `execute`.
 
@@ -194,10 +196,8 @@ def train(
         raise OptionError(f"--steps {steps}: must be at least 1")
     if check is not None and check < 1:
         raise OptionError(f"--check {check}: must be at least 1")
-    hyperparameters = hyperparameters_of(made.graph, lr, momentum)
-    simulation = simulate(made.plan, ram_bytes=ram_bytes)
+    hyperparameters = {} if lr is None else hyperparameters_of(made.graph, lr, momentum)
     batches = _batches(made, data=data, seed=seed)
-    budget = taken_bytes(made.plan, simulation.peak_bytes)
     arena = arena_bytes(made.plan)
     base = resident_bytes()
     times: list[float] = []
@@ -208,7 +208,7 @@ def train(
         clock = stack.enter_context(Stopwatch())
         step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
         said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
-        values = step.values()
+        values, simulation = step.values(), step.simulation
         folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
         metered = stack.enter_context(ExitStack())
         metered.enter_context(metering(meter))
@@ -221,7 +221,10 @@ def train(
             loss, seconds = clock.call(partial(step.run, batch, said))
             times.append(seconds)
             losses.append(loss)
-            descend(step.parameters, step.gradients, lr)
+            if after_first is not None and not number:
+                after_first(step)
+            if lr is not None:
+                descend(step.parameters, step.gradients, lr)
             if checked:
                 witnesses.append(Witness(number, loss, digests(values), before))
             pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
@@ -232,39 +235,40 @@ def train(
         names = step.names
         kept = {} if made.folder is not None else {name: array.copy() for name, array in step.values().items()}
         used = step.hyperparameters
-        kernels = high_water = None
+        memory: Mapping[str, Any] = dict.fromkeys(("kernel_workspace_bytes", "measured_peak_bytes", "high_water_bytes"))
         if check is not None:
             told("measuring what kernels allocate")
-            program = step.program
-            again = partial(program.load, program.carried.take(batches(0)), anew=False)
-            high_water = high_water_bytes(program.acts, again)
-            kernels = peak_beside_bytes(program.acts, again, expected=made.plan.problem.reserve_bytes)
+            again = partial(step.program.load, step.program.carried.take(batches(0)), anew=False)
+            memory = memory_beside(step.program.acts, again, arena, made.plan.problem.reserve_bytes)
         step.close()
-        verdict = _verified(made, data, seed, hyperparameters, witnesses, told) if witnesses else None
+        verdict = Verdict()
+        if witnesses:
+            told("ordinary training, to compare with")
+            get = partial(_batches, data=data, seed=seed)
+            if made.folder is None:
+                verdict = verify(made, get, hyperparameters, witnesses, told)
+            else:
+                asked = (made.folder, get, hyperparameters, witnesses)
+                verdict = process.call("ordinary training", verify, *asked, told=told)
+    budget = taken_bytes(made.plan, simulation.peak_bytes)
     states = sum(made.graph.joint.tensors[name].nbytes for name in made.graph.optimizer_states)
     return TrainingRun(
         steps=steps,
-        lr=lr,
+        lr=lr or 0.0,
         momentum=used.get("momentum", 0.0),
         optimizer=made.graph.optimizer,
         hyperparameters={name: value for name, value in used.items() if name != STEP},
         losses=tuple(losses),
-        reference_losses=verdict.losses if verdict is not None else (),
+        **vars(verdict),
+        **memory,
         checked=len(witnesses),
-        bit_identical=None if verdict is None else not verdict.different,
-        first_difference=verdict.first_difference if verdict is not None else 0,
-        different=verdict.different if verdict is not None else (),
         budget_bytes=budget if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
-        kernel_workspace_bytes=kernels,
-        measured_peak_bytes=None if kernels is None else arena + kernels,
-        high_water_bytes=held_bytes(arena, high_water, kernels),
         total_ram_bytes=made.plan.problem.beside_bytes + budget,
         process_base_bytes=base,
         process_peak_bytes=peak,
         optimizer_bytes=states,
         step_s=median(times),
-        reference_step_s=None if verdict is None else verdict.step_s,
         waited_share=clock.share,
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
@@ -274,19 +278,49 @@ def train(
     )
 
 
-def _verified(
-    made: Prepared,
-    data: Mapping[str, object] | str | os.PathLike[str] | None,
-    seed: int,
-    hyperparameters: Mapping[str, float],
-    witnesses: Sequence[Witness],
-    told: Told,
-) -> Verdict:
-    again = partial(_batches, data=data, seed=seed)
-    told("ordinary training, to compare with")
-    if made.folder is None:
-        return verify(made, again, hyperparameters, witnesses, told)
-    return process.call("ordinary training", verify, made.folder, again, hyperparameters, witnesses, told=told)
+STEPS = 3
+"""How many `run_alone` takes, and times."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Some steps of a plan.
+
+    figures
+        By their keys in JSON: `loss` of the first step; `alone_step_s`, median seconds of a step, from a batch to its
+        loss; the others as in `TrainingRun`.
+    digests
+        Of what the first one gives, by the names of `Execution.results`.
+    """
+
+    figures: Mapping[str, Any]
+    digests: Mapping[str, bytes]
+
+
+def run_alone(made: Prepared, *, workdir: str | os.PathLike[str] | None = None, told: Told = silent) -> Alone:
+    """Take a few steps on the batch that was made ready. Errors are those of `execute`."""
+    found: dict[str, bytes] = {}
+    ended = train(
+        made,
+        STEPS,
+        None,
+        ram_bytes=made.ram_bytes,
+        data=batch_of(made.graph.whole, made.fed),
+        workdir=workdir,
+        after_first=lambda step: found.update(step.digests()),
+        told=told,
+    )
+    figures = {
+        "loss": None if made.graph.forward_only else ended.losses[0],
+        "arena_bytes": ended.arena_bytes,
+        "bytes_paged": ended.bytes_paged,
+        "bytes_streamed": ended.bytes_streamed,
+        "alone_step_s": ended.step_s,
+        "total_ram_bytes": ended.total_ram_bytes,
+        "process_base_bytes": ended.process_base_bytes,
+        "process_peak_bytes": ended.process_peak_bytes,
+    }
+    return Alone(figures, found)
 
 
 def _batches(

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.autodiff.passes.rows import taken
-from poetopt.backends.step.memory import MappedBlock, aligned_copy, bytes_of, copy_mapped, pack_apart, writable_copy
+from poetopt.backends.step.memory import MappedBlock, aligned_copy, bytes_of, copy_mapped, pack_apart
 from poetopt.backends.step.places import input_offsets
 from poetopt.backends.step.storage import PageFile
 from poetopt.graph import Node, TrainingGraph
@@ -54,26 +54,31 @@ class ResidentRegion:
     first: Mapping[str, Array] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: TrainingGraph, scheduled: Collection[str] = ()) -> ResidentRegion:
-        """The region of `graph`; what is given is copied only where it isn't aligned.
+    def of(
+        cls, graph: TrainingGraph, scheduled: Collection[str] = (), first: Mapping[str, Array] | None = None
+    ) -> ResidentRegion:
+        """The region of `graph`: what changes lies side by side, all else is copied where it isn't aligned.
 
         scheduled
             Names of the tensors that a plan schedules: they have no place here.
+        first
+            The values before the first step; by default the graph's.
         """
+        first = graph.values if first is None else first
+        changing = {*graph.lasting, *graph.hyperparameters.values()}
         roots = [root for root in resident_storages(graph) if root not in scheduled]
-        first = {name: aligned_copy(graph.values[name]) for name in graph.updaters if graph.root(name) in roots}
-        given = {
-            name: writable_copy(first[name]) if name in first else aligned_copy(graph.values[name])
-            for name in roots
-            if name in graph.values
-        }
-        written, block = pack_apart(graph.tensors[name] for name in roots if name not in given)
-        return cls(given, written, block, first)
+        held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
+        for name, array in held.items():
+            copy_mapped(array, first[name])
+        fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
+        written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
+        updated = {name: first[name] for name in graph.updaters if name in held}
+        return cls({**fixed, **held}, written, block, updated)
 
     @property
     def begun(self) -> Mapping[str, Array]:
         """Gives what the first step reads, whatever steps have updated since. Read-only."""
-        return {**self.given, **self.first}
+        return {**self.given, **{name: aligned_copy(array) for name, array in self.first.items()}}
 
     def reset(self) -> None:
         """Undo all updates in place."""

@@ -19,7 +19,7 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
-from poetopt.backends.c.run import run, run_steps
+from poetopt.backends.c.run import run
 from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.assemble import store_all
@@ -89,7 +89,7 @@ def test_outputs_are_those_of_the_trained_file(kind: str, tmp_path: Path) -> Non
         {"input": rng.standard_normal((2, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 2)} for _ in range(3)
     ]
     asked: list[Arrays] = [{"input": rng.standard_normal((2, 2, 8, 8), np.float32)} for _ in range(4)]
-    ended = run_steps(made, batches, [], asked)
+    ended = run(made, *batches, said=[], asked=asked)
     values = {name: ended.results[name] for name in graph.trained}
     values |= {old: ended.results[new] for old, new in graph.states.items()}
     source, form = original(normalized_file(), plan.problem.recipe), changes(graph, graph.values)
@@ -130,7 +130,7 @@ def test_other_outputs_are_seen(tmp_path: Path) -> None:
     made = build(program, HOST, tmp_path, measuring=False)
     rng = np.random.default_rng(0)
     one: Arrays = {"input": rng.standard_normal((2, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 2)}
-    ended = run_steps(made, [one], [], [one])
+    ended = run(made, one, said=[], asked=[one])
     held = dict(graph.values) | {name: ended.results[name] for name in graph.trained}
     held |= {old: ended.results[new] for old, new in graph.states.items()}
     assert program.predicts is not None

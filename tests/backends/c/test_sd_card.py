@@ -14,7 +14,7 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import numbers
 from poetopt.backends.c.generations import blocks
 from poetopt.backends.c.program import TableRow, device_program
-from poetopt.backends.c.run import run_steps
+from poetopt.backends.c.run import run
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
@@ -43,7 +43,7 @@ def test_steps_before_and_after_a_reset_leave_the_same_bits_as_here(kind: str, t
     write(program, HOST, tmp_path / "host")
     built = build(program, HOST, tmp_path / "host", measuring=False)
     said = [numbers(graph, k, {}) for k in range(2 * STEPS)]
-    expected = [run_steps(built, batches * boots, said[: STEPS * boots]).results for boots in (1, 2)]
+    expected = [run(built, *batches * boots, said=said[: STEPS * boots]).results for boots in (1, 2)]
 
     folder = tmp_path / "board"
     core = TARGETS["cortex-m0plus"]  # a Cortex-M3 runs its instructions

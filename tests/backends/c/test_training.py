@@ -15,7 +15,7 @@ from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on, numbers, train_on
 from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
-from poetopt.backends.c.run import Ran, run, run_steps
+from poetopt.backends.c.run import Ran, run
 from poetopt.backends.c.sensitivity import distance, moved_by
 from poetopt.backends.onnxruntime.batch import Batch, random_batch
 from poetopt.backends.onnxruntime.training import train
@@ -67,18 +67,17 @@ def test_a_step_that_is_left_out_and_another_learning_rate_are_noticed(tmp_path:
     other = numbers(graph, 0, {"lr": 1.01 * LR, "momentum": 0.5})
     batches = [random_batch(graph, 1)] * 3
     exact, near = execute.reference_ways(graph, batches, [told] * 3)
-    allowed = TOLERANCE * max(execute.apart(way, exact) for way in near)
+    allowed = TOLERANCE * max(distance(way.moved, exact.moved, graph.trained) for way in near)
     program = device_program(plan, graph)
     write(program, HOST, tmp_path)
     built = build(program, HOST, tmp_path, measuring=False)
 
     def far(found: Ran) -> float:
-        here = execute.Way(found.losses, moved_by(graph, graph.values, found.results))
-        return execute.apart(here, exact)
+        return distance(moved_by(graph, graph.values, found.results), exact.moved, graph.trained)
 
-    assert far(run_steps(built, batches, [told] * 3)) <= allowed
-    assert far(run_steps(built, batches, [told, told, other])) > allowed
-    assert far(run_steps(built, batches[:2], [told] * 2)) > allowed
+    assert far(run(built, *batches, said=[told] * 3)) <= allowed
+    assert far(run(built, *batches, said=[told, told, other])) > allowed
+    assert far(run(built, *batches[:2], said=[told] * 2)) > allowed
 
 
 def step(stream: str, optimizer: str = "sgd") -> Problem:
