@@ -75,43 +75,51 @@ class Difference:
         return f"{printable(self.name)} = {_json(self.file)} in the file, {_json(self.recomputed)} computed again"
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+@dataclass(frozen=True, kw_only=True)
+class RecomputedProblem:
+    """A plan file, with the graph of its problem where the model is there.
 
     file
         What was checked. Its report is empty where the file has none, its plan has no offsets where it isn't laid out.
     model, device
-        What the file's problem was computed from again; None where that isn't there.
+        What the problem was computed from: where the model is, and the device's name or file. None: not there.
     recomputed
         What of the file was computed again, and is the same.
     taken
         What was not, and is taken from the file.
+    weights, structure
+        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
+        known.
+    """
+
+    file: codec.PlanFile
+    model: str | None = None
+    device: str | None = None
+    recomputed: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    weights: bool | None = None
+    structure: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(RecomputedProblem):
+    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+
     differs
         The figures of the report that are others than those computed again.
     told
         What a search says of itself, which nothing contradicts and nothing confirms.
     uncertified
         What is said to be proven, and isn't proven here.
-    weights, structure
-        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
-        known.
     certificate, of_scope
         Certified bounds on all schedules, and on those of the report's scope where the report says more of these.
     """
 
-    file: codec.PlanFile
     simulation: Simulation
     certificate: Certificate | None = None
-    model: str | None = None
-    device: str | None = None
-    recomputed: tuple[str, ...] = ()
-    taken: tuple[Taken, ...] = ()
     differs: tuple[Difference, ...] = ()
     told: tuple[str, ...] = ()
     uncertified: tuple[str, ...] = ()
-    weights: bool | None = None
-    structure: bool | None = None
     of_scope: Certificate | None = None
 
     @property
@@ -273,8 +281,7 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         scope = "" if "method" in report else "full"
     by_paper = report.get("deadline_model") == DeadlineModel.PAPER and file.deadline_s is None
     limit_s = finite(report.get("deadline_s")) if by_paper else file.deadline_s
-    if by_paper and limit_s is not None and simulation.compute_s > limit_s * (1 + RELATIVE_TOLERANCE):
-        limit_s = simulation.compute_s
+    limit_s = max(limit_s, simulation.compute_s) if by_paper and limit_s is not None else limit_s
     total_s = _number(report, "total_s")
     options = Options(
         ram_bytes=file.ram_bytes or 0,
