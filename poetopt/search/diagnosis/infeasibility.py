@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
+from poetopt.formulations.composition import without
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.formulations.scope import proven_words
@@ -136,7 +137,7 @@ def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, B
     chosen = formulation(options.formulation)
     for block in chosen.blocks:
         if block.name not in chosen.simulated:
-            eased = chosen.without(block, minimising=block.limits)
+            eased = without(chosen, block, minimising=block.limits)
             what = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
             yield what, replace(options, formulation=eased), block
 
