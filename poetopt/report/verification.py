@@ -318,11 +318,10 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         solve_s=min(_number(report, "solve_s"), total_s),
         total_s=total_s,
     )
-    found = Report(problem=problem, solution=solution, run=_run(report)).to_dict()
+    found = Report(problem=problem, solution=solution).to_dict()
     if "method" in report:
         found["solve_s"] = _number(report, "solve_s")
-    if found["training"] is not None:
-        found["training"] = _drawn(_object(found["training"]), _object(report["training"]))
+    found["training"] = _training(report, simulation, limit_s)
     found["ram_budget_bytes"] = file.ram_bytes
     # not in plan files: they are made anew of the figures
     return {key: value for key, value in found.items() if key not in ("proof", "proof_exact")}
@@ -365,23 +364,18 @@ def _asked(scope: str, ours: bool) -> str:
     return scope
 
 
-def _run(report: Mapping[str, object]) -> WholeTraining | None:
-    """The training that a report is of."""
+def _training(report: Mapping[str, object], simulation: Simulation, limit_s: float | None) -> dict[str, object] | None:
+    """The figures of the training that a report is of. Joules above those of its steps are the file's: idle ones."""
     told = _object(report.get("training"))
     if not told:
         return None
-    counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
+    counts = {key: told.get(key) for key in ("steps", "epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
-    steps = told.get("steps")
-    return WholeTraining(steps=steps if isinstance(steps, int) else 0, **whole)
-
-
-def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
-    """The figures of a training, where its joules are no less than its steps': idle ones are the file's."""
-    energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
-    if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
-        return dict(made)
-    return {**made, "energy_j": energy_j}
+    run = WholeTraining(**{**whole, "steps": whole["steps"] or 0})  # type: ignore[arg-type]
+    made, energy_j = run.of(simulation, limit_s, simulation.energy_j), finite(told.get("energy_j"))
+    if energy_j is not None and energy_j > (finite(made["energy_j"]) or 0.0) * (1 + RELATIVE_TOLERANCE):
+        made["energy_j"] = energy_j
+    return made
 
 
 def uncertified(
