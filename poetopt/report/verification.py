@@ -11,7 +11,7 @@ from typing import Any
 
 from poetopt.backends.solvers.solver import names as backends
 from poetopt.comparison.rows import COLUMNS
-from poetopt.formulations import NAMES
+from poetopt.formulations import NAMES, formulation
 from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import ALL, scope_depth
@@ -365,10 +365,14 @@ def _asked(scope: str, ours: bool) -> str:
 
 
 def _training(report: Mapping[str, object], simulation: Simulation, limit_s: float | None) -> dict[str, object] | None:
-    """The figures of the training that a report is of. Joules above those of its steps are the file's: idle ones."""
+    """The figures of the training that a report is of. Joules above those of its steps are the file's: idle ones.
+
+    Raises FormulationError for a formulation that isn't there.
+    """
     told = _object(report.get("training"))
     if not told:
         return None
+    formulation(str(report.get("formulation", CERTIFIED)).partition("+")[0])  # else nobody knows what a step takes
     counts = {key: told.get(key) for key in ("steps", "epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
     run = WholeTraining(**{**whole, "steps": whole["steps"] or 0})  # type: ignore[arg-type]
