@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,16 @@ from poetopt.formulations.scope import ALL, scope_option
 from poetopt.graph.problem import Problem, Transfers
 from poetopt.plan import codec
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, simulate
-from poetopt.report.verification import CERTIFIED, SCOPE, SLACK, Taken, Verification, compared, uncertified
+from poetopt.report.verification import (
+    CERTIFIED,
+    SCOPE,
+    SLACK,
+    RecomputedProblem,
+    Taken,
+    Verification,
+    compared,
+    uncertified,
+)
 from poetopt.search.diagnosis.certificate import Certificate, certify
 from poetopt.search.solution import DeadlineModel, Options
 from poetopt.util import notes
@@ -52,29 +61,6 @@ APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "structure_
 """Fields of a problem that are compared otherwise, or say where it comes from."""
 
 
-@dataclass(frozen=True)
-class RecomputedProblem:
-    """A plan file, with the graph of its problem where the model is there.
-
-    model, device
-        What the problem was computed from: where the model is, and the device's name or file. None: not there.
-    done
-        What was computed again, and is the same.
-    taken
-        What was not.
-    weights, structure
-        Whether the model has the content, and the structure, that the file records; None where that isn't known.
-    """
-
-    file: codec.PlanFile
-    model: str | None
-    device: str | None
-    done: tuple[str, ...]
-    taken: tuple[Taken, ...]
-    weights: bool | None = None
-    structure: bool | None = None
-
-
 def recomputed(
     plan: str,
     found: codec.PlanFile,
@@ -102,7 +88,7 @@ def recomputed(
     place, missing = _model(plan, problem, model) if compare_model else (None, "no model was asked for")
     if place is None:
         return RecomputedProblem(
-            found, None, None, (), tuple(Taken(w, missing) for w in (OF_MODEL, OF_KERNELS, OF_DEVICE))
+            file=found, taken=tuple(Taken(what, missing) for what in (OF_MODEL, OF_KERNELS, OF_DEVICE))
         )
     network = bool(problem.recipe)
     used = _device(plan, problem, device) if network else None
@@ -142,7 +128,10 @@ def recomputed(
     done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
     device_used = problem.device if OF_DEVICE in done else None
     same = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
-    return RecomputedProblem(whole, place, device_used, done, tuple(taken), made.model_hash == problem.model_hash, same)
+    return RecomputedProblem(
+        file=whole, model=place, device=device_used, recomputed=done, taken=tuple(taken),
+        weights=made.model_hash == problem.model_hash, structure=same,
+    )  # fmt: skip
 
 
 def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:
@@ -296,18 +285,12 @@ def verify(
                 raise
             none = str(error).removeprefix(f"{shown}: ")
     return Verification(
-        file=loaded,
+        **{**vars(again), "taken": (*again.taken, *taken)},
         simulation=simulation,
         certificate=certificate,
-        model=again.model,
-        device=again.device,
-        recomputed=again.done,
-        taken=(*again.taken, *taken),
         differs=differs,
         told=told,
         uncertified=uncertified(report, overhead_j, certificate, of_scope, none),
-        weights=again.weights,
-        structure=again.structure,
         of_scope=of_scope,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, Limits, Space, contributions, declare
+from poetopt.formulations.block import Block, Space, contributions, declare
 from poetopt.formulations.callbacks import answer, fill, told_once
-from poetopt.formulations.composition import baselines_j
-from poetopt.formulations.figures import asked
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.mathematics import symbols, title
 from poetopt.formulations.rows import linear
-from poetopt.graph.problem import Problem, check_problem
+from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError
 from poetopt.util.process import building
 
@@ -97,7 +94,7 @@ def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
         model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
     model.block_names = tuple(present)
     model.goal = chosen.goal
-    model.baselines_j, model.baseline_j = baselines_j(chosen.blocks, space.problem)
+    model.baselines_j, model.baseline_j = chosen.baselines_j(space.problem)
     model.overhead_j = pyo.Objective(
         rule=_objective,
         sense=pyo.minimize,
@@ -106,52 +103,13 @@ def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
     return model
 
 
-def build(
-    chosen: Formulation,
-    problem: Problem,
-    *,
-    ram_bytes: int,
-    compute_s: float | None,
-    makespan_s: float | None,
-    hidden_share: float,
-    ceiling_j: float,
-    scope: str,
-    paging: bool,
-    remat: bool,
-    mutable: bool,
-) -> Any:
-    """See `Formulation.build`."""
-    check_problem(problem)
-    asked(
-        f"formulation '{chosen.name}'",
-        ram_bytes=ram_bytes,
-        compute_s=compute_s,
-        makespan_s=makespan_s,
-        hidden_share=hidden_share,
-        ceiling_j=ceiling_j,
-        scope=scope,
-        paging=paging,
-        remat=remat,
-        mutable=mutable,
-    )
-    if paging and problem.paging:
-        _check_stages(chosen, problem)
-    room = int(ram_bytes) - chosen.reserve_bytes(problem)
-    limits = Limits(
-        ram_bytes=room,
-        compute_s=compute_s,
-        makespan_s=makespan_s,
-        hidden_share=hidden_share,
-        ceiling_j=math.inf if mutable else ceiling_j,
-        open=mutable,
-    )
-    lean = chosen.lean and not mutable
-    space = chosen.space(problem, limits, scope, paging and problem.paging, remat, lean, chosen.transfer_times)
+def instance(chosen: Formulation, space: Space) -> Any:
+    """The model of a space, for the caller to change. Raises as `Formulation.build` does."""
     with building(), told_once():
         model = abstract(chosen, space).create_instance()
     finish(model, chosen.blocks)
     _check_judged(chosen, model)
-    if mutable:
+    if space.limits.open:
         _open(chosen, model)
     return model
 
@@ -172,7 +130,7 @@ def _open(chosen: Formulation, model: Any) -> None:
     parameters.attach(model, chosen.priced(model), chosen.reserve_bytes(model.space.problem))
 
 
-def _check_stages(chosen: Formulation, problem: Problem) -> None:
+def check_stages(chosen: Formulation, problem: Problem) -> None:
     """Raises FormulationError for a block that may care in which stage parameters move: that is no decision."""
     stored = [tensor.name for tensor in problem.tensors if tensor.stored]
     caring = [block.name for block in chosen.blocks if block.cares_when and block.name not in chosen.simulated]

@@ -7,60 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from poetopt.formulations.block import Block, PyomoBlock
-from poetopt.formulations.callbacks import answer, checked
-from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal, Trial
-from poetopt.graph.problem import Problem
+from poetopt.formulations.callbacks import checked
+from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal
 from poetopt.util.errors import FormulationError
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
-    from poetopt.plan.instructions import Plan
-    from poetopt.plan.simulate import Simulation
-
-
-def reserve_bytes(blocks: Sequence[Block], problem: Problem) -> int:
-    """Bytes of the budget that blocks take for the whole step."""
-    return sum(int(answer(b, "reserve_bytes", problem)) for b in blocks if b.reserve_bytes is not None)
-
-
-def baselines_j(blocks: Sequence[Block], problem: Problem) -> tuple[dict[str, float], float]:
-    """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
-    found: dict[str, float] = {}
-    total = problem.baseline_energy_j
-    for block in blocks:
-        found[block.name] = total
-        if block.base_j is not None:
-            total += answer(block, "base_j", problem, total)
-    return found, total
-
-
-def trial(blocks: Sequence[Block], plan: Plan, simulation: Simulation) -> Trial:
-    """A simulated plan with what blocks add to it, each to what those before it have made of it."""
-    before, total = baselines_j(blocks, plan.problem)
-    overhead = simulation.overhead_j
-    for block in blocks:
-        if block.adds_j is not None:
-            overhead += answer(block, "adds_j", Trial(plan, simulation, before[block.name], overhead))
-    return Trial(plan, simulation, total, overhead)
-
-
-def refusal(blocks: Sequence[Block], found: Trial) -> str | None:
-    """The reason why a simulated plan breaks a block's rule, or None."""
-    for block in blocks:
-        reason: str | None = None if block.refuses is None else answer(block, "refuses", found)
-        if reason is not None:
-            return reason
-    return None
-
-
-def impossible(blocks: Sequence[Block], problem: Problem) -> str | None:
-    """The reason why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
-    _, baseline_j = baselines_j(blocks, problem)
-    for block in blocks:
-        told = None if block.impossible is None else answer(block, "impossible", problem, baseline_j)
-        if told is not None:
-            return str(told)
-    return None
 
 
 def with_block(chosen: Formulation, blocks: Sequence[Block], name: str | None, doc: str | None) -> Formulation:
@@ -85,8 +37,12 @@ def with_block(chosen: Formulation, blocks: Sequence[Block], name: str | None, d
     return _other(chosen, name or added, told, together)
 
 
-def without(chosen: Formulation, block: Block, minimising: Goal | None) -> Formulation:
-    """See `Formulation.without`."""
+def without(chosen: Formulation, block: Block, *, minimising: Goal | None = None) -> Formulation:
+    """`chosen` less one of its blocks.
+
+    minimising
+        What is minimised instead of what the blocks say.
+    """
     rest = tuple(other for other in chosen.blocks if other is not block)
     if minimising is not None:
         rest = tuple(replace(other, goal=None) for other in rest)
@@ -96,7 +52,7 @@ def without(chosen: Formulation, block: Block, minimising: Goal | None) -> Formu
 
 
 def outer_of(chosen: Formulation) -> Formulation | None:
-    """See `Formulation.outer_of`."""
+    """`chosen.outer` with the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
     if chosen.outer is None or not chosen.plans_count:
         return None
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
@@ -106,7 +62,10 @@ def outer_of(chosen: Formulation) -> Formulation | None:
 
 
 def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
-    """See `Formulation.bounding`."""
+    """`outer` with what `chosen` minimises: no plan costs less than its optimum. None: nothing is known of that.
+
+    Blocks with a price or a goal are in it, and of the others those that bound sums.
+    """
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     counted = [block for block in others if block.adds_j is not None or block.goal is not None]
     if chosen.goal not in SUMS or any(block.cares_when for block in counted):

@@ -43,9 +43,10 @@ from poetopt.formulations.block import (
 )
 from poetopt.formulations.callbacks import NoGood, Points, Priced, Values, answer, checked
 from poetopt.formulations.data import DataModel, data_of
+from poetopt.formulations.figures import asked
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
-from poetopt.graph.problem import Problem
+from poetopt.graph.problem import Problem, check_problem
 
 if TYPE_CHECKING:
     from poetopt.plan.instructions import Plan
@@ -207,45 +208,43 @@ class Formulation:
         """
         return composition.with_block(self, blocks, name, doc)
 
-    def without(self, block: Block, *, minimising: Goal | None = None) -> Formulation:
-        """This formulation less one of its blocks.
-
-        minimising
-            What is minimised instead of what the blocks say.
-        """
-        return composition.without(self, block, minimising)
-
-    @property
-    def outer_of(self) -> Formulation | None:
-        """`outer` with those of the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
-        return composition.outer_of(self)
-
-    def bounding(self, outer: Formulation) -> Formulation | None:
-        """`outer` with what this one minimises: no plan costs less than its optimum. None: nothing is known of that.
-
-        Blocks with a price or a goal are in it, and of the others those that bound sums.
-        """
-        return composition.bounding(self, outer)
-
     def reserve_bytes(self, problem: Problem) -> int:
         """Bytes of the budget that blocks take for the whole step."""
-        return composition.reserve_bytes(self.blocks, problem)
+        return sum(int(answer(b, "reserve_bytes", problem)) for b in self.blocks if b.reserve_bytes is not None)
+
+    def baselines_j(self, problem: Problem) -> tuple[dict[str, float], float]:
+        """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
+        found: dict[str, float] = {}
+        total = problem.baseline_energy_j
+        for block in self.blocks:
+            found[block.name] = total
+            if block.base_j is not None:
+                total += answer(block, "base_j", problem, total)
+        return found, total
 
     def baseline_j(self, problem: Problem) -> float:
         """Joules of one compute of each operator, with what blocks add."""
-        return composition.baselines_j(self.blocks, problem)[1]
+        return self.baselines_j(problem)[1]
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
         """A simulated plan with what blocks add to it, each to what those before it have made of it."""
-        return composition.trial(self.blocks, plan, simulation)
+        before, total = self.baselines_j(plan.problem)
+        overhead = simulation.overhead_j
+        for block in self.blocks:
+            if block.adds_j is not None:
+                overhead += answer(block, "adds_j", Trial(plan, simulation, before[block.name], overhead))
+        return Trial(plan, simulation, total, overhead)
 
     def refusal(self, trial: Trial) -> str | None:
         """The reason why a simulated plan breaks a block's rule, or None."""
-        return composition.refusal(self.blocks, trial)
+        told = (answer(block, "refuses", trial) for block in self.blocks if block.refuses is not None)
+        return next((reason for reason in told if reason is not None), None)
 
     def impossible(self, problem: Problem) -> str | None:
         """The reason why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
-        return composition.impossible(self.blocks, problem)
+        baseline_j = self.baseline_j(problem)
+        told = (answer(b, "impossible", problem, baseline_j) for b in self.blocks if b.impossible is not None)
+        return next((reason for reason in told if reason is not None), None)
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
         """The AbstractModel: nothing is constructed until `create_instance`.
@@ -287,9 +286,9 @@ class Formulation:
         Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
         inside of `clock.ending`.
         """
-        return building.build(
-            self,
-            problem,
+        check_problem(problem)
+        asked(
+            f"formulation '{self.name}'",
             ram_bytes=ram_bytes,
             compute_s=compute_s,
             makespan_s=makespan_s,
@@ -300,6 +299,19 @@ class Formulation:
             remat=remat,
             mutable=mutable,
         )
+        paging = paging and problem.paging
+        if paging:
+            building.check_stages(self, problem)
+        limits = Limits(
+            ram_bytes=int(ram_bytes) - self.reserve_bytes(problem),
+            compute_s=compute_s,
+            makespan_s=makespan_s,
+            hidden_share=hidden_share,
+            ceiling_j=math.inf if mutable else ceiling_j,
+            open=mutable,
+        )
+        lean = self.lean and not mutable
+        return building.instance(self, self.space(problem, limits, scope, paging, remat, lean, self.transfer_times))
 
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False

@@ -20,6 +20,7 @@ from poetopt.formulations.goal import Trial
 from poetopt.graph import Role
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import Simulation
 from poetopt.search.solution import Solution
 from poetopt.util.errors import OptionError
 from poetopt.util.figures import Figures, figures
@@ -94,16 +95,14 @@ class WholeTraining:
     samples: int | None = None
     batch: int | None = None
 
-    def of(self, solution: Solution) -> dict[str, object]:
-        """The object `training` of `solve --json`: all of the training by that schedule."""
-        simulation, limit_s = solution.simulation, solution.options.deadline_s
-        energy_j = None if simulation is None else self.steps * step_energy_j(solution)
+    def of(self, simulation: Simulation | None, limit_s: float | None, step_j: float) -> dict[str, object]:
+        """The object `training` of `solve --json`: all of the training by a schedule whose step takes `step_j`."""
         return {
             **asdict(self),
             "left_out": None if self.samples is None or self.batch is None else self.samples % self.batch,
             "time_s": None if simulation is None else self.steps * simulation.makespan_s,
             "deadline_s": None if limit_s is None else self.steps * limit_s,
-            "energy_j": energy_j,
+            "energy_j": None if simulation is None else self.steps * step_j,
             "bytes_written": None if simulation is None else self.steps * simulation.bytes_written,
         }
 
@@ -143,10 +142,10 @@ def batch_of(problem: Problem) -> int | None:
 
 
 def step_energy_j(solution: Solution) -> float:
-    """Joules of a step: the simulator's, and idle power's where that was asked for."""
+    """Joules of a step: the simulator's, and idle power's where that was asked for; 0 without a plan."""
     plan, simulation, chosen = solution.plan, solution.simulation, formulation(solution.options.formulation)
-    assert plan is not None
-    assert simulation is not None
+    if plan is None or simulation is None:
+        return 0.0
     joules, baseline_j = simulation.energy_j, plan.problem.baseline_energy_j
     for block in chosen.blocks:
         # the block whose joules are drawn like the simulator's. A tariff's are a weight.

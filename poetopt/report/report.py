@@ -16,7 +16,16 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SIMULATED
 from poetopt.plan.transfers import TransferOverlap
 from poetopt.report import summary
-from poetopt.report.goals import LargestBatch, PartsTried, WholeTraining, batch_of, clips, memory_document, taken_bytes
+from poetopt.report.goals import (
+    LargestBatch,
+    PartsTried,
+    WholeTraining,
+    batch_of,
+    clips,
+    memory_document,
+    step_energy_j,
+    taken_bytes,
+)
 from poetopt.report.layout import table
 from poetopt.report.proof import (
     exact_words,
@@ -208,7 +217,7 @@ class Report:
             "versions": _versions(),
             "largest_batch": plain(self.largest),
             "micro_batches_tried": plain(self.tried) or None,
-            "training": None if self.run is None else self.run.of(solution),
+            "training": self.run and self.run.of(simulation, options.deadline_s, step_energy_j(solution)),
         }
         if self.plan is None:
             found["total_ram_bytes"] = problem.beside_bytes + options.ram_bytes

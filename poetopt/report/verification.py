@@ -11,7 +11,7 @@ from typing import Any
 
 from poetopt.backends.solvers.solver import names as backends
 from poetopt.comparison.rows import COLUMNS
-from poetopt.formulations import NAMES
+from poetopt.formulations import NAMES, formulation
 from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
 from poetopt.formulations.scope import ALL, scope_depth
@@ -75,43 +75,51 @@ class Difference:
         return f"{printable(self.name)} = {_json(self.file)} in the file, {_json(self.recomputed)} computed again"
 
 
-@dataclass(frozen=True)
-class Verification:
-    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+@dataclass(frozen=True, kw_only=True)
+class RecomputedProblem:
+    """A plan file, with the graph of its problem where the model is there.
 
     file
         What was checked. Its report is empty where the file has none, its plan has no offsets where it isn't laid out.
     model, device
-        What the file's problem was computed from again; None where that isn't there.
+        What the problem was computed from: where the model is, and the device's name or file. None: not there.
     recomputed
         What of the file was computed again, and is the same.
     taken
         What was not, and is taken from the file.
+    weights, structure
+        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
+        known.
+    """
+
+    file: codec.PlanFile
+    model: str | None = None
+    device: str | None = None
+    recomputed: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    weights: bool | None = None
+    structure: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification(RecomputedProblem):
+    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+
     differs
         The figures of the report that are others than those computed again.
     told
         What a search says of itself, which nothing contradicts and nothing confirms.
     uncertified
         What is said to be proven, and isn't proven here.
-    weights, structure
-        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
-        known.
     certificate, of_scope
         Certified bounds on all schedules, and on those of the report's scope where the report says more of these.
     """
 
-    file: codec.PlanFile
     simulation: Simulation
     certificate: Certificate | None = None
-    model: str | None = None
-    device: str | None = None
-    recomputed: tuple[str, ...] = ()
-    taken: tuple[Taken, ...] = ()
     differs: tuple[Difference, ...] = ()
     told: tuple[str, ...] = ()
     uncertified: tuple[str, ...] = ()
-    weights: bool | None = None
-    structure: bool | None = None
     of_scope: Certificate | None = None
 
     @property
@@ -273,8 +281,7 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         scope = "" if "method" in report else "full"
     by_paper = report.get("deadline_model") == DeadlineModel.PAPER and file.deadline_s is None
     limit_s = finite(report.get("deadline_s")) if by_paper else file.deadline_s
-    if by_paper and limit_s is not None and simulation.compute_s > limit_s * (1 + RELATIVE_TOLERANCE):
-        limit_s = simulation.compute_s
+    limit_s = max(limit_s, simulation.compute_s) if by_paper and limit_s is not None else limit_s
     total_s = _number(report, "total_s")
     options = Options(
         ram_bytes=file.ram_bytes or 0,
@@ -311,11 +318,10 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         solve_s=min(_number(report, "solve_s"), total_s),
         total_s=total_s,
     )
-    found = Report(problem=problem, solution=solution, run=_run(report)).to_dict()
+    found = Report(problem=problem, solution=solution).to_dict()
     if "method" in report:
         found["solve_s"] = _number(report, "solve_s")
-    if found["training"] is not None:
-        found["training"] = _drawn(_object(found["training"]), _object(report["training"]))
+    found["training"] = _training(report, simulation, limit_s)
     found["ram_budget_bytes"] = file.ram_bytes
     # not in plan files: they are made anew of the figures
     return {key: value for key, value in found.items() if key not in ("proof", "proof_exact")}
@@ -358,23 +364,22 @@ def _asked(scope: str, ours: bool) -> str:
     return scope
 
 
-def _run(report: Mapping[str, object]) -> WholeTraining | None:
-    """The training that a report is of."""
+def _training(report: Mapping[str, object], simulation: Simulation, limit_s: float | None) -> dict[str, object] | None:
+    """The figures of the training that a report is of. Joules above those of its steps are the file's: idle ones.
+
+    Raises FormulationError for a formulation that isn't there.
+    """
     told = _object(report.get("training"))
     if not told:
         return None
-    counts = {key: told.get(key) for key in ("epochs", "samples", "batch")}
+    formulation(str(report.get("formulation", CERTIFIED)).partition("+")[0])  # else nobody knows what a step takes
+    counts = {key: told.get(key) for key in ("steps", "epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
-    steps = told.get("steps")
-    return WholeTraining(steps=steps if isinstance(steps, int) else 0, **whole)
-
-
-def _drawn(made: Mapping[str, object], told: Mapping[str, object]) -> dict[str, object]:
-    """The figures of a training, where its joules are no less than its steps': idle ones are the file's."""
-    energy_j, least_j = finite(told.get("energy_j")), finite(made["energy_j"]) or 0.0
-    if energy_j is None or energy_j <= least_j * (1 + RELATIVE_TOLERANCE):
-        return dict(made)
-    return {**made, "energy_j": energy_j}
+    run = WholeTraining(**{**whole, "steps": whole["steps"] or 0})  # type: ignore[arg-type]
+    made, energy_j = run.of(simulation, limit_s, simulation.energy_j), finite(told.get("energy_j"))
+    if energy_j is not None and energy_j > (finite(made["energy_j"]) or 0.0) * (1 + RELATIVE_TOLERANCE):
+        made["energy_j"] = energy_j
+    return made
 
 
 def uncertified(

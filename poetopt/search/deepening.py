@@ -83,6 +83,7 @@ class Deepening:
         self._all = all_plans
         self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
+        self._warm_ups = () if self._asked == "auto" else _warm_ups(self._scopes, self._asked)
         self.first = _rungs(self._scopes)[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]
         self._at_hand = self.first
         """The scope that is searched."""
@@ -100,11 +101,6 @@ class Deepening:
             self._run.interrupt()
             found = interrupted(self._run, self._at_hand, self._last)
             return claim(self._proven, self._nearly, found, self._run.options.gap)
-
-    @property
-    def _warm_ups(self) -> tuple[str, ...]:
-        """The scopes inside of the one asked for that warm it up."""
-        return _warm_ups(self._scopes, self._asked)
 
     def _to(self, asked: str) -> Proof:
         """Prove the scope that was asked for, once narrower ones have warmed it up."""

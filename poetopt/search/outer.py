@@ -12,6 +12,7 @@ from typing import Any
 
 from poetopt.backends.solvers.solver import Outcome, Point, Session
 from poetopt.formulations import formulation
+from poetopt.formulations.composition import bounding, outer_of
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention.enumeration import count_recomputes
 from poetopt.formulations.rows import PointLike
@@ -53,7 +54,7 @@ def gained(before: float, after: float, goal: float) -> bool:
 
 def no_plan(run: Run, budget: Budget) -> bool:
     """Say whether it is proven that nothing keeps what was asked. False says nothing: there may be a plan or not."""
-    outer = run.chosen.outer_of
+    outer = outer_of(run.chosen)
     if outer is None or run.problem.beyond(SUPPORTS) is not None:
         return False
     try:
@@ -231,7 +232,7 @@ def _bounding(run: Run) -> Formulation | None:
     if outer is None or problem.beyond(SUPPORTS | {Feature.STREAMED}) is not None:
         return None
     try:
-        return chosen.bounding(outer)
+        return bounding(chosen, outer)
     except FormulationError:  # a block that asks for others
         return None
 

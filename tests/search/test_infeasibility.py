@@ -10,6 +10,7 @@ import pytest
 
 import poetopt as po
 from poetopt.formulations import formulation
+from poetopt.formulations.composition import without
 from poetopt.formulations.energy_budget import energy_budget
 from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import ENERGY, WRITTEN
@@ -163,7 +164,7 @@ def test_the_least_is_of_the_other_blocks_too(seed: int) -> None:
     problem, ram_bytes = crowded(random.Random(seed), again=False)
     base = formulation("retention")
     battery, wear = energy_budget(problem.baseline_energy_j * 3), flash_wear(0)
-    eased = base.with_block(battery, wear).without(wear, minimising=WRITTEN)
+    eased = without(base.with_block(battery, wear), wear, minimising=WRITTEN)
     assert eased.goal is WRITTEN
     options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=20, formulation=eased)
     found = solve(problem, options)
@@ -172,7 +173,7 @@ def test_the_least_is_of_the_other_blocks_too(seed: int) -> None:
     assert found.objective is not None
     assert found.objective.value == WRITTEN.value(eased.trial(found.plan, found.simulation))
     assert found.simulation.energy_j <= problem.baseline_energy_j * 3 * (1 + 1e-9)
-    assert base.with_block(battery, wear).without(battery).goal is ENERGY
+    assert without(base.with_block(battery, wear), battery).goal is ENERGY
 
 
 def test_without_time_the_heuristics_say_what_they_know() -> None:

@@ -19,7 +19,7 @@ over tensors that j neither reads nor writes, with $e_{i,t} = 1$ where stage t's
 $k_{i,t^+}$. Sums count each decision once, so never more than the plan's.
 
 *Each plan that wastes nothing has its shadow in here.* What is wasted may be left out, as far as only sums are bounded:
-blocks that ask for anything else are left out of it (`Formulation.outer_of`).
+blocks that ask for anything else are left out of it (`composition.outer_of`).
 
 *Where stages are decided together* (`RetentionSpace.ends`) the shadow has, of those whose last one is b,
 

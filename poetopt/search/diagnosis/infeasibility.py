@@ -5,20 +5,23 @@ Everything said here is of a schedule that was found, or of sums that hold for a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
+from poetopt.formulations.composition import without
 from poetopt.formulations.energy_budget import quickest
 from poetopt.formulations.goal import ENERGY, Goal
 from poetopt.formulations.scope import proven_words
 from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
 from poetopt.search.constructive import greedy_schedules
-from poetopt.search.diagnosis.minimum_budget import Search
-from poetopt.search.incumbent import Incumbent
+from poetopt.search.diagnosis.minimum_budget import Search, solve_in_time
+from poetopt.search.incumbent import Candidate, Incumbent
 from poetopt.search.limits import Step, hardest_step
 from poetopt.search.solution import DeadlineModel, Options, Solution, Status
 from poetopt.search.tuning import WORK
@@ -27,8 +30,6 @@ from poetopt.util.work import Work
 
 SECONDS = 6.0
 """The seconds that all trials together may take."""
-TRIAL_S = 2.5
-"""The seconds that one of them may take."""
 LEAST_GAP = 0.01
 """The gap within which a trial comes to the least of what a block limits, in time."""
 NAMED = 3
@@ -87,39 +88,30 @@ def _tried(
     """
     in_vain: list[str] = []
     for what, eased, block in _eased(options, problem):
-        left = until - time.monotonic()
-        if left <= 0.2:
+        gap = 1.0 if block is None or block.limits is None else LEAST_GAP
+        try:
+            found = solve_in_time(problem, eased, search, until, gap=gap)
+        except TimeoutError:
             if block is not None and block.limits is not None:
                 says += _least_at_hand(problem, eased, block, block.limits)
             continue
-        gap = 1.0 if block is None or block.limits is None else LEAST_GAP
-        found = _trial(problem, replace(eased, gap=gap, time_limit_s=min(TRIAL_S, left)), search)
         if found.simulation is not None:
             says.append(f"without {what} a schedule exists{_figures(found.simulation)}")
             if block is not None and block.limits is not None:
                 says.append(least_words(problem, block, block.limits, found))
         elif found.status is Status.INFEASIBLE:
             in_vain.append(what)
-    left = until - time.monotonic()
-    if problem.storage_bytes is not None and options.paging and problem.paging and left > 0.2:
-        roomy = problem.on_any_storage()
-        found = _trial(roomy, replace(options, gap=1.0, time_limit_s=min(TRIAL_S, left)), search)
-        if found.simulation is not None:
-            says.append(
-                f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
-                f"{_figures(found.simulation)}, with {show_bytes(found.simulation.stored_bytes)} on it"
-            )
+    if problem.storage_bytes is not None and options.paging and problem.paging:
+        with suppress(TimeoutError):
+            roomy = solve_in_time(problem.on_any_storage(), options, search, until).simulation
+            if roomy is not None:
+                says.append(
+                    f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
+                    f"{_figures(roomy)}, with {show_bytes(roomy.stored_bytes)} on it"
+                )
     if in_vain and not any(text.startswith("without") for text in says):
         says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
     return _shortest(problem, options, solution, search, until)
-
-
-def _trial(problem: Problem, options: Options, search: Search) -> Solution:
-    """A solve. Raises KeyboardInterrupt where that cut it short."""
-    found = search(problem, options)
-    if found.interrupted:
-        raise KeyboardInterrupt
-    return found
 
 
 def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
@@ -136,7 +128,7 @@ def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, B
     chosen = formulation(options.formulation)
     for block in chosen.blocks:
         if block.name not in chosen.simulated:
-            eased = chosen.without(block, minimising=block.limits)
+            eased = without(chosen, block, minimising=block.limits)
             what = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
             yield what, replace(options, formulation=eased), block
 
@@ -144,12 +136,14 @@ def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, B
 def _shortest(problem: Problem, options: Options, solution: Solution, search: Search, until: float) -> float | None:
     """Seconds of the quickest schedule that a search finds within the RAM, where that beats what is known."""
     chosen = formulation(options.formulation)
-    left = until - time.monotonic()
     paper = options.deadline_model is DeadlineModel.PAPER
-    if options.deadline_s is None or paper or chosen.goal is not ENERGY or left <= 0.2:
+    if options.deadline_s is None or paper or chosen.goal is not ENERGY:
         return None
-    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()), gap=0.01, time_limit_s=left)
-    found = _trial(problem, quick, search)
+    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()))
+    try:
+        found = solve_in_time(problem, quick, search, until, gap=LEAST_GAP, most_s=math.inf)
+    except TimeoutError:
+        return None
     known = solution.least_deadline_s
     if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
         return None
@@ -177,12 +171,10 @@ def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> 
 def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
     """Yield what becomes possible by heuristics where one thing at a time is left out."""
     for what, eased, block in _eased(options, problem):
-        trial = Incumbent(problem, eased)
-        for schedule in greedy_schedules(problem, eased, eased.ram_bytes, Work(WORK)):
-            trial.offer(schedule, quick=True)
-        if trial.best is None:
+        found = _by_heuristics(problem, eased, quick=True)
+        if found is None:
             continue
-        yield f"without {what} a schedule exists{_figures(trial.best.simulation)}"
+        yield f"without {what} a schedule exists{_figures(found.simulation)}"
         if block is not None and block.limits is not None:
             yield from _least_at_hand(problem, eased, block, block.limits)
 
@@ -190,15 +182,18 @@ def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
 def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
     """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
     chosen = formulation(eased.formulation)
-    if not chosen.plans_count:
+    found = _by_heuristics(problem, eased) if chosen.plans_count else None
+    if found is None:
         return []
-    trial = Incumbent(problem, eased)
-    for schedule in greedy_schedules(problem, eased, eased.ram_bytes, Work(WORK)):
-        trial.offer(schedule)
-    if trial.best is None:
-        return []
-    least = goal.baseline(problem, chosen.baseline_j(problem)) + trial.best.value
+    least = goal.baseline(problem, chosen.baseline_j(problem)) + found.value
     return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
+
+
+def _by_heuristics(problem: Problem, options: Options, *, quick: bool = False) -> Candidate | None:
+    trial = Incumbent(problem, options)
+    for schedule in greedy_schedules(problem, options, options.ram_bytes, Work(WORK)):
+        trial.offer(schedule, quick=quick)
+    return trial.best
 
 
 def _figures(simulation: Simulation) -> str:

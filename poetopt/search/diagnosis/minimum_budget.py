@@ -145,7 +145,7 @@ def least_ram(
         return high if chosen.plans_count else None
 
     def fits(ram_bytes: int) -> int | None:
-        found = _solved(problem, replace(options, ram_bytes=ram_bytes), search, until)
+        found = solve_in_time(problem, replace(options, ram_bytes=ram_bytes), search, until)
         if found.simulation is None or found.arena_bytes is None:
             return None
         return taken_bytes(options, problem, found.simulation, found.arena_bytes)
@@ -179,10 +179,10 @@ def least_deadline(
     low = asked_s
     try:
         if quickest is None:
-            quickest = _makespan_s(_solved(problem, replace(options, deadline_s=None), search, until))
+            quickest = _makespan_s(solve_in_time(problem, replace(options, deadline_s=None), search, until))
         while quickest is not None and quickest - low > quickest / RESOLUTION:
             middle = (low + quickest) / 2
-            found_s = _makespan_s(_solved(problem, replace(options, deadline_s=middle), search, until))
+            found_s = _makespan_s(solve_in_time(problem, replace(options, deadline_s=middle), search, until))
             if found_s is None:
                 low = middle
             else:
@@ -192,12 +192,14 @@ def least_deadline(
     return quickest
 
 
-def _solved(problem: Problem, options: Options, search: Search, until: float) -> Solution:
-    """Any schedule, in a step's time. Raises TimeoutError at `until`, and KeyboardInterrupt."""
+def solve_in_time(
+    problem: Problem, options: Options, search: Search, until: float, *, gap: float = 1.0, most_s: float = STEP_S
+) -> Solution:
+    """A schedule within `gap`, in at most `most_s`. Raises TimeoutError at `until`, and KeyboardInterrupt."""
     left = until - time.monotonic()
     if left < LEAST_STEP_S:
         raise TimeoutError
-    found = search(problem, replace(options, gap=1.0, time_limit_s=min(STEP_S, left)))
+    found = search(problem, replace(options, gap=gap, time_limit_s=min(most_s, left)))
     if found.interrupted:
         raise KeyboardInterrupt
     return found
