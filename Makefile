@@ -45,6 +45,7 @@ lint: $(TESTED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy poetopt tests benchmarks docs
+	$(BIN)/python -m benchmarks.house --check
 
 # All random cases of every suite (make test goes through sixteen of each), then the solver's table.
 bench: $(TESTED)
