@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from poetopt.util import imports, interrupts, notes, shortage
 from poetopt.util.errors import BackendUnavailableError, InfeasibleError, OptionError, OutputError, PoetError
+from poetopt.util.figures import plain
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.imports import culprit, failure, origin
 from poetopt.util.process import PATHS
@@ -80,10 +81,11 @@ def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
 
 
 def write_json(document: Mapping[str, object], target: str | None) -> None:
-    """The one object, to stdout (`-`), to a file, or nowhere. Raises OutputError."""
+    """Write the one object to stdout (`-`), to a file, or nowhere; NaN and infinity become null. Raises OutputError."""
     if target is None:
         return
-    write_text(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n", target, option="--json")
+    text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(text + "\n", target, option="--json")
 
 
 def write_text(text: str, target: str, *, option: str) -> None:

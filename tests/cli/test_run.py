@@ -57,6 +57,14 @@ def test_solve_then_run(run: Runner, plan: Path, tmp_path: Path) -> None:
         assert sum(name.endswith(".grad") for name in names) == document["gradients"]
 
 
+@pytest.mark.parametrize("check", ["first", "none"])
+def test_a_loss_that_is_no_number_is_null(run: Runner, plan: Path, tmp_path: Path, check: str) -> None:
+    batch = {"input": np.full((4, 1, 28, 28), np.nan, np.float32), "labels": np.zeros(4, np.int64)}
+    np.savez(tmp_path / "batch.npz", **batch)
+    document = run("run", plan, "--data", tmp_path / "batch.npz", "--check", check, "--json", "-").document
+    assert document["loss"] is None
+
+
 def test_a_dump_is_a_batch(run: Runner, plan: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.npz", tmp_path / "second.npz"
     assert run("run", plan, "--seed", "3", "--dump", first).code == 0
