@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def plan(run: Runner, model: Path, tmp_path: Path) -> Path:
     place = tmp_path / "plan.json"
-    ended = run("solve", model, "--device", "a72", "--ram", "99%", "--time-limit", "10s", "-o", place)
+    ended = run("solve", model, "--device", "a72", "--ram", "99%", "-o", place)
     assert (ended.code, ended.err) == (0, "")
     return place
 
