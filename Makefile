@@ -10,7 +10,7 @@ EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,quantize,docs,tensorboard
 PYTEST_FLAGS ?= -n auto --dist worksteal
 IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/test_c.py tests/ops/test_streamed.py \
            tests/testing/test_kernel.py
-IN_TORCH := test,plot,dask,quantize,torch
+IN_TORCH := test,plot,dask,device,quantize,torch
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
