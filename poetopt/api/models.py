@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from poetopt.api.options import ReadingOptions, StepOptions, TrainingOptions, keywords, part
+from poetopt.api.options import ReadingOptions, StepOptions, TrainingOptions, changed, keywords, part
 from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
 from poetopt.autodiff.optimizers import CLIP
 from poetopt.graph import FORWARD_ONLY
@@ -96,7 +96,7 @@ class Model:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
         rule = label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
         named = self.graph.named or self.graph.parts > 1
-        trains = options.lazy_tables or optimizer != "none" or any(getattr(options, name) for name in TRAINS)
+        trains = options.lazy_tables or optimizer != "none" or not {*TRAINS}.isdisjoint(changed(options, StepOptions))
         if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or named):
             raise OptionError(
                 "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "

@@ -13,6 +13,8 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from poetopt.util.text import closest
+
 if TYPE_CHECKING:
     from poetopt.backends.solvers.solver import Backend
     from poetopt.comparison.baselines import Baseline
@@ -317,8 +319,14 @@ def part(options: object, kind: type) -> dict[str, Any]:
 
 def changed(options: object, kind: type) -> list[str]:
     """The names of those options of `kind` that aren't as they are by default."""
-    values = ((field.name, field.default, getattr(options, field.name)) for field in fields(kind))
-    return [name for name, usual, value in values if (value != usual if usual else value)]
+    return [field.name for field in fields(kind) if not _is_default(getattr(options, field.name), field.default)]
+
+
+def _is_default(value: object, usual: object) -> bool:
+    """Return whether a value is the default, or as empty as that; an array is neither."""
+    if not usual and isinstance(value, Sequence | Mapping) and not value:
+        return True
+    return (value == usual) is True
 
 
 READ, DERIVED = names_of(ReadingOptions), names_of(TrainingOptions)
@@ -360,8 +368,8 @@ def keywords(
         def call(*given: Any, **named: Any) -> Result:
             wrong = next((name for name in named if name not in (*known, first.name)), None)
             if wrong is not None:
-                later = OF_TRAINING.get(wrong) or f"a model takes {', '.join((*READ, *DERIVED))}"
-                raise TypeError(f"unknown option {wrong!r}; {later}")
+                later = OF_TRAINING.get(wrong) or f"there are {', '.join(known)}"
+                raise TypeError(f"unknown option {wrong!r}{closest(wrong, known)}; {later}")
             arguments = signature.bind(*given, **named).arguments
             return function(arguments.pop(first.name), asked(**arguments))
 
