@@ -397,6 +397,20 @@ def scatter_nd(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str
             f"its updates have shape {_list(updates)}, which doesn't fit its indices {list(places)} and its data "
             f"{list(x)}"
         )
+        return
+    yield from _all_within(node, constants, x)
+
+
+def divisor(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Whole numbers aren't divided by 0, which ends a process."""
+    known = constants.get(node.input[1])
+    if known is not None and known.dtype.kind in "iu" and not known.all():
+        yield "it divides whole numbers by 0"
+
+
+def gather_nd_indices(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
+    """Indices lie on the axes behind those of the batch."""
+    yield from _all_within(node, constants, x[attribute_int(node, "batch_dims", 0) :])
 
 
 def einsum(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
@@ -418,16 +432,28 @@ def einsum(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Ar
             sizes[letter] = max(other, size)
 
 
-def _within(node: NodeProto, constants: Mapping[str, Array], size: int) -> Iterator[str]:
-    """Indices that are known lie on an axis of that size; negative ones count from its end."""
+def _all_within(node: NodeProto, constants: Mapping[str, Array], sizes: Sequence[int]) -> Iterator[str]:
+    """Check known indices whose last axis counts axes of those sizes."""
     known = constants.get(node.input[1])
+    if known is not None and known.ndim and known.shape[-1] <= len(sizes):
+        for k, size in enumerate(sizes[: known.shape[-1]]):
+            yield from _on_axis(known[..., k], size)
+
+
+def _within(node: NodeProto, constants: Mapping[str, Array], size: int) -> Iterator[str]:
+    """Check known indices of one axis of that size."""
+    yield from _on_axis(constants.get(node.input[1]), size)
+
+
+def _on_axis(known: Array | None, size: int) -> Iterator[str]:
+    """Indices lie on an axis of that size; negative ones count from its end."""
     if known is not None and known.size and not (-size <= int(known.min()) and int(known.max()) < size):
         wrong = int(known.max()) if int(known.max()) >= size else int(known.min())
         yield f"it reads or writes index {wrong} of an axis of {size} elements"
 
 
 def dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str, Array]) -> Iterator[str]:
-    """Scales fit the axis or the blocks and are finite; zero points are like the scales, and of the data's type."""
+    """Scales fit the axis or the blocks and are finite; zero points have the shape of the scales."""
     scale, zero = shapes[1] or (), shapes[2] if len(shapes) > 2 else None
     try:
         sharing(x, scale, attribute_int(node, "axis", 1), attribute_int(node, "block_size", 0))
@@ -435,9 +461,7 @@ def dequantize(node: NodeProto, x: Shape, shapes: Shapes, constants: Mapping[str
         yield str(error)
     if zero is not None and zero != scale:
         yield f"its zero point has shape {list(zero)}, but its scale {list(scale)}"
-    data, factors, zeros = (constants.get(name) for name in (*node.input, "")[:3])
-    if data is not None and zeros is not None and data.dtype != zeros.dtype:
-        yield f"its zero point is {zeros.dtype.name}, but its input {data.dtype.name}"
+    factors = constants.get(node.input[1])
     if factors is not None and not np.isfinite(factors.astype(np.float64)).all():
         yield "its scale has NaN or infinite values"
 

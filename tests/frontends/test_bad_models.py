@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -436,6 +436,27 @@ class TestTypes:
                 node.attribute.append(helper.make_attribute("axis", 0))
             with pytest.raises(ModelError, match="type"):
                 load_onnx(one_node(node, types, 20))
+
+    def test_operands_that_end_a_runtime(self) -> None:
+        """Indices outside of an axis, whole numbers divided by 0, scales along an axis that isn't there."""
+        i64 = onnx.TensorProto.INT64
+        cases: list[tuple[str, list[tuple[int, list[int]]], dict[str, Any], str]] = [
+            ("GatherND", [(F32, [4, 6])], {"i": np.array([[1, -7]])}, "index -7 of an axis of 6"),
+            ("GatherND", [(F32, [4, 6])], {"i": np.array([[4]])}, "index 4 of an axis of 4"),
+            ("ScatterND", [(F32, [4, 6])], {"i": np.array([[2**62, 0]]), "u": np.ones(1, np.float32)}, "axis of 4"),
+            ("Mod", [(i64, [3])], {"i": np.array([2, 0, 1])}, "divides whole numbers by 0"),
+            ("Div", [(i64, [3])], {"i": np.array(0)}, "divides whole numbers by 0"),
+            ("QuantizeLinear", [(F32, [2, 3])], {"s": np.ones(3, np.float32), "z": np.zeros(3, np.int8)}, "axis"),
+        ]
+        for op, types, values, told in cases:
+            node = helper.make_node(op, ["x0"], ["y"])
+            if op == "QuantizeLinear":
+                node.attribute.append(helper.make_attribute("axis", 99))
+            model = one_node(node, types, 20)
+            model.graph.node[0].input.extend(values)
+            model.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in values.items())
+            with pytest.raises(ModelError, match=told):
+                load_onnx(model)
 
     def test_inside_a_function(self) -> None:
         function = helper.make_function(

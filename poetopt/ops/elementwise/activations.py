@@ -66,7 +66,7 @@ declare("Mean", op=Op(
 ))  # fmt: skip
 declare("QLinearConv", op=integers(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9))))
 declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
-declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2)))
+declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize))
 declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
 declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, range=(0.0, 1.0)))

@@ -11,6 +11,7 @@ import numpy as np
 from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
+from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops.op import ANYWHERE, EXP, Op, Origin, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, sign
@@ -34,6 +35,7 @@ declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
 declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))
 declare("Div", op=arithmetic(
     keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1, exact=True,
+    operands_check=checks.divisor,
 ))  # fmt: skip
 declare("Elu", op=each(flops=EXP + 3, keeps_scores=True))
 declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=each(flops=1, blocked=None, settings=(0, 1)))
@@ -49,7 +51,7 @@ declare("Log", op=unary(flops=EXP, pole=0))
 declare("Max", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
 declare("Min", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
 declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
-declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}))
+declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}, operands_check=checks.divisor))
 declare("Mul", op=arithmetic(keeps_scores=True, is_linear=True, range=behind.pair(behind.product), exact=True))
 declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))

@@ -53,7 +53,10 @@ declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
 declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,), any_type=True))
 declare("Gather", op=gathered(chooses=Choice.INDICES, keeps_scores=True, axis=0, operands_check=checks.gather))
 declare("GatherElements", op=gathered(chooses=Choice.INDICES, axis=0, operands_check=checks.elements))
-declare("GatherND", op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd))
+declare(
+    "GatherND",
+    op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd, operands_check=checks.gather_nd_indices),
+)
 declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
