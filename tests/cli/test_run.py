@@ -59,8 +59,8 @@ def test_solve_then_run(run: Runner, plan: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("check", ["first", "none"])
 def test_a_loss_that_is_no_number_is_null(run: Runner, plan: Path, tmp_path: Path, check: str) -> None:
-    batch = {"input": np.full((4, 1, 28, 28), np.nan, np.float32), "labels": np.zeros(4, np.int64)}
-    np.savez(tmp_path / "batch.npz", **batch)
+    images = np.full((4, 1, 28, 28), np.nan, np.float32)
+    np.savez(tmp_path / "batch.npz", input=images, labels=np.zeros(4, np.int64))
     document = run("run", plan, "--data", tmp_path / "batch.npz", "--check", check, "--json", "-").document
     assert document["loss"] is None
 
