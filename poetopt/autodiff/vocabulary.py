@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.frontends.proto import elem_type
 from poetopt.graph import Tensor
 
 if TYPE_CHECKING:
@@ -89,6 +88,8 @@ class Vocabulary(ABC):
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """x with elements of type `dtype`."""
+        from poetopt.frontends.proto import elem_type  # without it, what runs a plan goes without onnx
+
         return x if x.dtype == dtype else self.node("Cast", [x], x.shape, dtype, to=elem_type(dtype))
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor | float) -> Tensor:

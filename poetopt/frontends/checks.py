@@ -14,14 +14,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, defs
 
-from poetopt.frontends.proto import attribute_int
 from poetopt.ops.op import op_of
 from poetopt.ops.quantization import sharing
 from poetopt.util.errors import ModelError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # ops declare checks, and what runs a plan asks ops: it goes without onnx
+    from onnx import AttributeProto, NodeProto
+
     from poetopt.graph import Array
 
 
@@ -51,7 +51,7 @@ def check_settings(at: str, node: NodeProto) -> None:
 
 
 def _settings(node: NodeProto) -> Mapping[str, tuple[int, ...]]:
-    return {a.name: _integers(a) for a in node.attribute if a.type in (AttributeProto.INT, AttributeProto.INTS)}
+    return {a.name: _integers(a) for a in node.attribute if a.type in (a.INT, a.INTS)}
 
 
 def check_types(at: str, node: NodeProto, types: Sequence[int], opset: int) -> None:
@@ -80,21 +80,27 @@ def check_types(at: str, node: NodeProto, types: Sequence[int], opset: int) -> N
 @cache
 def _formal(op: str, opset: int) -> Sequence[tuple[frozenset[int], str]]:
     """Of each input: the element types that it may have, and a name where all of that name have the same."""
+    from onnx import defs
+
     found = []
     for one in defs.get_schema(op, opset).inputs:
         names = {text.removeprefix("tensor(").removesuffix(")") for text in one.types}
-        elems = frozenset(elem for name, elem in _TYPES.items() if name in names)
+        elems = frozenset(elem for name, elem in _types().items() if name in names)
         alone = one.option == defs.OpSchema.FormalParameterOption.Variadic and not one.is_homogeneous
         found.append((elems, "" if alone else one.type_str))
     return found
 
 
-_TYPES: Mapping[str, int] = {name.lower(): elem for name, elem in TensorProto.DataType.items() if elem}
-"""Of tensors, as schemas call them."""
+@cache
+def _types() -> Mapping[str, int]:
+    """Element types of tensors, as schemas call them."""
+    from onnx import TensorProto
+
+    return {name.lower(): elem for name, elem in TensorProto.DataType.items() if elem}
 
 
 def _type_name(elem: int) -> str:
-    return next((name for name, own in _TYPES.items() if own == elem), str(elem))
+    return next((name for name, own in _types().items() if own == elem), str(elem))
 
 
 def check_window(at: str, node: NodeProto, shapes: Shapes, results: Sequence[Shape]) -> None:
@@ -108,8 +114,13 @@ def check_window(at: str, node: NodeProto, shapes: Shapes, results: Sequence[Sha
         )
 
 
+def attribute_int(node: NodeProto, name: str, default: int) -> int:
+    """An integer attribute of `node`."""
+    return next((int(a.i) for a in node.attribute if a.name == name and a.type == a.INT), default)
+
+
 def _integers(attribute: AttributeProto) -> tuple[int, ...]:
-    return (int(attribute.i),) if attribute.type == AttributeProto.INT else tuple(map(int, attribute.ints))
+    return (int(attribute.i),) if attribute.type == attribute.INT else tuple(map(int, attribute.ints))
 
 
 def _problems(

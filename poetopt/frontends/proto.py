@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
+from poetopt.frontends.checks import attribute_int as attribute_int
 from poetopt.graph import DTYPE_BYTES, PACKED, Graph, Node, Operator, Tensor, TrainingGraph
 from poetopt.util.errors import ModelError
 from poetopt.util.files import replacing, write_atomically
@@ -178,11 +179,6 @@ def copied(node: NodeProto) -> NodeProto:
     copy = NodeProto()
     copy.CopyFrom(node)
     return copy
-
-
-def attribute_int(node: NodeProto, name: str, default: int) -> int:
-    """An integer attribute of `node`."""
-    return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)
 
 
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from onnx.defs import get_all_schemas_with_history
 
@@ -21,3 +24,9 @@ def test_what_is_not_declared_is_nothing_special() -> None:
 def test_an_op_is_declared_once() -> None:
     with pytest.raises(ModelError, match="Conv is declared already"):
         declare("Conv", op=Op())
+
+
+def test_declarations_are_read_without_onnx() -> None:
+    """The process that runs a plan asks them, and has no room for it."""
+    program = "import sys; from poetopt.ops.op import op_of; op_of('Conv'); sys.exit('onnx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from poetopt.autodiff.emit import OperatorBuilder, Spread
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.frontends import checks
-from poetopt.frontends.fold import computed
-from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node, Tensor
 from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
@@ -385,6 +383,9 @@ def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
     A tensor whose shape stays is copied whatever its scales are. So columns that keep their length go one by one, each
     made two of.
     """
+    from poetopt.frontends.fold import computed
+    from poetopt.frontends.proto import node_proto
+
     own: dict[str, Any] = dict(settings)
     opset, scaled = own.pop("opset"), own.pop("scaled")
     kept = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
