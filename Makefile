@@ -8,7 +8,7 @@ READY   := .venv/.ready
 TESTED  := .venv/.ready-test
 EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,quantize,docs,tensorboard
 PYTEST_FLAGS ?= -n auto --dist worksteal
-IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/test_c.py tests/ops/test_streamed.py \
+IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/runtimes/test_c.py tests/ops/test_streamed.py \
            tests/testing/test_kernel.py
 IN_TORCH := test,plot,dask,device,quantize,torch
 OUT     := build/demo

@@ -42,8 +42,8 @@ def softsign() -> Iterator[Any]:
 
 
 def test_an_operator(softsign: Any) -> None:
-    from tests.autodiff.specs import Spec, normal
     from tests.autodiff.test_rules import check_finite_differences
+    from tests.support.autodiff.specs import Spec, normal
 
     assert registry.registered()["", "Softsign"] == {1: softsign}
     check_finite_differences(Spec("Softsign", (normal(3, 4),)))
@@ -95,8 +95,8 @@ def test_a_backend() -> None:
 
 def test_a_baseline() -> None:
     from poetopt.comparison.baselines.acceptance import Settings
-    from tests.bruteforce import plan_optimum
-    from tests.problems import random_tight
+    from tests.support.bruteforce import plan_optimum
+    from tests.support.problems import random_tight
 
     names = run("A baseline")
     assert names["dearest"].name not in METHODS

@@ -19,11 +19,11 @@ from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Role, Tensor, TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.util.errors import ModelError, PoetError, UnsupportedOpError
-from tests.autodiff.oracle import run
-from tests.backends.c.support import needs_host
-from tests.frontends.support import floats, model_of
-from tests.frontends.support import run as run_model
-from tests.quantized import KINDS, TRAINED, dequantized, lora, operator_own, packed, weight, with_own
+from tests.support.autodiff.oracle import run
+from tests.support.c import needs_host
+from tests.support.frontends import floats, model_of
+from tests.support.frontends import run as run_model
+from tests.support.quantized import KINDS, TRAINED, dequantized, lora, operator_own, packed, weight, with_own
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

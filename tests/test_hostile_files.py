@@ -18,8 +18,8 @@ from benchmarks.damage import adaptable
 from poetopt.api.sweeps import evaluate, opened, put, read_sweep
 from poetopt.devices.meters import open_meter
 from poetopt.util.errors import ModelError, OptionError
-from tests.cli.support import Runner, runner
-from tests.frontends.support import model_of
+from tests.support.cli import Runner, runner
+from tests.support.frontends import model_of
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, check_layout, lay_out
 from poetopt.report.inspection import needs
 from poetopt.util.errors import InfeasibleError, ModelError, OptionError
-from tests.frontends.support import floats, model_of, text_model
+from tests.support.frontends import floats, model_of, text_model
 
 TOLERANCE = 2e-6
 """Of each tensor's largest element."""

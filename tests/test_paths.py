@@ -15,7 +15,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
 from poetopt.util.errors import PlanError
 from poetopt.zoo.network import Network
-from tests.backends.c.support import needs_emulator, needs_host
+from tests.support.c import needs_emulator, needs_host
 
 NEEDS = {"host": (needs_host,), "cortex-m4": (needs_emulator,)}
 

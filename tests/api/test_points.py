@@ -9,7 +9,7 @@ import pytest
 from poetopt.api.sweeps import read_sweep
 from poetopt.util.errors import OptionError
 from poetopt.util.units import Factor, Share
-from tests.api.support import FILE, write_sweep
+from tests.support.api import FILE, write_sweep
 
 
 def test_the_product_in_order(tmp_path: Path) -> None:

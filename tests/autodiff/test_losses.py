@@ -14,8 +14,8 @@ from poetopt.autodiff.behind import going_back
 from poetopt.autodiff.losses import label_rule
 from poetopt.graph import Graph, LabelRule, Role
 from poetopt.util.errors import ModelError, OptionError
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
 
 Array = NDArray[Any]
 

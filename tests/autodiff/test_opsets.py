@@ -17,9 +17,9 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import elem_type, model_proto, node_proto
 from poetopt.graph import Node, Tensor, TrainingGraph
 from poetopt.util.errors import PoetError, UnsupportedOpError
-from tests.autodiff.specs import graph_of
-from tests.autodiff.table import ROWS
-from tests.frontends.support import run, text_model
+from tests.support.autodiff.specs import graph_of
+from tests.support.autodiff.table import ROWS
+from tests.support.frontends import run, text_model
 
 NET = """g (float[2, 1, 8, 8] x) => (float[2, 3] y)
     <float[2, 1, 3, 3] w, float[2] s = {1, 1}, float[2] b = {0, 0}, float[2, 3] f = {1, 2, 3, 4, 5, 6}, float r = {0.5},

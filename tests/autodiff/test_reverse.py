@@ -12,8 +12,8 @@ from poetopt.autodiff import declare_nondifferentiable, differentiate, register_
 from poetopt.autodiff.emit import GraphBuilder
 from poetopt.graph import Role, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
 
 Array = NDArray[Any]
 

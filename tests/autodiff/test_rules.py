@@ -17,11 +17,11 @@ from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Node, Operator, Role, TrainingGraph
 from poetopt.ops.losses.vjp import ATTACHED
 from poetopt.util.errors import MissingVjpError, ModelError
-from tests.autodiff.float64 import NEW_OPS
-from tests.autodiff.oracle import run
-from tests.autodiff.specs import Spec, graph_of, ints, weights_of
-from tests.autodiff.table import ROWS
-from tests.each import each
+from tests.support.autodiff.float64 import NEW_OPS
+from tests.support.autodiff.oracle import run
+from tests.support.autodiff.specs import Spec, graph_of, ints, weights_of
+from tests.support.autodiff.table import ROWS
+from tests.support.each import each
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5

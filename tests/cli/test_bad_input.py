@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import Runner, chain, write_problem
+from tests.support.cli import Runner, chain, write_problem
 
 SOLVE = ("--device", "a72", "--ram", "50%")
 

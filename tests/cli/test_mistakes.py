@@ -12,8 +12,8 @@ import pytest
 
 import poetopt as po
 from poetopt.util.errors import PoetError
-from tests.cli.support import Runner, runner
-from tests.each import each
+from tests.support.cli import Runner, runner
+from tests.support.each import each
 
 SOLVE = "solve net.onnx --device a72"
 MISTAKES = [

@@ -19,8 +19,8 @@ from poetopt.devices.meters import Table
 from poetopt.formulations.options import names, option
 from poetopt.training.source import parse_schedule
 from poetopt.util.errors import PoetError
-from tests.cli.support import Runner
-from tests.each import each
+from tests.support.cli import Runner
+from tests.support.each import each
 
 HOSTILE = ("1_0", "١", "nan", "inf", "1e-400", "1e400", "0x1p3")
 IN_FLOAT32 = ("1e-46", "1e39")

@@ -15,8 +15,8 @@ import pytest
 import poetopt as po
 from poetopt import zoo
 from poetopt.util.errors import PlanError
-from tests.backends.c.support import needs_host
-from tests.cli.support import Runner
+from tests.support.c import needs_host
+from tests.support.cli import Runner
 
 RUN_KEYS = {
     "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",

@@ -17,9 +17,9 @@ import onnxruntime
 import pytest
 
 import poetopt as po
-from tests.cli.support import Runner
 from tests.cli.test_interrupt import signal_at
-from tests.training.support import small
+from tests.support.cli import Runner
+from tests.support.training import small
 
 KEYS = {
     "epochs", "steps", "batch", "losses", "validations", "loss", "accuracy", "optimizer", "hyperparameters", "seconds",

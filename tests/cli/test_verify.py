@@ -14,9 +14,9 @@ import poetopt as po
 from poetopt import zoo
 from poetopt.cli.app import invoke
 from poetopt.plan import codec
-from tests.cli.support import Runner, chain, write_problem
-from tests.each import each
 from tests.seeds import turns
+from tests.support.cli import Runner, chain, write_problem
+from tests.support.each import each
 
 
 @pytest.fixture(scope="module")

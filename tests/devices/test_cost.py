@@ -22,7 +22,7 @@ from poetopt.ops.flops import work
 from poetopt.ops.nodes import resident_breakdown
 from poetopt.ops.runtimes.onnxruntime import PAGE, runtime
 from poetopt.util.errors import DeviceError, ModelError
-from tests.backends.support import residual
+from tests.support.backends import residual
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -32,9 +32,9 @@ from poetopt.search.diagnosis.certificate import rederive
 from poetopt.search.run import Budget
 from poetopt.testing.exhaustive import decisions, valid
 from poetopt.util.errors import PoetError
-from tests.formulations.points import FakePoint, activity, by_item
-from tests.problems import random_plan, random_problem, random_tight
 from tests.seeds import seeds
+from tests.support.points import FakePoint, activity, by_item
+from tests.support.problems import random_plan, random_problem, random_tight
 
 RETENTION = formulation("retention")
 

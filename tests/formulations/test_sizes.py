@@ -17,9 +17,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.solution import Options, Solution, Status
-from tests.closed import in_scope
-from tests.problems import random_tight
 from tests.seeds import some
+from tests.support.closed import in_scope
+from tests.support.problems import random_tight
 
 SEEDS = some(range(10), 4)
 TOLERANCE = 1e-6

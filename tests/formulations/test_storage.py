@@ -19,11 +19,11 @@ from poetopt.search.heuristics.ways import Ways, lasting_sets, streamed_out
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import NoScheduleError, PlanError
-from tests.cheapest import least_cost
-from tests.formulations.test_streaming import tight_with_variants
-from tests.problems import random_few
+from tests.formulations.retention.test_streaming import tight_with_variants
 from tests.seeds import seeds, some
-from tests.small import filled
+from tests.support.cheapest import least_cost
+from tests.support.problems import random_few
+from tests.support.small import filled
 
 State = tuple[int, frozenset[int], frozenset[int]]
 """Operators done, what is in RAM, what was ever written to storage."""

@@ -16,9 +16,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options
-from tests.cheapest import least_cost
-from tests.problems import random_few, random_plan, random_problem
 from tests.seeds import seeds, some
+from tests.support.cheapest import least_cost
+from tests.support.problems import random_few, random_plan, random_problem
 
 State = tuple[int, frozenset[int], frozenset[int], bool]
 """Operators done, what is in RAM, what is on storage, and whether the storage is awake."""

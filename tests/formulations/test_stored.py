@@ -21,12 +21,12 @@ from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.block import held as at_schedule
 from poetopt.testing.exhaustive import FEW_DECISIONS, Tried, best, decisions, valid
-from tests.bruteforce import stage_optimum, steady_optimum
-from tests.closed import closed
-from tests.plan.three_steps import run_thrice
 from tests.seeds import seeds, some
-from tests.small import poet_storage
-from tests.stored import tight_with_parameters
+from tests.support.bruteforce import stage_optimum, steady_optimum
+from tests.support.closed import closed
+from tests.support.small import poet_storage
+from tests.support.stored import tight_with_parameters
+from tests.support.three_steps import run_thrice
 
 TOLERANCE = 1e-6
 

@@ -17,7 +17,7 @@ from benchmarks.language import Llama, llama
 from poetopt.autodiff import differentiate, linear_loss
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
-from tests.frontends.support import model_of
+from tests.support.frontends import model_of
 
 if TYPE_CHECKING:
     from pathlib import Path

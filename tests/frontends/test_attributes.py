@@ -13,7 +13,7 @@ from onnx import helper
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.util.errors import ModelError
-from tests.frontends.support import floats, model_of
+from tests.support.frontends import floats, model_of
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.util.errors import ModelError, PoetError, UnsupportedOpError
-from tests.frontends.support import F32, floats, model_of, text_model
+from tests.support.frontends import F32, floats, model_of, text_model
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -14,7 +14,7 @@ import pytest
 
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
-from tests.frontends.support import floats, run, text_model
+from tests.support.frontends import floats, run, text_model
 
 LIMIT_BYTES = 4 * 10**9
 CPU_S = 60

@@ -19,8 +19,8 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.read import array_of, read_model
 from poetopt.frontends.reading import read_options
 from poetopt.util.errors import ModelError
-from tests.cli.support import runner
-from tests.frontends.support import floats, model_of, run
+from tests.support.cli import runner
+from tests.support.frontends import floats, model_of, run
 
 SECRET = floats(3, 2, seed=5)
 LINKED = "symbolic link out of the model's folder.*--with allow-symlinks"

@@ -12,7 +12,7 @@ import pytest
 
 from poetopt.frontends import load
 from poetopt.util.errors import ModelError
-from tests.later import later
+from tests.support.later import later
 
 torch = later("torch")
 

@@ -20,9 +20,9 @@ from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.frontends.fused import OWN
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.trained import finite_note
-from tests.autodiff.oracle import Array, batch, run
-from tests.autodiff.oracle import run as executed
-from tests.frontends.support import floats, model_of
+from tests.support.autodiff.oracle import Array, batch, run
+from tests.support.autodiff.oracle import run as executed
+from tests.support.frontends import floats, model_of
 
 FORMS = {
     "Gelu": (1, {}), "BiasGelu": (2, {}), "FastGelu": (1, {}), "FastGelu with bias": (2, {}),

@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.util.errors import ModelError, UnsupportedOpError
-from tests.frontends.support import floats, model_of, run, text_model
+from tests.support.frontends import floats, model_of, run, text_model
 
 SIGNATURE = """
 # inputs

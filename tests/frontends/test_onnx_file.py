@@ -13,7 +13,7 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, Role
 from poetopt.util.errors import ModelError
-from tests.frontends.support import floats, model_of, run, text_model
+from tests.support.frontends import floats, model_of, run, text_model
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NETWORKS = {

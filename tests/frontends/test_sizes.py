@@ -14,7 +14,7 @@ from poetopt.frontends.proto import model_proto
 from poetopt.frontends.reading import from_recipe, read_options
 from poetopt.graph import Graph
 from poetopt.util.errors import ModelError, OptionError
-from tests.frontends.support import floats, model_of, run, text_model
+from tests.support.frontends import floats, model_of, run, text_model
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -16,9 +16,9 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import important
-from tests.autodiff.oracle import run as run_graph
-from tests.frontends.kinds import Array, kind, node
-from tests.frontends.support import floats, model_of, run
+from tests.support.autodiff.oracle import run as run_graph
+from tests.support.frontends import floats, model_of, run
+from tests.support.kinds import Array, kind, node
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 

@@ -19,10 +19,10 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
-from tests.plan.reference import reference
-from tests.plan.three_steps import BrokenError, run_thrice
-from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds
+from tests.support.problems import random_plan, random_problem
+from tests.support.simulator import reference
+from tests.support.three_steps import BrokenError, run_thrice
 
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)
 

@@ -13,9 +13,9 @@ from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
-from tests.plan.reference import InvalidError, reference
-from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples
+from tests.support.problems import random_plan, random_problem, store_all
+from tests.support.simulator import InvalidError, reference
 
 seeds = st.integers(0, 2**32 - 1)
 

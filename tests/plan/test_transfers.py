@@ -15,13 +15,13 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.testing.problems import small_problem
-from tests.bruteforce import plan_optimum, random_tight
-from tests.plan.reference import reference
-from tests.plan.three_steps import run_thrice
-from tests.plan.transfers_bruteforce import least_makespan
-from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds, some
-from tests.stored import with_parameters
+from tests.support.bruteforce import plan_optimum, random_tight
+from tests.support.problems import random_plan, random_problem
+from tests.support.simulator import reference
+from tests.support.stored import with_parameters
+from tests.support.three_steps import run_thrice
+from tests.support.transfers_bruteforce import least_makespan
 
 
 @settings(deadline=None, max_examples=examples(200))

@@ -22,9 +22,9 @@ from poetopt.search.search import search
 from poetopt.search.solution import Options, Progress, Solution, Status
 from poetopt.search.tuning import NEARLY
 from poetopt.util.errors import FormulationError
-from tests.closed import closed
-from tests.formulations.test_streaming import tight_with_variants
-from tests.problems import random_problem, random_tight
+from tests.formulations.retention.test_streaming import tight_with_variants
+from tests.support.closed import closed
+from tests.support.problems import random_problem, random_tight
 
 
 def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> Proof:

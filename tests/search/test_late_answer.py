@@ -23,8 +23,8 @@ from poetopt.search.search import search
 from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status
 from poetopt.search.tuning import CLOSE
 from poetopt.testing.problems import crowded
-from tests.problems import random_tight
 from tests.seeds import some
+from tests.support.problems import random_tight
 
 
 def hasty(seed: int) -> tuple[Problem, Options, Solution]:

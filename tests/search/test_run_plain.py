@@ -15,9 +15,9 @@ from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
-from tests.formulations.test_streaming import tight_with_variants
-from tests.problems import random_budget, random_problem
+from tests.formulations.retention.test_streaming import tight_with_variants
 from tests.seeds import some
+from tests.support.problems import random_budget, random_problem
 
 AGAIN = replace(retention, name="again", streaming_difference=None)
 """Searches all of it once more."""

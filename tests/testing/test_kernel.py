@@ -12,7 +12,7 @@ from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.testing import ContractError, check_kernel
 from poetopt.testing.kernel import check_kernels, node_case
-from tests.draws import DRAWS, cases_of
+from tests.support.draws import DRAWS, cases_of
 
 needs_compiler = pytest.mark.skipif(not [*compilers(TARGETS[LINUX])], reason="no C compiler for this machine")
 LONG = ("Conv", "ConvTranspose", "Conv.grad_input", "Conv.grad_weight")

@@ -18,7 +18,7 @@ from poetopt.training.data import open_data
 from poetopt.training.source import rows_in_order, source_of
 from poetopt.util.errors import BackendUnavailableError, ModelError, OptionError
 from poetopt.util.progress import silent
-from tests.training.support import Data, graph_of, plan_of, rows
+from tests.support.training import Data, graph_of, plan_of, rows
 
 GRAPH = graph_of(plan_of("lenet"))
 SOME = np.array([6, 0, 1, 2, 9, 9, 3])

@@ -17,7 +17,7 @@ from poetopt.graph import Graph, Tensor
 from poetopt.training.export import BuiltIn, export
 from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
-from tests.backends.support import residual
+from tests.support.backends import residual
 
 Values = dict[str, Any]
 

@@ -15,7 +15,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
 from poetopt.training.metrics import METRICS, metrics_of
 from poetopt.util.errors import OptionError
-from tests.training.support import Data, graph_of, plan_of, rows, small
+from tests.support.training import Data, graph_of, plan_of, rows, small
 
 
 def counts(found: list[int], true: list[int], classes: int) -> list[tuple[int, int, int]]:

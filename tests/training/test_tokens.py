@@ -16,7 +16,7 @@ import poetopt as po
 from poetopt.graph import TrainingGraph
 from poetopt.training.data import open_data
 from poetopt.util.errors import ModelError
-from tests.training.support import graph_of, plan_of
+from tests.support.training import graph_of, plan_of
 
 TOKENS = 5
 

@@ -28,8 +28,8 @@ from poetopt.plan.layout import lay_out
 from poetopt.training.source import rows_in_order
 from poetopt.util.errors import ExecutionError, ModelError, OptionError, OutputError, PlanError
 from tests.autodiff.test_losses import mean_of
-from tests.backends.support import embedding
-from tests.training.support import MODELS, Data, graph_of, plan_of, rows, small
+from tests.support.backends import embedding
+from tests.support.training import MODELS, Data, graph_of, plan_of, rows, small
 
 CASES = [("residual", "sgd", "paged"), ("small", "adamw", "resident"), ("small", "momentum", "paged")]
 CASES += [("dropout", "adam", "resident"), ("small", "none", "resident")]
@@ -117,7 +117,7 @@ def po_batches(plan: Any, data: Data, epoch: int) -> Any:
 SCRIPT = """if True:
     import sys
     import poetopt as po
-    from tests.training.support import plan_of, rows
+    from tests.support.training import plan_of, rows
     plan = plan_of("small", "adam")
     with po.Trainer(plan, lr=0.01, lr_schedule="cosine") as trainer:
         trainer.fit(rows(plan, 400), epochs=6, checkpoint=sys.argv[1], every=1, resume=True)

@@ -27,8 +27,8 @@ from poetopt.plan.layout import lay_out
 from poetopt.testing.kernel_program import sanitizers
 from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_host, network
 from tests.backends.c.test_saving import plan_of
+from tests.support.c import HOST, WARNINGS, needs_host, network
 
 MAIN = """
 #include <stdio.h>

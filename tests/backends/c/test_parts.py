@@ -22,7 +22,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, WARNINGS, needs_host, same
+from tests.support.c import HOST, WARNINGS, needs_host, same
 from tests.test_micro_batches import network, tight
 
 PARTS = 4

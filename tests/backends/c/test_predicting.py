@@ -30,7 +30,7 @@ from poetopt.search.predicting import prediction_of
 from poetopt.training.export import export, original
 from poetopt.training.inference import changes
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
+from tests.support.c import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
 
 Arrays = Mapping[str, NDArray[np.generic]]
 KINDS = ("resident", "paged", "tight")

@@ -26,7 +26,8 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ModelError, PlanError
-from tests.backends.c.support import (
+from tests.seeds import everything
+from tests.support.c import (
     HOST,
     M4,
     WARNINGS,
@@ -37,8 +38,7 @@ from tests.backends.c.support import (
     network,
     normalized_file,
 )
-from tests.keeping_nothing import keeping_nothing
-from tests.seeds import everything
+from tests.support.keeping_nothing import keeping_nothing
 
 SECTOR = 2048
 MANY = 10**9

@@ -22,7 +22,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action
 from poetopt.plan.layout import lay_out
 from poetopt.util.errors import ExecutionError
-from tests.backends.c.support import (
+from tests.support.c import (
     HOST,
     M4,
     batch,
