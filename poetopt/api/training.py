@@ -93,8 +93,8 @@ class Training:
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
         anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
         takes = runtime_of(runtime)
-        multiple = getattr(takes, "block_bytes", lambda unit: 1)(unit)
-        whole = self.graph.parts > 1 and not getattr(takes, "rows_of_parts", True)
+        multiple = takes.block_bytes(unit)
+        whole = self.graph.parts > 1 and not takes.rows_of_parts
         derived = (
             None
             if anew is None
@@ -141,7 +141,7 @@ class Training:
             raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
         check_usable(found)
         found = running(found, runtime)
-        if self.graph.label_weight and not getattr(runtime_of(found.runtime), "rows_of_parts", True):
+        if self.graph.label_weight and not runtime_of(found.runtime).rows_of_parts:
             raise OptionError(
                 f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
                 f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
