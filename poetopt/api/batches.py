@@ -17,11 +17,20 @@ from poetopt.api.options import AUTO, MAX, SolveOptions
 from poetopt.api.problems import costed, step_of
 from poetopt.api.searching import engine_options, search
 from poetopt.api.training import Training
+from poetopt.formulations import formulation
 from poetopt.frontends.parts import divisors
 from poetopt.frontends.reading import LARGEST_SIZE
+from poetopt.plan.assemble import everything, schedule_of
 from poetopt.report.goals import LargestBatch, PartsTried
+from poetopt.search.constructive import greedy_schedules
+from poetopt.search.incumbent import Incumbent
+from poetopt.search.limits import binds, hardest_step, impossible, kind, placed_bytes
+from poetopt.search.search import search as search_problem
+from poetopt.search.solution import Progress, Status
+from poetopt.search.tuning import WORK
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_seconds
+from poetopt.util.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,8 +150,6 @@ class _Batches:
         return self.known[batch]
 
     def _tell(self, batch: int) -> None:
-        from poetopt.search.solution import Progress
-
         if self.options.listener is not None:
             took_s = time.monotonic() - self.begin
             self.options.listener(Progress(took_s, f"looking at a batch of {batch:,}", "", None, None))
@@ -178,12 +185,8 @@ class _Batches:
 
 def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     """The find of a search in a part of its time: a schedule, that there is none, or nothing."""
-    from poetopt.plan.assemble import schedule_of
-    from poetopt.search.search import search
-    from poetopt.search.solution import Status
-
     # of the time limit, for a search of a schedule at a batch where heuristics find none
-    found = search(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
+    found = search_problem(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
     if found.interrupted:
         raise KeyboardInterrupt
     if found.plan is not None:
@@ -244,9 +247,6 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
     """The rest that the least need leaves of RAM or deadline, the smaller share; the reason where negative."""
-    from poetopt.formulations import formulation
-    from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
-
     rule = formulation(options.formulation).impossible(problem)
     if rule is not None:
         return -inf, rule
@@ -275,8 +275,6 @@ def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report
     Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read,
     OptionError where there is no batch.
     """
-    from poetopt.plan.assemble import schedule_of
-
     if options.batch == MAX:
         raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
     whole = step_of(given, replace(options, micro_batch=1))
@@ -350,14 +348,6 @@ def _figures(parts: int, report: Report) -> PartsTried:
 
 def known_schedule(problem: Problem, options: Options) -> Candidate | None:
     """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time."""
-    from poetopt.formulations import formulation
-    from poetopt.plan.assemble import everything
-    from poetopt.search.constructive import greedy_schedules
-    from poetopt.search.incumbent import Incumbent
-    from poetopt.search.limits import impossible
-    from poetopt.search.tuning import WORK
-    from poetopt.util.work import Work
-
     chosen = formulation(options.formulation)
     if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):
         return None

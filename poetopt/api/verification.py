@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from poetopt import devices
 from poetopt.api.plans import again, beside, model_place
 from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of, stream_of
 from poetopt.formulations.scope import ALL, scope_option
@@ -144,8 +145,6 @@ def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) ->
 
 def _device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] | None) -> Device | None:
     """The device: as given, the file that the plan names, or the catalogue's; None where it isn't there."""
-    from poetopt import devices
-
     if given is not None:
         return devices.device(given) if isinstance(given, (str, os.PathLike)) else given
     file = problem.recipe.get(DEVICE)

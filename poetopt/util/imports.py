@@ -29,18 +29,19 @@ INSTALL = "pip install " + " ".join(PACKAGES)
 
 def check_solving() -> None:
     """Raises BackendUnavailableError where a package is missing that solving needs."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise BackendUnavailableError(_words(missing))
+    if words := _missing():
+        raise BackendUnavailableError(words)
 
 
 def told(error: ModuleNotFoundError) -> str | None:
     """What to say of a failed import; None where it is none of these packages."""
-    name = (error.name or "").partition(".")[0]
-    return _words([name]) if name in PACKAGES else None
+    return _missing() if (error.name or "").partition(".")[0] in PACKAGES else None
 
 
-def _words(missing: list[str]) -> str:
+def _missing() -> str | None:
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if not missing:
+        return None
     verb = "is" if len(missing) == 1 else "are"
     return (
         f"{', '.join(missing)} {verb} not installed, and making plans needs that (executing them and training don't); "

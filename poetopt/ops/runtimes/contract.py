@@ -173,6 +173,25 @@ class Runtime(NodeKernels, Protocol):
         """Gives what it may have no kernels for, in words."""
         ...
 
+    # What follows has an answer for runtimes that keep nothing of their own: a class of this one has it.
+
+    @property
+    def rows_of_parts(self) -> bool:
+        """Whether the rows that all parts of a batch use are known before the first one."""
+        return True
+
+    def block_bytes(self, unit: int) -> int:
+        """Bytes that it moves at once to and from a storage of blocks of `unit` bytes."""
+        return 1
+
+    def row_numbers_bytes(self, count: int) -> int:
+        """Bytes kept of a table by rows, of which a batch uses `count` at most."""
+        return 0
+
+    def losses_bytes(self, graph: TrainingGraph) -> int:
+        """Bytes kept of a batch in parts for the losses of those that have run."""
+        return 0
+
 
 @runtime_checkable
 class TakesOver(Protocol):

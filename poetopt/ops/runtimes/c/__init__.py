@@ -21,7 +21,7 @@ from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.ops.runtimes.c.steps import as_run, call_of, kernel_for, layout, reason, version
 from poetopt.ops.runtimes.c.variants import READ_BYTES, StreamCandidate, StreamWays
-from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
+from poetopt.ops.runtimes.contract import InnerLayout, Operands, Runtime, RuntimeVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -184,7 +184,7 @@ def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
     return way._replace(streamed=tuple(names[name] for name in way.streamed))
 
 
-class CRuntime:
+class CRuntime(Runtime):
     """The kernels of `poetopt.ops`, and those that other packages register."""
 
     name = "c"

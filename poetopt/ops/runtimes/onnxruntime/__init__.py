@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
 from poetopt.ops.op import op_of
-from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
+from poetopt.ops.runtimes.contract import InnerLayout, Operands, Runtime, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
 from poetopt.ops.runtimes.onnxruntime.ways import taking, ways
 from poetopt.ops.runtimes.workspace import node_by_node
@@ -49,7 +49,7 @@ PAGE = 4096
 """Bytes of a page of memory."""
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """onnxruntime's CPU provider with one thread and graph optimisations off: each node runs by itself."""
 
     name = "onnxruntime"
