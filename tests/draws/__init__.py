@@ -8,7 +8,7 @@ import numpy as np
 
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import call_of
-from poetopt.testing.kernel import Case
+from tests.contract.kernel import Case
 from tests.draws import elementwise, movement, norms, quantized, recurrent, sums, windows
 from tests.draws.pieces import Draw
 

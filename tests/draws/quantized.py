@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor
-from poetopt.testing.kernel import OPSET, Case, node_case, session_of
+from tests.contract.kernel import OPSET, Case, node_case, session_of
 from tests.draws.pieces import Draw, Random, network, normal, onnx_node, random_shape
 from tests.draws.steps import step_cases
 
