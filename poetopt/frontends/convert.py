@@ -3,8 +3,8 @@
 Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions, Squeeze, Unsqueeze
 and Split take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files are kept
 as they are up to `NEWEST_OPSET`, the newest that released runtimes execute; beyond it they are converted down where the
-converter can, and further down where the step has operators that onnxruntime has in older opsets alone (`LAST`). All
-that is emitted is in the opset that the file has then.
+converter can, and further down where the step has operators that onnxruntime has in older opsets alone
+(`Op.newest_opset`). All that is emitted is in the opset that the file has then.
 
 Weights stand behind no Identity, share no tensor with a statistic, and are filled by no node. Automatic pads of dilated
 windows are spelt out, as onnxruntime's Conv refuses them and its pools forget the dilation: dilation x (kernel - 1) in
@@ -33,13 +33,6 @@ from poetopt.util.errors import ModelError, UnsupportedOpError
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
-LAST: Mapping[str, int] = dict.fromkeys((
-    "Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike", "RoiAlign",
-), 21)  # fmt: skip
-"""The newest opset in which onnxruntime has an operator, where it doesn't have it in newer ones: ONNX gave it more
-types there, and onnxruntime didn't follow. A Dropout in training form draws with RandomUniform."""
-
 _TRAINING_MODE_SINCE = 14
 _HIDDEN = "poetopt.hidden"
 """Domain of nodes that take no part in a conversion."""
@@ -115,12 +108,12 @@ def _last(document: Document) -> Mapping[int, NodeProto]:
     for node in document.proto.graph.node:
         if node.domain:
             continue
-        if node.op_type in LAST:
-            found[LAST[node.op_type]] = node
-        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            mode = stored(document, node.input[2])
-            if mode is None or mode.any():
-                found[LAST["RandomUniform"]] = node
+        drawn = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] != ""
+        mode = stored(document, node.input[2]) if drawn else None
+        # in training form a Dropout draws with RandomUniform
+        newest = op_of("RandomUniform" if drawn and (mode is None or mode.any()) else node.op_type).newest_opset
+        if newest is not None:
+            found[newest] = node
     return found
 
 
@@ -395,10 +388,10 @@ def spell_out_pads(document: Document) -> None:
                 "one size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
             )
         dilations = _ints(node, "dilations")
-        if node.op_type not in {"Conv", "MaxPool", "AveragePool", "LpPool"} or all(d == 1 for d in dilations):
+        if not op_of(node.op_type).window or node.op_type == "ConvTranspose" or all(d == 1 for d in dilations):
             continue
         kernel = _ints(node, "kernel_shape")
-        if not kernel and node.op_type == "Conv" and len(node.input) > 1 and node.input[1] in document.weights:
+        if not kernel and len(node.input) > 1 and node.input[1] in document.weights:
             kernel = list(document.weights[node.input[1]].dims)[2:]
         if len(kernel) != len(dilations) or any(stride != 1 for stride in _ints(node, "strides")):
             raise ModelError(

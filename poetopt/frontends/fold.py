@@ -73,7 +73,7 @@ def evaluate(
     first = constants[node.input[0]] if node.input and node.input[0] else None
     if node.op_type == "Identity" and first is not None:
         return {node.output[0]: first}
-    if node.op_type in {"Flatten", "Reshape", "Squeeze", "Unsqueeze"} and first is not None and shape is not None:
+    if node.op_type in VIEW_OPS and first is not None and shape is not None:
         return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
     floats = any(array.dtype.kind == "f" for array in feeds.values())
@@ -100,11 +100,6 @@ def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> di
     except LIBRARY_ERRORS:
         return None
     return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}
-
-
-_POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
-"""From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
-isn't there, in ceil mode either."""
 
 
 def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bool = True) -> dict[str, Type]:
@@ -190,13 +185,14 @@ def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
 
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
-    # operators that ONNX defines by a function alone, without shape inference
-    if node.op_type in {"GroupNormalization", "MeanVarianceNormalization"}:
-        return {node.output[0]: _proto(draft, node.input[0])}
-    opset = draft.opset
-    if node.op_type in _POOLS and attribute_int(node, "ceil_mode", 0):
-        opset = max(opset, _POOLS_AS_COMPUTED)
+    op, opset = op_of(node.op_type), draft.opset
+    # from opset 22 on ONNX says of pools what torch and onnxruntime do in all: a window that would begin in the padding
+    # behind isn't there, in ceil mode either
+    if op.window and attribute_int(node, "ceil_mode", 0):
+        opset = max(opset, 22)
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    if op.normalizes and not schema.has_type_and_shape_inference_function:  # ONNX defines it by a function alone
+        return {node.output[0]: _proto(draft, node.input[0])}
     types = {name: _proto(draft, name) for name in node.input if name}
     imports = [helper.make_opsetid("", opset)]
     return onnx.shape_inference.infer_node_outputs(

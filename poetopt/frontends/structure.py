@@ -20,10 +20,6 @@ from poetopt.frontends.values import deciding
 from poetopt.util.errors import ModelError, OpenError, UnsupportedOpError
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-SEQUENCE = frozenset({
-    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
-    "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
-})  # fmt: skip
 
 
 def describe(where: str, node: NodeProto, opset: int) -> str:
@@ -242,7 +238,7 @@ def _check_operator(at: str, node: NodeProto, document: Document) -> None:
         raise UnsupportedOpError(
             f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
         )
-    if op in SEQUENCE:
+    if op.startswith(("Sequence", "Optional")) or op.endswith(("ToSequence", "FromSequence")):
         raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
     if not onnx.defs.has(op, opset, ""):
         newer = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""

@@ -34,6 +34,8 @@ Range = tuple[float, float]
 """The least and the greatest value."""
 ANYWHERE = -1
 """The `pole` of an op whose derivative is infinite at the ends of its domain."""
+MASKED = -2
+"""The `pole` of an op whose result is NaN where an infinity masks all that it normalizes."""
 
 
 class Steps(StrEnum):
@@ -73,6 +75,8 @@ class Op:
         Whether it reads only what it delivers of its first input; only the shape of that.
     is_integer
         Whether it computes with integers in place of floats.
+    newest_opset
+        The newest opset in which onnxruntime has it, where it hasn't it in newer ones: ONNX gave it more types there.
     is_heavy
         Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
@@ -105,6 +109,8 @@ class Op:
         those that `axes` names, all but the first, or any.
     is_mean, is_linear
         Whether its result without samples is a mean over them, unless samples have weights; whether a mean stays one.
+    loss
+        The loss that auto takes of what goes into it, where it is all that an output comes from.
     range
         The least and the greatest value of its results, or these of those of its operands.
     pole
@@ -137,6 +143,7 @@ class Op:
     picks: bool = False
     asks_shape: bool = False
     is_integer: bool = False
+    newest_opset: int | None = None
     is_heavy: bool = False
     random: bool = False
     blocked: tuple[int, ...] | None = ()
@@ -158,6 +165,7 @@ class Op:
     looks: str = ""
     is_mean: bool = False
     is_linear: bool = False
+    loss: str = ""
     range: Range | Callable[[Sequence[Range]], Range] | None = None
     pole: int | None = None
     axis: int | None = None

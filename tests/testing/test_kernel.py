@@ -10,8 +10,8 @@ import pytest
 from poetopt.backends.c.targets import LINUX, TARGETS, compilers
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
-from poetopt.testing import ContractError, check_kernel
-from poetopt.testing.kernel import check_kernels, node_case
+from poetopt.testing import ContractError
+from tests.support.contract.kernel import check_kernel, check_kernels, node_case
 from tests.support.draws import DRAWS, cases_of
 
 needs_compiler = pytest.mark.skipif(not [*compilers(TARGETS[LINUX])], reason="no C compiler for this machine")

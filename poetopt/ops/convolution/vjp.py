@@ -8,9 +8,9 @@ dX of a convolution: ConvTranspose, a Conv with the flipped kernel, or one Gemm 
 | flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
 | folded | one Gemm for all images, Col2Im; two axes, no groups, opset 18 on | twice the columns of all images |
 
-Parts divide that by their number, and cost one dX for putting them together. The first two read all of W once an image,
-`folded` once: it is the fastest where an image has few positions for the size of W. Estimates are fitted to
-onnxruntime's kernels (1.31, one thread).
+Parts divide that by their number, and cost one dX for putting them together; for `flipped` they never pay. The first
+two read all of W once an image, `folded` once: it is the fastest where an image has few positions for the size of W.
+Estimates are fitted to onnxruntime's kernels (1.31, one thread).
 """
 
 from __future__ import annotations
@@ -85,18 +85,16 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
                 folded + max(folded, dy.nbytes) + joined + (w.nbytes // parts if parts > 1 else 0),
                 partial(_by_parts, _folded, dy=dy, w=w, window=window, group=group, parts=parts),
             )
-        if _flippable(window):
-            single = window.taps == 1
-            inputs = w.shape[1] // parts
-            unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
-            slices = unfolded if inputs > math.prod(window.size) else 0 if single else CONV_SLICE
-            copies = (1 if single else 2) + (1 if parts > 1 else 0)
-            yield Costed(
-                f"flipped/{parts}",
-                max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + extra,
-                max(min(copies, 2) * w.nbytes // parts, w.nbytes // parts + slices) + joined,
-                partial(_by_parts, _flipped, dy=dy, w=w, window=window, group=group, parts=parts),
-            )
+    if _flippable(window):
+        single = window.taps == 1
+        unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
+        slices = unfolded if w.shape[1] > math.prod(window.size) else 0 if single else CONV_SLICE
+        yield Costed(
+            "flipped",
+            max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + steps_ns(1),
+            max((1 if single else 2) * w.nbytes, w.nbytes + slices),
+            partial(_flipped, dy=dy, w=w, window=window, group=group),
+        )
 
 
 def _by_parts(

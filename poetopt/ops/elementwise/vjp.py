@@ -10,6 +10,7 @@ import numpy as np
 
 from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.regions import DOMAIN
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.frontends import checks
 from poetopt.graph import Tensor
@@ -55,7 +56,7 @@ declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}, operands_check=chec
 declare("Mul", op=arithmetic(keeps_scores=True, is_linear=True, range=behind.pair(behind.product), exact=True))
 declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
-declare("Pow", op=each(flops=EXP, pole=0))
+declare("Pow", op=each(flops=EXP, range=behind.power, pole=0))
 declare("Reciprocal", op=unary(flops=1, pole=0))
 declare("Selu", op=each(flops=EXP + 3))
 declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf)))
@@ -242,6 +243,7 @@ def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0)))
 
 
+@register_vjp("HardSwish", since=1, domain=DOMAIN)
 @single("HardSwish", since=14)
 def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
@@ -250,6 +252,7 @@ def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype)))
 
 
+@register_vjp("Mish", since=1, domain=DOMAIN)
 @single("Mish", since=18)
 def mish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""

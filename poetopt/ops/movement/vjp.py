@@ -26,7 +26,7 @@ from poetopt.util.errors import ModelError
 moved = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
 viewed = partial(moved, is_linear=True, cuts=axes.view, exact=True)
 
-declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
+declare("Bernoulli", "Multinomial", op=Op(random=True, newest_opset=21, blocked=None))
 declare("BitCast", op=Op(blocked=None))
 declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, axis=0, any_type=True))
 declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
@@ -38,7 +38,7 @@ declare("Identity", op=viewed())
 declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
 declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3)))
 declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
-    flops=0, random=True, blocked=None,
+    flops=0, random=True, newest_opset=21, blocked=None,
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
 declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))

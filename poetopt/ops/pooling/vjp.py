@@ -53,7 +53,8 @@ declare("MaxPool", op=pool(
     flops=lambda c: c.n * c.window, numbers=Origin.BETWEEN, keeps_scores=True,
     attributes=sizes | {"storage_order": (0, 1)}, letters_streamed=axes.pool,
 ))  # fmt: skip
-declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
+declare("GlobalLpPool", "RoiAlign", op=Op(newest_opset=21))
+declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN, newest_opset=21))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
     axes=-1, attributes={"antialias": (0, 1), "exclude_outside": (0, 1)}, lists=(1, 2, 3), workspace=kernels.resize,
