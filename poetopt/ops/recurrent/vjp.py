@@ -39,15 +39,16 @@ layer = partial(
     settings_check=checks.recurrent,
 )  # fmt: skip
 
+sizes = {"direction": ("forward", "reverse", "bidirectional"), "hidden_size": 1, "layout": (0, 1)}
+
 declare("GRU", op=layer(
-    flops=flops.gated(3), attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)},
-    workspace=kernels.recurrent,
+    flops=flops.gated(3), attributes=sizes | {"linear_before_reset": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("LSTM", op=layer(
     flops=flops.gated(5), weights=(1, 2, 3, 7), first_states=(5, 6),
-    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, workspace=kernels.recurrent,
+    attributes=sizes | {"input_forget": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("RNN", op=layer(flops=flops.rnn, attributes={"hidden_size": 1, "layout": (0, 1)}, workspace=kernels.rnn))
+declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn))
 
 
 _MOST_STEPS = 4096
