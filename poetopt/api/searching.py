@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from poetopt.api.options import SolvingOptions
 from poetopt.api.problems import store_all_peak_bytes, total_bytes
 from poetopt.graph.problem import Problem, check_problem
+from poetopt.ops.runtimes import DEFAULT
 from poetopt.util.errors import OptionError
 from poetopt.util.text import near
 from poetopt.util.units import Factor, Share, parse_deadline, parse_energy, parse_fraction, parse_ram, parse_time
@@ -62,14 +63,16 @@ def engine_options(problem: Problem, options: SolvingOptions) -> Options:
     from poetopt.util import imports
 
     imports.check_solving()
+    from poetopt.backends.onnxruntime import sessions
     from poetopt.formulations import formulation as formulation_of
     from poetopt.formulations.options import with_options
-    from poetopt.ops.runtimes.c.steps import check_runs
+    from poetopt.ops.runtimes.c import steps as calls
     from poetopt.search.diagnosis.least_budget import limited
     from poetopt.search.solution import DeadlineModel, Options
 
     check_problem(problem)
-    if problem.runtime == "c" and problem.graph is not None:
+    check_runs = {"c": calls.check_runs, DEFAULT: sessions.check_runs}.get(problem.runtime)
+    if problem.graph is not None and check_runs is not None:
         check_runs(problem.graph.joint)
     run = run_of(problem, options)
     steps = 1 if run is None else run.steps
