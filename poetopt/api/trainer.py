@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
-from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.errors import PlanError
 from poetopt.util.files import Closing
 from poetopt.util.progress import telling
+from poetopt.util.units import parse_whole
 
 if TYPE_CHECKING:
     import onnx
@@ -87,9 +88,8 @@ class Trainer(Closing):
         from poetopt.training.learner import Learner
         from poetopt.training.source import parse_schedule
 
-        if seed < 0:
-            raise OptionError(f"--seed {seed}: must be 0 or more")
-        self.seed, self.lr_schedule, self._schedule = seed, lr_schedule, parse_schedule(lr_schedule)
+        self.seed = parse_whole(seed, option="--seed", least=0)
+        self.lr_schedule, self._schedule = lr_schedule, parse_schedule(lr_schedule)
         self._told = told or telling(progress)
         if isinstance(plan, Prepared):
             made: Plan | Prepared = plan
