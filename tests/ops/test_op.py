@@ -35,7 +35,7 @@ def test_a_text_that_an_op_does_not_have_is_refused() -> None:
         allowed = op_of(op).attributes.get(name)
         assert isinstance(allowed, tuple), (op, name)
         for text in allowed:
-            check_settings("n", helper.make_node(op, ["x"], ["y"], **{name: text}))
+            check_settings("n", helper.make_node(op, ["x"], ["y"], **{name: text}))  # type: ignore[arg-type]
         with pytest.raises(ModelError, match=f"its {name} is 'UP'"):
             check_settings("n", helper.make_node(op, ["x"], ["y"], **{name: "UP"}))
 

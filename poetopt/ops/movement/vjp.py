@@ -19,7 +19,7 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
-from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.op import Allowed, Op, Origin, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
 
@@ -31,7 +31,7 @@ declare("BitCast", op=Op(blocked=None))
 declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, axis=0, any_type=True))
 declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
 declare("ConstantOfShape", op=Op(flops=0, blocked=None, settings=(0,), lists=(0,), any_type=True))
-blocks: dict[str, int | tuple[int | str, ...]] = {"blocksize": 1, "mode": ("DCR", "CRD")}
+blocks: Allowed = {"blocksize": 1, "mode": ("DCR", "CRD")}
 declare("DepthToSpace", op=Op(flops=0, attributes=blocks, settings_check=checks.blocks))
 declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
 declare("Flatten", op=viewed(axis=1))

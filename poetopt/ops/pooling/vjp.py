@@ -34,12 +34,12 @@ from poetopt.graph import Node, Tensor
 from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
-from poetopt.ops.op import AUTO_PAD, Op, Origin, Steps, declare
+from poetopt.ops.op import AUTO_PAD, Allowed, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-sizes = {"auto_pad": AUTO_PAD, "dilations": 1, "kernel_shape": 1, "strides": 1}
+sizes: Allowed = {"auto_pad": AUTO_PAD, "dilations": 1, "kernel_shape": 1, "strides": 1}
 pool = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, settings_check=checks.pool, window=True)
 
 declare("AveragePool", op=pool(
