@@ -267,7 +267,8 @@ def check_runs(graph: TrainingGraph) -> None:
         for node in () if operator.backward or operator.view else operator.nodes:
             read = {tensors[name].dtype for name in node.inputs if name}
             written = {tensors[name].dtype for name in node.outputs if name}
-            usual = read <= {"float32", "int64", "bool"} and written == {"float32"}
+            usual = read <= {"float32", "int64", "bool"} and "float32" in written
+            usual = usual or op_of(node.op_type).any_type
             if usual or node.domain or node.op_type in VIEW_OPS or not (read | written).isdisjoint(FEW_KERNELS):
                 continue
             try:
