@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 EXP = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
 
+Allowed = dict[str, int | tuple[int | str, ...]]
+"""The least value of attributes by name, or the few that there are."""
 Range = tuple[float, float]
 """The least and the greatest value."""
+AUTO_PAD: tuple[int | str, ...] = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")
+"""The values of the attribute `auto_pad`; old exporters write an empty text for the first."""
 ANYWHERE = -1
 """The `pole` of an op whose derivative is infinite at the ends of its domain."""
 MASKED = -2
@@ -170,7 +174,7 @@ class Op:
     pole: int | None = None
     axis: int | None = None
     axes: int | None = None
-    attributes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    attributes: Allowed = field(default_factory=dict)
     settings_check: Callable[[Mapping[str, tuple[int, ...]], Shapes], Iterator[str]] | None = None
     lists: tuple[int, ...] = ()
     operands_check: Callable[[NodeProto, Shape, Shapes, Mapping[str, Array]], Iterator[str]] | None = None

@@ -422,20 +422,23 @@ class TestWhatInferenceIsAsked:
 
 class TestTypes:
     def test_what_an_operator_does_not_take(self) -> None:
+        """The file says of what shape the output is, so that inference, which refuses the types, is not needed."""
         i64, f64 = onnx.TensorProto.INT64, onnx.TensorProto.DOUBLE
-        for op, types in (
-            ("Gather", [(F32, [4, 2]), (F32, [3])]),
-            ("Add", [(F32, [3]), (i64, [3])]),
-            ("Add", [(F32, [3]), (f64, [3])]),
-            ("Concat", [(F32, [3]), (i64, [3])]),
-            ("Sigmoid", [(i64, [3])]),
-            ("Where", [(F32, [3]), (F32, [3]), (F32, [3])]),
+        for op, types, shape in (
+            ("Gather", [(F32, [4, 2]), (F32, [3])], [3, 2]),
+            ("Add", [(F32, [3]), (i64, [3])], [3]),
+            ("Add", [(F32, [3]), (f64, [3])], [3]),
+            ("Concat", [(F32, [3]), (i64, [3])], [6]),
+            ("Sigmoid", [(i64, [3])], [3]),
+            ("Where", [(F32, [3]), (F32, [3]), (F32, [3])], [3]),
         ):
             node = helper.make_node(op, [f"x{k}" for k in range(len(types))], ["y"])
             if op == "Concat":
                 node.attribute.append(helper.make_attribute("axis", 0))
+            model = one_node(node, types, 20)
+            model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F32, shape))
             with pytest.raises(ModelError, match="type"):
-                load_onnx(one_node(node, types, 20))
+                load_onnx(model)
 
     def test_operands_that_end_a_runtime(self) -> None:
         """Indices outside of an axis, whole numbers divided by 0, scales along an axis that isn't there."""
@@ -470,5 +473,6 @@ class TestTypes:
         model = one_node(helper.make_node("f", ["x", "i"], ["y"], domain="own"), [(F32, [4, 2]), (F32, [3])], 20)
         model.functions.append(function)
         model.opset_import.append(helper.make_opsetid("own", 1))
+        model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", F32, [3, 2]))
         with pytest.raises(ModelError, match="type"):
             load_onnx(model)

@@ -14,7 +14,8 @@ from poetopt.backends.onnxruntime.archive import Archive, Header, opened
 from poetopt.backends.step.memory import aligned_copy, numpy_dtype
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
 from poetopt.ops.op import Choice, op_of
-from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.errors import ModelError
+from poetopt.util.units import parse_whole
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -31,10 +32,9 @@ def random_batch(graph: Graph, seed: int = 0) -> Batch:
 
     Lengths of sequences are drawn from one step to all, booleans and the target of bce evenly; integers that nothing
     bounds are 1 (a mask that hides nothing).
-    Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a negative seed.
+    Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a seed that is none.
     """
-    if seed < 0:
-        raise OptionError(f"--seed {seed}: must be 0 or more")
+    seed = parse_whole(seed, option="--seed", least=0)
     batch: dict[str, Array] = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]

@@ -27,10 +27,10 @@ import numpy as np
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.program import Act
-from poetopt.graph import PACKED, Graph, Node, Role, Tensor
+from poetopt.graph import PACKED, VIEW_OPS, Graph, Node, Role, Tensor, TrainingGraph
 from poetopt.ops.op import op_of
-from poetopt.ops.runtimes.onnxruntime import runtime
-from poetopt.util.errors import BackendUnavailableError, ExecutionError
+from poetopt.ops.runtimes.onnxruntime import FEW_KERNELS, runtime
+from poetopt.util.errors import BackendUnavailableError, ExecutionError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -254,6 +254,33 @@ class Sessions:
             f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
             lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
         )
+
+
+def check_runs(graph: TrainingGraph) -> None:
+    """Raise `UnsupportedOpError` where onnxruntime has no kernel for a node of the network.
+
+    Only nodes of unusual types are loaded: each op has a kernel for float32, with operands of int64 and bool beside it.
+    Rules emit nodes that have one. For float64 and bfloat16 there is a note instead (`Runtime.notes`).
+    """
+    sessions, tensors = Sessions(graph), graph.tensors
+    for operator in graph.operators:
+        for node in () if operator.backward or operator.view else operator.nodes:
+            read = {tensors[name].dtype for name in node.inputs if name}
+            written = {tensors[name].dtype for name in node.outputs if name}
+            usual = read <= {"float32", "int64", "bool"} and "float32" in written
+            usual = usual or op_of(node.op_type).any_type
+            if usual or node.domain or node.op_type in VIEW_OPS or not (read | written).isdisjoint(FEW_KERNELS):
+                continue
+            try:
+                sessions.get(node)
+            except BackendUnavailableError:
+                return  # a plan is made without it
+            except ExecutionError as error:
+                types = ", ".join(tensors[name].dtype for name in node.inputs if name)
+                raise UnsupportedOpError(
+                    f"{graph.source}: {error} (its inputs are {types}); export the model with other types, or plan "
+                    "with --runtime c where that has a kernel"
+                ) from error
 
 
 def key_of(node: Node) -> tuple[str, ...]:

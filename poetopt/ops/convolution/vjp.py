@@ -27,13 +27,13 @@ from poetopt.frontends import checks
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import AUTO_PAD, Allowed, Op, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
 
 convolution = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, weights=(1, 2), is_product=True, window=True)
-sizes = {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
+sizes: Allowed = {"auto_pad": AUTO_PAD, "dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
 
 declare("Conv", op=convolution(
     flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), filter_axis=0, reads_quantized=True, attributes=sizes,

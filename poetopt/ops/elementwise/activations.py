@@ -40,7 +40,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops import flops
 from poetopt.ops.elementwise.vjp import each, unary
-from poetopt.ops.op import EXP, MASKED, Op, Steps, declare
+from poetopt.ops.op import AUTO_PAD, EXP, MASKED, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -55,19 +55,21 @@ shares = partial(
 
 declare("Celu", op=Op(flops=EXP + 3))
 declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
-declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1)))
+declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1), attributes={"auto_pad": AUTO_PAD}))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
 declare("DynamicQuantizeLinear", op=Op(blocked=None))
-declare("Gelu", op=Op(flops=2 * EXP + 4))
+declare("Gelu", op=Op(flops=2 * EXP + 4, attributes={"approximate": ("none", "tanh")}))
 declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
 declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
 declare("MatMulInteger", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
 declare("Mean", op=Op(
     flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
 ))  # fmt: skip
-declare("QLinearConv", op=integers(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9))))
+declare("QLinearConv", op=integers(
+    flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9)), attributes={"auto_pad": AUTO_PAD},
+))  # fmt: skip
 declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize))
 declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))

@@ -30,7 +30,8 @@ declare("Add", op=arithmetic(
 ))  # fmt: skip
 declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=each(flops=1, blocked=None))
 declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
-declare("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
+declare("BitShift", op=Op(blocked=None, attributes={"direction": ("LEFT", "RIGHT")}))
+declare("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
 declare("Cast", op=each(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True))
 declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
 declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))

@@ -31,8 +31,11 @@ from poetopt.ops import flops
 from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={"align_corners": (0, 1)}))
-declare("Upsample", op=Op(settings=(1,)))
+declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={
+    "align_corners": (0, 1), "mode": ("linear", "bilinear", "cubic", "bicubic", "nearest"),
+    "padding_mode": ("zeros", "border", "reflection"),
+}))  # fmt: skip
+declare("Upsample", op=Op(settings=(1,), attributes={"mode": ("nearest", "linear")}))
 
 
 _A = -0.75

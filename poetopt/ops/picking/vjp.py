@@ -42,7 +42,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Choice, Op, Origin, Steps, declare
+from poetopt.ops.op import Allowed, Choice, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -61,12 +61,14 @@ declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, setti
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
+added: Allowed = {"reduction": ("none", "add", "mul", "max", "min")}
 declare("ScatterElements", op=Op(
     flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
-    workspace=kernels.widened_indices,
+    workspace=kernels.widened_indices, attributes=added,
 ))  # fmt: skip
 declare("ScatterND", op=Op(
     flops=flops.scattered, blocked=(1,), operands_check=checks.scatter_nd, in_place=(0,), cuts=axes.scatter,
+    attributes=added,
 ))  # fmt: skip
 declare("Slice", op=Op(
     flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, axes=3, lists=(1, 2, 3, 4),

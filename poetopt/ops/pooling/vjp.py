@@ -34,12 +34,12 @@ from poetopt.graph import Node, Tensor
 from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.op import AUTO_PAD, Allowed, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-sizes = {"dilations": 1, "kernel_shape": 1, "strides": 1}
+sizes: Allowed = {"auto_pad": AUTO_PAD, "dilations": 1, "kernel_shape": 1, "strides": 1}
 pool = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, settings_check=checks.pool, window=True)
 
 declare("AveragePool", op=pool(
@@ -57,7 +57,14 @@ declare("GlobalLpPool", "RoiAlign", op=Op(newest_opset=21))
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN, newest_opset=21))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
-    axes=-1, attributes={"antialias": (0, 1), "exclude_outside": (0, 1)}, lists=(1, 2, 3), workspace=kernels.resize,
+    axes=-1, lists=(1, 2, 3), workspace=kernels.resize, attributes={
+        "antialias": (0, 1), "exclude_outside": (0, 1), "mode": ("nearest", "linear", "cubic"),
+        "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", ""),
+        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"), "coordinate_transformation_mode": (
+            "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+            "tf_crop_and_resize", "tf_half_pixel_for_nn",
+        ),
+    },
 ))  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import Allowed, Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
@@ -39,15 +39,16 @@ layer = partial(
     settings_check=checks.recurrent,
 )  # fmt: skip
 
+sizes: Allowed = {"direction": ("forward", "reverse", "bidirectional"), "hidden_size": 1, "layout": (0, 1)}
+
 declare("GRU", op=layer(
-    flops=flops.gated(3), attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)},
-    workspace=kernels.recurrent,
+    flops=flops.gated(3), attributes=sizes | {"linear_before_reset": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("LSTM", op=layer(
     flops=flops.gated(5), weights=(1, 2, 3, 7), first_states=(5, 6),
-    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, workspace=kernels.recurrent,
+    attributes=sizes | {"input_forget": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("RNN", op=layer(flops=flops.rnn, attributes={"hidden_size": 1, "layout": (0, 1)}, workspace=kernels.rnn))
+declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn))
 
 
 _MOST_STEPS = 4096
