@@ -57,7 +57,7 @@ class Looked:
         The refusal, "" where there is none.
     open
         The problems that aren't refused.
-    problem, schedule
+    known
         One of them with a schedule, and that schedule; None where none is known.
     plain
         Whether it keeps everything.
@@ -67,8 +67,7 @@ class Looked:
     room: float
     why: str = ""
     open: tuple[Problem, ...] = ()
-    problem: Problem | None = None
-    schedule: Schedule | None = None
+    known: tuple[Problem, Schedule] | None = None
     plain: bool = False
 
 
@@ -85,18 +84,16 @@ def largest_batch(given: Solvable, options: SolveOptions, begin: float) -> Repor
     found = _largest(given, options, begin)
     if found is None:
         return search(_problems_at(given, options, 1), options)
-    largest, best = found
-    assert best.problem is not None
-    assert best.schedule is not None
-    return replace(search((best.problem,), options, (best.schedule,)), largest=largest)
+    largest, problem, schedule = found
+    return replace(search((problem,), options, (schedule,)), largest=largest)
 
 
 def _problems_at(given: Solvable, options: SolveOptions, batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
     return costed(step_of(given, replace(options, batch=batch)), options, roomiest=roomiest)
 
 
-def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Looked] | None:
-    """The largest batch with a schedule, and what is known of it; None where no batch is known to have one."""
+def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Problem, Schedule] | None:
+    """The largest batch with a schedule, its problem, and that schedule; None where no batch is known to have one."""
     most = LARGEST_SIZE if options.samples is None else options.samples
     # the problems with the most room for the schedule come first
     batches = _Batches(given, options, begin, most, roomiest=True)
@@ -107,18 +104,18 @@ def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[Larg
         return None
     refused = _bracketed(batches, low)
     best, refused = _with_schedule(batches, refused)
-    if best is None:
+    if best is None or best.known is None:
         return None
+    known = best.known
     if best.plain:  # there was no need for the most room
-        again = _Batches(given, options, begin, most, roomiest=False).scheduled(best.batch, search=False)
-        best = again if again.schedule is not None else best
+        known = _Batches(given, options, begin, most, roomiest=False).scheduled(best.batch, search=False).known or known
     largest = LargestBatch(
         batch=best.batch,
         refused=refused.batch if refused else None,
         why=refused.why if refused else "",
         most=most,
     )
-    return largest, best
+    return largest, *known
 
 
 class _Batches:
@@ -169,14 +166,14 @@ class _Batches:
     def scheduled(self, batch: int, *, search: bool = True) -> Looked:
         """The same with a schedule: one of heuristics or, while it is early, of a search, which may prove otherwise."""
         looked = self.look(batch)
-        if looked.schedule is not None:
+        if looked.known is not None:
             return looked
         for problem in looked.open:
             options = engine_options(problem, self.options)
             known = known_schedule(problem, options)
             if known is not None:
                 plain = not (known.schedule.recomputes or known.schedule.page_ins or known.simulation.overhead_j)
-                looked = replace(looked, problem=problem, schedule=known.schedule, plain=plain)
+                looked = replace(looked, known=(problem, known.schedule), plain=plain)
             elif search and self.early:
                 looked = _searched(looked, problem, options)
         self.known[batch] = looked
@@ -190,7 +187,7 @@ def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     if found.interrupted:
         raise KeyboardInterrupt
     if found.plan is not None:
-        return replace(looked, problem=problem, schedule=schedule_of(found.plan))
+        return replace(looked, known=(problem, schedule_of(found.plan)))
     if found.status is Status.INFEASIBLE:
         return replace(looked, open=(), why="a search proves that there is no schedule")
     return looked
@@ -236,7 +233,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
     trial = beyond - 1
     while (best.batch if best else 0) < beyond - 1:
         looked = batches.scheduled(trial)
-        if looked.schedule is not None:
+        if looked.known is not None:
             best = looked
         else:
             beyond = trial

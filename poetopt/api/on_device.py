@@ -169,7 +169,7 @@ def restore(
     """
     found = plan_in(read_plan(plan))
     graph = graph_of(found)
-    prediction, wrong = prediction_of(found, graph), None
+    prediction, wrong = prediction_of(found, graph), list[ModelError]()
     for home in WEIGHTS:
         program = device_program(found, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
         try:
@@ -180,15 +180,14 @@ def restore(
         try:
             number, values = newest(program, content)
         except ModelError as error:
-            wrong = wrong or error
+            wrong.append(error)
             continue
         roots = {name: graph.joint.root(name) for name in graph.learned}
         learned = {name: values[root] for name, root in roots.items() if root in values}
         shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in learned.items()}
         Exporting(graph, found.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
         return number
-    assert wrong is not None
-    raise wrong
+    raise wrong[0]
 
 
 def execute_on(

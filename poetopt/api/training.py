@@ -90,25 +90,25 @@ class Training:
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return self._scheduled(autodiff.with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
-    def _to_page(self, runtime: str, unit: int) -> Training:
-        """The step for paged parameters: with updates, and tables by rows where the others stay as they are.
+    def for_device(self, device: Device, parameters: str = "resident") -> Training:
+        """The step as it is scheduled on a device: `cost` counts what it takes, and changes nothing of it.
 
-        `unit` is the block of the device's storage.
+        Where parameters are paged, it has updates, and tables by rows where the other rows stay as they are.
         """
+        updates = self.graph.optimizer == "none" and not self.graph.forward_only
+        paged = parameters == "paged" and (updates or self.by_rows is not None)
+        return (self._to_page(device) if paged else self).on(device.runtime)
+
+    def _to_page(self, device: Device) -> Training:
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
-        anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
-        takes = runtime_of(runtime)
-        multiple = takes.block_bytes(unit)
-        whole = self.graph.parts > 1 and not takes.rows_of_parts
-        derived = (
-            None
-            if anew is None
-            else anew(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
-        )
-        plain = replace(self, by_rows=None)
-        if derived is None or (not derived.rows and derived.parts == 1):
-            return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
-        return plain._scheduled(derived, optimizer=optimizer)
+        plain, takes = replace(self, by_rows=None), runtime_of(device.runtime)
+        if self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True):
+            multiple = takes.block_bytes(1 if device.storage is None else device.storage.block_bytes)
+            whole = self.graph.parts > 1 and not takes.rows_of_parts
+            derived = self.by_rows(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
+            if derived.rows or derived.parts > 1:
+                return plain._scheduled(derived, optimizer=optimizer)
+        return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
 
     def cost(
         self,
@@ -145,23 +145,20 @@ class Training:
                 f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
                 f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
             )
-        updates = self.graph.optimizer == "none" and not self.graph.forward_only
-        if parameters == "paged" and (updates or self.by_rows is not None):
-            paged = self._to_page(found.runtime, 1 if found.storage is None else found.storage.block_bytes)
-            return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
-        graph = self.on(found.runtime).graph
+        step = self.for_device(found, parameters)
+        graph = step.graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
-            over = self.recipe.get(OVER) is True
+            over = step.recipe.get(OVER) is True
             problem = cost(graph, found, parameters=parameters, stream=ways, over=over)
             after = graph.closing
             last = None if after is None else cost(after, found, parameters=parameters, stream=ways, over=over)
-        recipe = {**self.recipe, **_of_file(device)}
+        recipe = {**step.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
         if ways != STREAM[1]:
             recipe |= {STREAMS: ways}
-        notes = (*_lazy_notes(graph, self.recipe.get(LAZY) is True), _pedigree(found))
+        notes = (*_lazy_notes(graph, step.recipe.get(LAZY) is True), _pedigree(found))
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, *notes))
         if profile is not None:
             measured = profile if isinstance(profile, Profile) else load_profile(profile)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from poetopt import devices
 from poetopt.api.plans import again, beside, model_place
@@ -38,6 +38,8 @@ from poetopt.util.text import shown as printable
 from poetopt.util.units import finite
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from poetopt.api.training import Training, TrainingFile
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
@@ -180,7 +182,7 @@ def _named_by_file(problem: Problem) -> bool:
     return problem.name == PurePath(problem.model_ref).stem
 
 
-def _unlike(here: Any, there: Any) -> Iterator[tuple[str, object, object]]:
+def _unlike(here: DataclassInstance, there: DataclassInstance) -> Iterator[tuple[str, object, object]]:
     for entry in fields(here):
         if entry.name in APART:
             continue
