@@ -30,8 +30,6 @@ from poetopt.util.errors import ExecutionError, OptionError, OutputError
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""
 INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-MARK = "*_tables.c"
-"""The file by which a folder is known to have been emitted."""
 PREFIX = "po"
 """The beginning of names of files and of all that the linker sees."""
 OURS = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\n))(?:(po)(?=_|\.(?:h|ld|elf)\b)|(PO)(?=_))")
@@ -55,16 +53,13 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
     found = {}
     for name, content in made.items():
         if not name.endswith(".bin"):
-            pieces = STRING.split(content.decode()) if name == TABLES else [content.decode()]
+            pieces = STRING.split(content.decode()) if name == "po_tables.c" else [content.decode()]
             kept = (f".bss.{PREFIX}_", f"{PREFIX}.")  # all other strings there are names of the network's
             content = "".join(
                 piece if k % 2 and not piece[1:].startswith(kept) else ours(piece) for k, piece in enumerate(pieces)
             ).encode()
         found[ours(name)] = content
     return found
-
-
-TABLES = "po_tables.c"
 
 
 PLAIN = "plain"
@@ -197,7 +192,8 @@ def check_folder_free(folder: str | os.PathLike[str]) -> None:
         return
     if not target.is_dir():
         raise OutputError(f"can't write the folder {target}: it is a file; give another path")
-    if any(target.iterdir()) and not any(target.rglob(MARK)):
+    # the file by which a folder is known to have been emitted
+    if any(target.iterdir()) and not any(target.rglob("*_tables.c")):
         raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")
 
 
@@ -206,8 +202,6 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 """What the emitted code has none of."""
 STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c", "po_save.c")
 """What a step is made of on every target."""
-SAVED = ("-Wl,-u,po_save", "-Wl,-u,po_restore")
-"""Has the linker keep what an application calls and the example doesn't: the stack and the code are for it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +293,11 @@ def build(
         (folder / "po.ld").write_text(linker_script(ram), encoding="utf-8")
         sources = (*STEP, "po_startup.c", "po_libm.c", "main.c")
         flags, libraries = LINKED["zig" if found.name == ZIG else "gcc"]
-        found.run((*FLAGS, *warnings, *flags, *SAVED, *sources, *libraries, "-o", "po.elf"), folder)
+        # the linker keeps what an application calls and the example doesn't: stack and code are for it, too
+        found.run(
+            (*FLAGS, *warnings, *flags, "-Wl,-u,po_save", "-Wl,-u,po_restore", *sources, *libraries, "-o", "po.elf"),
+            folder,
+        )
         executable = folder / "po.elf"
         linked = linking.sizes([executable], weights)
         return Built(program, target, found, folder, executable, linked, ram, _deepest(executable))

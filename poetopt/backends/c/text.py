@@ -65,14 +65,13 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
 
 
 ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
-TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
 
 
 def fixed(name: str) -> str:
     """A file that is emitted as it is."""
-    return files(TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+    return files("poetopt.backends.c.files").joinpath(name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, object]) -> str:
