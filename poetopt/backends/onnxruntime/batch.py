@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Batch = Mapping[str, "Array"]
 """Arrays by the names of the graph's inputs."""
 
-_SHOWN = 8
-
 
 def random_batch(graph: Graph, seed: int = 0) -> Batch:
     """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
@@ -87,7 +85,7 @@ def check_names(graph: Graph, data: Mapping[str, object]) -> None:
     """Raise `ModelError` where `data` lacks an input of `graph`."""
     if missing := [name for name in graph.inputs if name not in data]:
         wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
-        given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:_SHOWN]) or "nothing"
+        given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:8]) or "nothing"
         renamed = ", ".join(f"{name}=..." for name in graph.inputs)
         raise ModelError(f"the data lacks {wanted}; it has {given}. Name the arrays so: numpy.savez(path, {renamed})")
 

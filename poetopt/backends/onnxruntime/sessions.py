@@ -35,12 +35,6 @@ from poetopt.util.errors import BackendUnavailableError, ExecutionError, Unsuppo
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-READ_AS_THEY_RUN = frozenset({"ConstantOfShape", "Reshape"})
-"""Ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB."""
-
-EMBEDDED_ELEMENTS = 64
-"""Integer constants up to this size become part of their session."""
-
 
 _SEED = re.compile(rb"(\x0a\x04seed\x15).{4}", re.DOTALL)
 """The attribute `seed` in a model's bytes: its name (field 1), and behind it a float of 4 bytes (field 2)."""
@@ -175,7 +169,12 @@ class Sessions:
         """Gives what is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
         inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
         outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
-        embedded = {key: name for key, name in inputs if self.embeds(name) and node.op_type not in READ_AS_THEY_RUN}
+        # ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB
+        embedded = {
+            key: name
+            for key, name in inputs
+            if self.embeds(name) and node.op_type not in ("ConstantOfShape", "Reshape")
+        }
         return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
     def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
@@ -204,7 +203,8 @@ class Sessions:
         """Says whether the tensor `name` is part of each session that reads it."""
         tensor = self.graph.tensors[name]
         constant = tensor.role is Role.CONSTANT and tensor.name in self.graph.values
-        return constant and tensor.dtype in ("int64", "int32") and tensor.size <= EMBEDDED_ELEMENTS
+        # integer constants up to this size become part of their session
+        return constant and tensor.dtype in ("int64", "int32") and tensor.size <= 64
 
     def _model(
         self,

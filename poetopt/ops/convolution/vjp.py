@@ -48,9 +48,6 @@ declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 
-COL2IM_OPSET = 18
-"""The first opset that has Col2Im."""
-
 
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...]."""
@@ -107,7 +104,8 @@ def _by_parts(
 
 def _foldable(window: Window, opset: int) -> bool:
     # onnxruntime's Col2Im is wrong for one or three axes where one is dilated; two have a kernel of their own
-    return opset >= COL2IM_OPSET and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
+    # the first opset that has Col2Im
+    return opset >= 18 and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
 
 
 def _flippable(window: Window) -> bool:

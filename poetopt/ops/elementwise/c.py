@@ -21,7 +21,6 @@ from poetopt.ops.runtimes.c.kernel import (
     written,
 )
 
-HEADER = "po_math.h"
 REAL = frozenset({"float32"})
 SCALARS = frozenset({"float32", "float64"})
 NUMBERS = SCALARS | {"int64", "int32"}
@@ -74,7 +73,7 @@ def elementwise(
 
     return Kernel(
         op_type, code, domain, refused, in_place=in_place, constants=constants,
-        tilings=lambda call: broadcast(code, call), headers=(HEADER,),
+        tilings=lambda call: broadcast(code, call), headers=("po_math.h",),
     )  # fmt: skip
 
 

@@ -195,17 +195,14 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
     return None, da, db
 
 
-_APART = 4
-"""So many operands' gradients are operators of their own; those of more are written by one, which compares once."""
-
-
 def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     """Operands that equal the result share its gradient."""
     dy = op.only(cotangents)
     operands = [op.input(i) for i in range(len(op.inputs))]
     wanted = [index for index in range(len(operands)) if op.need(index)]
     gradients: list[Tensor | None] = [None] * len(operands)
-    for group in [wanted] if len(wanted) > _APART else [[index] for index in wanted]:
+    # the gradients of up to four operands are operators of their own; those of more are one's, which compares once
+    for group in [wanted] if len(wanted) > 4 else [[index] for index in wanted]:
         k = op.emit("grad_input")
         # all operands are read, so the result can be found again instead of being kept
         y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)

@@ -288,13 +288,6 @@ def _per_parameter(k: OperatorBuilder, sums: Tensor, batch: int, channels: int, 
     return k.reshape(k.reduce_sum(split, [0, 2]), like.shape)
 
 
-TINY = float(np.finfo(np.float32).tiny)
-
-MEAN_VARIANCE_AXES = (0, 2, 3)
-MEAN_VARIANCE_EPSILON = 1e-9
-"""Both as the operator's definition has them; the latter is added to the standard deviation, not to the variance."""
-
-
 @single("LpNormalization", since=1)
 def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With Y = X / |X| along the axis: dX = (dY - N sum(dY Y)) / |X|, N = Y for p = 2 and sign(X) for p = 1.
@@ -306,7 +299,7 @@ def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     shape = tuple(1 if a == axis else d for a, d in enumerate(x.shape))
     first = op.attr_int("p", 2) == 1
     norm = k.node("ReduceL1" if first else "ReduceL2", [x, k.graph.ints([axis])], shape, x.dtype)
-    norm = k.binary("Max", norm, k.graph.scalar(TINY, x.dtype))
+    norm = k.binary("Max", norm, k.graph.scalar(float(np.finfo(np.float32).tiny), x.dtype))
     y = op.y if op.builder.kept(op.y) else k.div(x, norm)
     total = k.reduce_sum(k.mul(dy, y), [axis])
     slope = k.mul(sign(k, x) if first else y, total)
@@ -320,11 +313,12 @@ def mean_variance(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     Reads X, and Y where it is kept anyway; three temporaries of X's size.
     """
     x = op.x
-    axes = normalized(op.attr_ints("axes") or MEAN_VARIANCE_AXES, len(x.shape))
+    axes = normalized(op.attr_ints("axes") or (0, 2, 3), len(x.shape))
     share = 1.0 / max(math.prod(x.shape[axis] for axis in axes), 1)
     centred = k.sub(x, k.mul(k.reduce_sum(x, axes), share))
     variance = k.mul(k.reduce_sum(k.mul(centred, centred), axes), share)
-    deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(MEAN_VARIANCE_EPSILON, x.dtype))
+    # both as the operator's definition has them; the latter is added to the standard deviation, not to the variance
+    deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(1e-9, x.dtype))
     y = op.y if op.builder.kept(op.y) else k.div(centred, deviation)
     tilted = k.mul(k.reduce_sum(k.mul(dy, y), axes), share)
     plain = k.mul(k.reduce_sum(dy, axes), share)

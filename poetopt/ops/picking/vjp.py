@@ -82,9 +82,6 @@ declare("Unique", op=Op(looks="anywhere"))
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""
 
-_MAX_SINCE = 18
-"""ScatterElements knows the reduction `max` from this opset on."""
-
 
 @single("Gather", since=1)
 def gather(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
@@ -171,7 +168,8 @@ def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int 
 def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> Tensor:
     """[outer, rows, inner]: zeros, to which the N rows of `pieces` [outer, N, inner] are added at `indices` [N]."""
     outer, count, inner = pieces.shape
-    if rows <= count or k.graph.opset < _MAX_SINCE:
+    # ScatterElements knows the reduction `max` from this opset on
+    if rows <= count or k.graph.opset < 18:
         return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
     # Where does each row of the result come from? Row 0 of the sums is zero; of like indices the last one counts.
     numbers = k.graph.ints(range(1, count + 1))

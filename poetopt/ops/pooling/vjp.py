@@ -161,12 +161,6 @@ def global_average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 Numbers = NDArray[np.int64]
 
-_DENSE = 64
-"""The shorter line of a matrix that is stored as such."""
-
-_ONE_BY_ONE = 16
-"""So many elements of a sum are gathered each by itself."""
-
 
 @dataclass(frozen=True)
 class Entries:
@@ -186,7 +180,8 @@ def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entrie
     """The product of the transpose of a matrix [x's `axis`, `length`] with every line of x along `axis`."""
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     outer, lines, inner = around(x.shape, axis)
-    if min(lines, length) <= _DENSE:
+    # the shorter line of a matrix that is stored as such
+    if min(lines, length) <= 64:
         return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     if inner > 1:
         return k.reshape(_gathered(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
@@ -213,7 +208,8 @@ def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> T
     outer, _, inner = x.shape
     index, weight = _table(length, entries)
     most = index.shape[1]
-    if most > _ONE_BY_ONE:
+    # so many elements of a sum are gathered each by itself
+    if most > 16:
         flat = k.node("Gather", [x, k.graph.ints(index.reshape(-1))], (outer, index.size, inner), x.dtype, axis=1)
         wide = k.reshape(flat, (outer, length, most, inner))
         factors = k.graph.constant(weight.reshape(length, most, 1).astype(x.dtype))
@@ -240,12 +236,6 @@ def _table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]
 
 Floats = NDArray[np.float32]
 Settings = tuple[tuple[str, object], ...]
-
-_LONGEST = 2**24
-"""Elements of an axis that float32 can count."""
-
-_PROBE_ELEMENTS = 2**22
-"""So many elements at a time when weights are asked for."""
 
 
 @register_vjp("Resize", since=11)
@@ -346,7 +336,8 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     Raises `MissingVjpError` where onnxruntime refuses the settings, or an axis has more than 2**24 elements.
     """
     length = max(after, math.floor(before * scale))
-    if max(before, length) > _LONGEST:
+    # elements of an axis that float32 can count
+    if max(before, length) > 2**24:
         raise MissingVjpError(
             f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
             "can count; cut the axis into parts"
@@ -358,7 +349,8 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
         return Entries(np.arange(read.size), read, np.ones(read.size))
     reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
     span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
-    columns = max(1, _PROBE_ELEMENTS // max(before, length))
+    # so many elements at a time when weights are asked for
+    columns = max(1, 2**22 // max(before, length))
     parts = [
         _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
         for low in range(0, span, columns)

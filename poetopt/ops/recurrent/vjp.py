@@ -54,8 +54,6 @@ declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn
 _MOST_STEPS = 4096
 """About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
 
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-
 
 def _refuse(op: Primal) -> None:
     node = op.node
@@ -145,7 +143,7 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
     """
     states = 2 if op.node.op_type == "LSTM" else 1
     _refuse(op)
-    _fits(op, _GATES[op.node.op_type])
+    _fits(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
     k = op.emit("grad_input")
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape
