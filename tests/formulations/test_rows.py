@@ -18,7 +18,7 @@ from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.enumeration import retention_space
-from poetopt.formulations.retention.instant import Instants
+from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.rounding import Rounded, roundings
 from poetopt.formulations.retention.scope_difference import no_good
 from poetopt.formulations.retention.space import RetentionSpace
@@ -182,9 +182,6 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
     assert 0 < rows <= late
 
 
-INSTANTS_RETENTION = formulation("retention")
-
-
 def _live(space: RetentionSpace, x: int, r: Floats, k: Floats, p: Floats) -> float:
     """The left-hand side of the intra-stage row of recomputation x, with its maxima, as `memory` writes it."""
     j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
@@ -220,12 +217,16 @@ def _spanned(space: RetentionSpace, k: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("seed", seeds(60))
-def test_all_at_once_is_what_the_definition_says(seed: int) -> None:
+def test_live_bytes_are_what_the_definition_says(seed: int) -> None:
     rng, draw = random.Random(seed), np.random.default_rng(seed)
     problem = random_problem(rng, operators=rng.randint(3, 9), training=seed % 2 == 0)
     scope = ("full", "forward", "depth:2")[seed % 3]
-    space = INSTANTS_RETENTION.build(problem, ram_bytes=10**9, scope=scope, paging=seed % 4 != 3).space
+    model = RETENTION.build(problem, ram_bytes=10**9, scope=scope, paging=seed % 4 != 3)
+    space: RetentionSpace = model.space
     r, k = draw.random(len(space.recompute_operator)), draw.random(len(space.point_tensor))
     p = np.where(space.page_index >= 0, draw.random(len(k)), 0.0)
-    found = Instants(space).nbytes(r, k, p, _spanned(space, k))
+    across = _spanned(space, k)
+    made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
+    shares: list[list[float]] = [r.tolist(), k.tolist(), p.tolist(), []]
+    found = [across[t] + Instant(model.memory, j, t, x, *shares).nbytes for x, (j, t) in enumerate(made)]
     assert found == pytest.approx([_live(space, x, r, k, p) for x in range(len(r))])
