@@ -109,12 +109,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# One `two`\n[a](#one-two) [b](#three) [c](gone.md) [d](page.md#one-two) [e](https://x.example)\n")
-    assert broken(page) == ["#three", "gone.md"]
-
-
 @each("page", [*PAGES, *DECISIONS])
 def test_paths_that_are_named_exist(page: Path) -> None:
     for name in re.findall(r"`((?:docs|tests|benchmarks|poetopt)/[\w./-]+)`", prose(page)):

@@ -11,7 +11,6 @@ import pytest
 import poetopt as po
 from poetopt import zoo
 from poetopt.search.solution import Progress
-from poetopt.util.errors import OptionError
 from tests.support.cli import chain, write_problem
 
 
@@ -67,17 +66,6 @@ def test_an_interrupt_gives_the_best_plan_so_far(problem: po.Problem) -> None:
         seen[-1].overhead_j
     )
     assert "interrupted" in str(report)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"ram": "many"}, "--ram"), ({"deadline": -1}, "--deadline"), ({"steps": 2}, "--steps"),
-     ({"scope": "wide"}, "--scope"), ({"gap": 2}, "--gap"), ({"threads": -1}, "--threads"),
-     ({"time_limit": 0}, "--time-limit"), ({"deadline_model": "wall"}, "--deadline-model")],
-)  # fmt: skip
-def test_options(problem: po.Problem, options: dict[str, object], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        po.solve(problem, **{"ram": "50%", **options})  # type: ignore[arg-type]
 
 
 def saved(model: Path, folder: Path) -> Path:

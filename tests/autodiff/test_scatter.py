@@ -10,7 +10,7 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.util.errors import MissingVjpError
-from tests.autodiff.test_rules import gradients
+from tests.support.autodiff.errors import gradients
 from tests.support.autodiff.oracle import run
 from tests.support.autodiff.specs import Spec, graph_of, normal
 from tests.support.later import ALL_USE_TORCH, later

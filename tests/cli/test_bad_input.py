@@ -74,11 +74,6 @@ def test_budget_below_what_any_schedule_needs(run: Runner, tmp_path: Path, probl
     assert document["energy_j"] is None
 
 
-def test_the_smallest_ram_that_it_names_is_feasible(run: Runner, problem: Path) -> None:
-    least = run("solve", problem, "--device", "a72", "--ram", "1B", "--json", "-").document["least_ram_bytes"]
-    assert run("solve", problem, "--device", "a72", "--ram", least).code == 0
-
-
 def test_the_deadlines_that_it_names_are_feasible(run: Runner, tmp_path: Path) -> None:
     """One pass, and the quickest within the RAM: neither is rounded down."""
     content = chain()

@@ -308,11 +308,6 @@ def test_certificates_that_are_not_there_name_the_file(run: Runner, problem: Pat
     run("verify", place, "--bound").assert_one_message(str(place), "retention", code=2)
 
 
-def test_a_missing_plan_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["verify", str(tmp_path / "none.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_a_network_that_is_called_like_its_file_may_be_moved(run: Runner, tmp_path: Path) -> None:
     model = zoo.build("mlp", 2)
     model.graph.name = "main_graph"

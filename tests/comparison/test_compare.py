@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import replace
-
 import pytest
 
 import poetopt as po
@@ -19,7 +16,6 @@ from poetopt.plan.simulate import simulate
 from poetopt.util.units import Share
 from tests.support.bruteforce import plan_optimum
 from tests.support.chains import chain
-from tests.support.problems import random_tight
 
 KEYS = (
     "method", "ram_budget_bytes", "status", "reason", "energy_j", "overhead_j", "peak_bytes", "makespan_s",
@@ -62,29 +58,6 @@ def test_poet_is_never_dearer(found: Comparison) -> None:
     fronts = [rows["poet", ram].overhead_j for ram in (8, 12, 30)]
     assert fronts == sorted(fronts, reverse=True, key=lambda value: value or 0.0)
     assert fronts[-1] == 0.0
-
-
-def test_random_problems_with_every_method() -> None:
-    rng = random.Random(31)
-    for _ in range(4):
-        problem, ram = random_tight(rng, operators=8, training=True)
-        result = compare(problem, (ram,), settings=replace(SETTINGS, scope="full", gap=0.0))
-        overheads = {row.method: row.overhead_j for row in result.rows}
-        for name, overhead in overheads.items():
-            best = overheads["poet"]
-            assert overhead is None or (best is not None and best <= overhead), name
-
-
-def test_no_plan_beats_the_bound_on_all_schedules() -> None:
-    """Recomputing in the forward pass, say, is sometimes best, and none of the scope `forward`."""
-    rng = random.Random(77)
-    for _ in range(12):
-        problem, ram = random_tight(rng, operators=9, training=rng.random() < 0.7)
-        for scope in ("forward", "full"):
-            settings = replace(SETTINGS, scope=scope, gap=0.0)
-            rows = compare(problem, (ram,), methods=["dtr", "capuchin", "poet"], settings=settings).rows
-            bound_j = max(row.overhead_bound_j or 0.0 for row in rows)
-            assert all(row.overhead_j is None or row.overhead_j >= bound_j - 1e-9 for row in rows)
 
 
 @pytest.mark.parametrize(

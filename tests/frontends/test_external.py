@@ -122,10 +122,11 @@ def test_other_ways_out(folder: Path) -> None:
     model.graph.initializer[0].external_data[0].value = "out/secret.bin"
     with pytest.raises(ModelError, match=LINKED):
         load_onnx(saved(model, path))
-    model.graph.initializer[0].external_data[0].value = "../secret.bin"
-    for options in (read_options(), read_options(allow_symlinks=True)):
-        with pytest.raises(ModelError, match="not a path beside the model"):
-            load_onnx(saved(model, path), options)
+    for location in ("../secret.bin", "/etc/hostname", "", "w\0.bin"):
+        model.graph.initializer[0].external_data[0].value = location
+        for options in (read_options(), read_options(allow_symlinks=True)):
+            with pytest.raises(ModelError, match="not a path beside the model"):
+                load_onnx(saved(model, path), options)
 
 
 def test_a_folder_of_a_similar_name(folder: Path) -> None:

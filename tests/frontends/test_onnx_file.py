@@ -180,11 +180,6 @@ def test_shape_arithmetic_is_folded() -> None:
 
 
 class TestBatch:
-    def test_symbolic_batch_is_fixed(self) -> None:
-        graph = load_onnx(convnet(), batch=7)
-        assert graph.tensors["x"].shape == (7, 3, 8, 8)
-        assert graph.tensors["y"].shape == (7, 5)
-
     def test_two_symbols_with_names_are_two_sizes(self) -> None:
         nodes = [helper.make_node("MatMul", ["a", "b"], ["y"])]
         with pytest.raises(ModelError, match=r"dimension 0 of input 'b' is symbolic .'edges'. and is not the batch"):
@@ -292,39 +287,6 @@ class TestTrainingMode:
         assert not operator.recomputable
         assert not operator.view
         assert operator.nodes[0].attributes["seed"] == 1
-
-
-class TestExternalData:
-    @staticmethod
-    def _save(folder: Path) -> Path:
-        path = folder / "m.onnx"
-        onnx.save_model(convnet(), path, save_as_external_data=True, location="weights.bin", size_threshold=0)
-        return path
-
-    def test_it_is_read(self, tmp_path: Path) -> None:
-        graph = load_onnx(self._save(tmp_path), batch=2)
-        for name, array in load_onnx(convnet(), batch=2).values.items():
-            np.testing.assert_array_equal(graph.values[name], array)
-
-    @pytest.mark.parametrize("location", ["../weights.bin", "/etc/hostname", "", "weights\0.bin"])
-    def test_other_folders_are_refused(self, tmp_path: Path, location: str) -> None:
-        path = self._save(tmp_path)
-        model = onnx.load(path, load_external_data=False)
-        for entry in model.graph.initializer[0].external_data:
-            if entry.key == "location":
-                entry.value = location
-        path.write_bytes(model.SerializeToString())
-        with pytest.raises(ModelError, match="not a path beside the model"):
-            load_onnx(path, batch=2)
-
-
-def test_functions_of_the_file_are_inlined() -> None:
-    body = [helper.make_node("Mul", ["a", "a"], ["b"])]
-    square = helper.make_function("local", "Square", ["a"], ["b"], body, [helper.make_opsetid("", 18)])
-    model = model_of([helper.make_node("Square", ["x"], ["y"], domain="local")], {"x": [2]}, ["y"])
-    model.opset_import.append(helper.make_opsetid("local", 1))
-    model.functions.append(square)
-    assert [operator.kind for operator in load_onnx(model).operators] == ["Mul"]
 
 
 def test_importing_twice_gives_the_same_graph() -> None:

@@ -311,13 +311,6 @@ def test_a_copy_in_a_node_is_tied_as_an_initializer_is() -> None:
     assert twin.trained == load_onnx(found.model()).trained == ("a",)
 
 
-def test_a_weight_of_integers_is_named_as_such() -> None:
-    nodes = [node("DequantizeLinear", "q s", "v"), node("MatMul", "x v", "h"), node("MatMul", "h k", "y")]
-    weights: dict[str, Array] = {"q": np.ones((5, 4), np.int8), "s": np.array(0.1, np.float32), "k": floats(4, 3)}
-    with pytest.raises(ModelError, match="names 'q', which is int8: only floats are trained"):
-        load_onnx(kind(nodes, [2, 5], weights).model(), train="q")
-
-
 def test_an_input_and_an_initializer_of_another_shape_are_no_one_tensor() -> None:
     found = kind([node("MatMul", "x k", "h"), node("Add", "h b", "y")], [2, 5], {"k": floats(5, 3), "b": floats(3)})
     for dims, fits in (([3], True), (["n"], True), ([2, 3], False), ([4], False)):

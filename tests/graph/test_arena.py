@@ -12,10 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from poetopt.graph.arena import lower_bound, pack
-from poetopt.graph.arena.ejection import fit, hurry, tighten
+from poetopt.graph.arena.ejection import tighten
 from poetopt.graph.arena.exact import search, sections
-from poetopt.graph.arena.instance import Instance, Layout, _compared, _swept
-from poetopt.graph.arena.packing import MOST_PAIRS, pairs, place, repair, stream
+from poetopt.graph.arena.instance import Instance, Layout
+from poetopt.graph.arena.packing import MOST_PAIRS, pairs, place, repair
 from tests.seeds import examples
 
 PEERS = Path(__file__).parents[3] / "shared" / "instances" / "peers"
@@ -92,24 +92,6 @@ def test_small_cases_are_optimal(case: Buffers, alignment: int) -> None:
     assert pack(*case, alignment)[1] == exhaustive(case, alignment)
 
 
-@settings(deadline=None, max_examples=examples(150))
-@given(buffers(largest=9, count=6), st.sampled_from([1, 4]))
-def test_the_exact_search_finds_the_least_arena_and_refutes_a_smaller_one(case: Buffers, alignment: int) -> None:
-    kept = [k for k, size in enumerate(case[0]) if size]
-    sizes, starts, ends = ([values[k] for k in kept] for values in case)
-    if kept:
-        instance, alive, least = (
-            Instance.of(sizes, starts, ends, alignment),
-            sections(starts, ends),
-            exhaustive((sizes, starts, ends), alignment),
-        )
-        offsets, final = search(instance, alive, least, 100_000)
-        assert final
-        assert offsets is not None
-        assert Layout.of(instance, offsets).arena == least
-        assert search(instance, alive, least - 1, 100_000) == (None, True)
-
-
 @pytest.mark.parametrize("name", ["F", "J"])
 def test_a_peers_allocation_fits_without_a_byte_to_spare(name: str) -> None:
     """MiniMalloc's own problems: greedy orders, repair and ejection end 2 to 9 % above."""
@@ -178,18 +160,6 @@ def test_ejection_reaches_the_bound_where_the_rest_does_not(seed: int) -> None:
     assert pack(*case, target=instance.bound)[1] == instance.bound
 
 
-@pytest.mark.parametrize("seed", [6, 54, 107, 120, 147])
-def test_who_is_in_a_hurry_gets_what_was_asked_or_nothing(seed: int) -> None:
-    case = entangled(seed)
-    instance = Instance.of(*case, 1)
-    greedy, _ = place(instance, instance.bound)
-    asked = (instance.bound, instance.bound * 21 // 20)
-    found = [hurry(instance, greedy, goal) for goal in asked]
-    assert all(layout is None or layout.arena <= goal for layout, goal in zip(found, asked, strict=True))
-    assert found[1] is not None  # some room makes it easy
-    assert pack(*case, target=asked[1], quick=True)[1] <= asked[1]
-
-
 def twins(case: Buffers, most: int) -> list[tuple[int, int]]:
     """Pairs of buffers of one size that don't live together, each in one pair at most."""
     sizes, starts, _ = case
@@ -230,76 +200,9 @@ def test_the_least_arena_in_which_pairs_share_an_offset(case: Buffers, most: int
     assert arena == 0 or not fits(arena - 1, [])
 
 
-def test_pairs_that_share_an_offset_reach_the_bound() -> None:
-    """Where the greedy methods don't (the seed was found by trying)."""
-    case = entangled(54)
-    bound = lower_bound(*case)
-    shared = twins(case, 3)
-    offsets, arena = pack(*case, target=bound, shared=shared)
-    assert arena == bound == max(offset + size for offset, size in zip(offsets, case[0], strict=True))
-    assert all(offsets[a] == offsets[b] for a, b in shared)
-    for a, b in itertools.combinations(range(len(offsets)), 2):
-        if together(case, a, b):
-            assert offsets[a] + case[0][a] <= offsets[b] or offsets[b] + case[0][b] <= offsets[a]
-
-
-@settings(deadline=None, max_examples=examples(60))
-@given(buffers(), st.sampled_from([1, 8]), st.integers(0, 3), st.integers(0, 20))
-def test_ejection_keeps_its_limit(case: Buffers, alignment: int, seed: int, room: int) -> None:
-    rows = [row for row in zip(*case, strict=True) if row[0]]
-    if not rows:
-        return
-    sizes, starts, ends = (list(column) for column in zip(*rows, strict=True))
-    instance = Instance.of(sizes, starts, ends, alignment)
-    limit = instance.bound + room
-    stacked = np.concatenate(([0], instance.rounded[:-1].cumsum()))
-    offsets = fit(instance, stacked, limit, seed)
-    if offsets is None:
-        return
-    assert all(offset >= 0 and offset % alignment == 0 for offset in offsets.tolist())
-    assert all(offset + size <= limit for offset, size in zip(offsets.tolist(), sizes, strict=True))
-    for a, b in itertools.combinations(range(len(sizes)), 2):
-        if together((sizes, starts, ends), a, b):
-            assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
-
-
-@pytest.mark.parametrize("seed", [13, 54])
-def test_what_is_found_without_a_target_is_found_with_it(seed: int) -> None:
-    """An arena that the packer finds by itself is no harder to find when it is asked for."""
-    case = entangled(seed)
-    _, arena = pack(*case)
-    for target in range(arena, arena + 12, 4):
-        offsets, found = pack(*case, target=target)
-        assert found <= target
-        assert found == max(offset + size for offset, size in zip(offsets, case[0], strict=True))
-
-
 def test_nothing_takes_no_room() -> None:
     assert pack([], [], []) == ((), 0)
     assert pack([0, 5], [0, 3], [4, 3]) == ((0, 0), 0)
-
-
-@given(buffers())
-def test_neighbours_are_the_same_by_sweeping(case: Buffers) -> None:
-    _, starts, ends = case
-    for compared, swept in zip(_compared(starts, ends), _swept(starts, ends), strict=True):
-        assert compared.dtype == swept.dtype
-        assert compared.tolist() == swept.tolist()
-
-
-@settings(deadline=None, max_examples=examples(150))
-@given(buffers(), st.sampled_from([1, 4, 64]))
-def test_placements_in_the_order_of_time_are_sound(case: Buffers, alignment: int) -> None:
-    kept = [k for k, size in enumerate(case[0]) if size]
-    sizes, starts, ends = ([values[k] for k in kept] for values in case)
-    alive = sum(together((sizes, starts, ends), a, b) for a, b in itertools.combinations(range(len(kept)), 2))
-    assert pairs(starts, ends) == alive
-    if kept:
-        offsets = stream(sizes, starts, ends, alignment)
-        for a, b in itertools.combinations(range(len(kept)), 2):
-            if together((sizes, starts, ends), a, b):
-                assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
-        assert all(offset >= 0 and offset % alignment == 0 for offset in offsets)
 
 
 def test_what_is_too_much_to_compare_is_placed_in_the_order_of_time() -> None:

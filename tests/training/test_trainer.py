@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import struct
 import subprocess
@@ -547,29 +546,6 @@ def test_checkpoints_know_how_labels_and_rates_were_taken(tmp_path: Path) -> Non
             trainer.fit(data, epochs=3, checkpoint=tmp_path, resume=True)
 
 
-def test_checkpoints_of_before_there_were_digests_go_on(tmp_path: Path) -> None:
-    plan = plan_of("small", "sgd")
-    data = rows(plan, 12)
-    with po.Trainer(plan, lr=0.1) as trainer:
-        trainer.fit(data, checkpoint=tmp_path)
-        (path,) = tmp_path.glob("step-*.npz")
-        with np.load(path) as archive:
-            arrays = dict(archive)
-        meta = json.loads(arrays["meta"].tobytes())
-        del meta["content"]
-        meta["course"] = {name: meta["course"][name] for name in ("order", "lr_schedule", "seed", "rows", "batch")}
-        np.savez(path, **{**arrays, "meta": np.frombuffer(json.dumps(meta).encode(), np.uint8)})
-        assert trainer.fit(data, epochs=2, checkpoint=tmp_path, resume=True).resumed_at == 3
-
-
-def test_checkpoints_of_other_options(tmp_path: Path) -> None:
-    plan = plan_of("small", "none")
-    with po.Trainer(plan, seed=3) as trainer:
-        trainer.fit(rows(plan, 12), checkpoint=tmp_path)
-    with po.Trainer(plan, seed=4) as trainer, pytest.raises(OptionError, match=r"with --seed 3, and this is 4"):
-        trainer.fit(rows(plan, 12), checkpoint=tmp_path, resume=True)
-
-
 def test_what_diverges_is_not_saved_over_what_was_before(tmp_path: Path) -> None:
     plan = plan_of("small", "sgd")
     data = rows(plan, 40)
@@ -601,33 +577,3 @@ def test_bad_data_in_the_middle_costs_nothing_that_was_learned(tmp_path: Path) -
         trainer.load(tmp_path)
         assert trainer.taken == 3
         equal(trainer.values(), values)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw"])
-def test_parameters_are_torchs(optimizer: str) -> None:
-    torch = pytest.importorskip("torch")
-    plan = plan_of("doubled", optimizer)
-    graph = graph_of(plan)
-    data = rows(plan, 80)
-    with po.Trainer(plan, lr=0.01, weight_decay=0.02) as trainer:
-        trainer.fit(data, epochs=5, batch_order="sequential")
-        found = copies(trainer.values())
-    tensors = {name: torch.nn.Parameter(torch.tensor(np.array(graph.values[name]))) for name in graph.trained}
-    made = {
-        "sgd": lambda p: torch.optim.SGD(p, 0.01, weight_decay=0.02),
-        "momentum": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, weight_decay=0.02),
-        "adam": lambda p: torch.optim.Adam(p, 0.01, weight_decay=0.02),
-        "adamw": lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.02),
-    }[optimizer](list(tensors.values()))
-    layers = sorted({name.rpartition(".")[0] for name in tensors})
-    for k in list(range(0, 80, 4)) * 5:
-        x = torch.tensor(data[graph.inputs[0]][k : k + 4]).reshape(4, -1)
-        for layer in layers:
-            x = torch.nn.functional.linear(x, tensors[f"{layer}.weight"], tensors[f"{layer}.bias"])
-            x = torch.relu(x) if layer != layers[-1] else x
-        made.zero_grad()
-        torch.nn.functional.cross_entropy(x, torch.tensor(data["labels"][k : k + 4])).backward()
-        made.step()
-    for name, tensor in tensors.items():
-        np.testing.assert_allclose(found[name], tensor.detach().numpy(), rtol=1e-9, atol=1e-12)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from poetopt.autodiff.optimizers import with_updates
-from tests.support.autodiff.by_hand import SETTINGS, Array, by_hand, data, perceptron, trained, weights, with_optimizer
+from tests.support.autodiff.by_hand import SETTINGS, Array, by_hand, perceptron, trained, weights, with_optimizer
 
 STEPS = 25
 
@@ -42,38 +40,6 @@ def test_half_precision_computes_in_float32(optimizer: str) -> None:
     for name, value in wanted.items():
         assert found[name].dtype == np.float16
         assert far(found[name], value) <= 5e-3, name
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("optimizer", SETTINGS)
-def test_parameters_are_those_of_torch(optimizer: str) -> None:
-    torch: Any = pytest.importorskip("torch")
-    by = SETTINGS[optimizer]
-    first, second = torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)
-    start = weights("float32")
-    parameters = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(torch.from_numpy(start[name].T.copy()))
-    betas = {"betas": (by.get("beta1"), by.get("beta2")), "eps": by.get("eps")} if "beta1" in by else {}
-    kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    more = {"momentum": by["momentum"]} if "momentum" in by else {}
-    descent = kinds[optimizer](parameters.values(), lr=by["lr"], weight_decay=by["weight_decay"], **betas, **more)
-    for step in range(1, STEPS + 1):
-        feeds = {name: torch.from_numpy(array) for name, array in data("float32", step).items()}
-        loss = torch.nn.functional.mse_loss(second(torch.tanh(first(feeds["x"]))), feeds["target"])
-        descent.zero_grad()
-        loss.backward()
-        descent.step()
-    losses, found = trained(with_optimizer("float32", optimizer), STEPS, "float32")
-    assert losses[-1] == pytest.approx(float(loss.detach()), rel=1e-5)
-    for name, parameter in parameters.items():
-        assert far(found[name].T, parameter.detach().numpy().astype(np.float64)) <= 1e-6, name
-    names = {"momentum": {"momentum_buffer"}, "sgd": set[str]()}.get(optimizer, {"exp_avg", "exp_avg_sq"})
-    for name, parameter in parameters.items():
-        for state in names:
-            wanted = descent.state[parameter][state].numpy().astype(np.float64)
-            assert far(found[f"{name}.{state}"].T, wanted) <= 1e-5, (name, state)
 
 
 @pytest.mark.parametrize("optimizer", SETTINGS)

@@ -12,15 +12,11 @@ import pytest
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.onnxruntime.execution import compare
 from poetopt.backends.onnxruntime.measure import (
-    alternate,
     beside_each_bytes,
     give_back,
-    held_bytes,
     high_water_bytes,
     peak_beside_bytes,
 )
-from poetopt.backends.onnxruntime.sessions import Sessions
-from tests.support.backends import problem
 
 PAGE = 4096
 
@@ -118,13 +114,6 @@ def test_what_a_step_gives_back_of_before_hides_nothing_of_its_own() -> None:
     assert 3_000_000 - 2 * PAGE <= held <= 3_000_000 + 64 * PAGE
 
 
-def test_what_is_held_is_no_less_than_what_is_live() -> None:
-    assert held_bytes(1_000, 500, 400) == 1_500
-    assert held_bytes(1_000, 400, 500) == 1_500
-    assert held_bytes(1_000, 400, None) == 1_400
-    assert held_bytes(1_000, None, 500) is None
-
-
 def keeping(size: int, kept: list[object]) -> Callable[[], object]:
     """Take a block that stays."""
     return lambda: kept.append(np.ones(size, np.uint8))
@@ -147,24 +136,6 @@ def test_what_stays_is_there_beside_what_comes_later(counts: bool, monkeypatch: 
         assert size - 2 * PAGE <= found <= size + 6 * PAGE
 
 
-def test_each_step_is_prepared_and_run_in_turns() -> None:
-    log: list[str] = []
-
-    def step(name: str) -> Callable[[], Callable[[], object]]:
-        def prepare() -> Callable[[], object]:
-            log.append(f"prepare {name}")
-            return lambda: log.append(name)
-
-        return prepare
-
-    times = alternate({"a": step("a"), "b": step("b")}, seconds=60, most=2)
-    # so short a step runs once more before each later timing, right after which it is timed
-    once = {name: [f"prepare {name}", name] for name in "ab"}
-    assert log == [*once["a"], *once["b"], *once["b"], *once["b"], *once["a"], *once["a"]]
-    assert times.keys() == {"a", "b"}
-    assert all(seconds >= 0 for seconds in times.values())
-
-
 def test_comparison_is_by_bits() -> None:
     nan, zero = np.array([np.nan, 1.0], np.float32), np.array([0.0, 2.0], np.float32)
     mine = {"same": nan, "sign": zero, "far": np.array([1.0, 2.0])}
@@ -175,17 +146,3 @@ def test_comparison_is_by_bits() -> None:
     assert compare(mine, theirs, ("same", "sign", "far")).max_abs_diff == 3.0
     assert compare({"x": nan}, {"x": zero}, ("x",)).max_abs_diff == np.inf
     assert compare({"x": zero}, {"x": zero.astype(np.float64)}, ("x",)).different == ("x",)
-
-
-def test_alike_nodes_share_a_session() -> None:
-    graph = problem("residual").graph
-    assert graph is not None
-    sessions = Sessions(graph)
-    nodes = [node for operator in graph.operators if not operator.view for node in operator.nodes]
-    for node in nodes:
-        sessions.get(node)
-    made = len(sessions)
-    assert made < len(nodes) / 2
-    for node in nodes:
-        sessions.get(node)
-    assert len(sessions) == made

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import random
 import runpy
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from poetopt.backends.onnxruntime import execute, random_batch
 from poetopt.backends.onnxruntime.batch import Batches
-from poetopt.backends.onnxruntime.reference import NodeByNode
-from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.onnxruntime.training import save_training, train
-from poetopt.backends.step.memory import descend
-from poetopt.backends.step.region import ResidentRegion
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.report.execution import execution_rows, training_text
-from poetopt.util.errors import ModelError, OptionError, PlanError
+from poetopt.util.errors import ModelError, OptionError
 from tests.support.backends import NETWORKS, problem, store_all
 from tests.support.problems import random_plan
 
@@ -49,36 +43,6 @@ def test_every_loss_is_that_of_training_without_a_schedule(name: str, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_are_gradient_descent_with_statistics_carried_over() -> None:
-    """Each step again by a network that holds the parameters and statistics so far, updated with numpy."""
-    graph = graph_of("residual")
-    batch = random_batch(graph, 5)
-    ended = train(wasteful("residual", 1), 4, 0.1, data=batch)
-    names = (graph.loss, *graph.gradients.values(), *graph.states.values())
-    values: dict[str, Any] = dict(graph.values)
-    for step in range(4):
-        now = replace(graph, values=dict(values))
-        done = NodeByNode(now, Sessions(now), ResidentRegion.of(now).given, names).run(batch)
-        assert float(done[graph.loss].reshape(-1)[0]) == ended.losses[step]
-        for name, made in graph.gradients.items():
-            gradient: Any = done[made]
-            values[name] = values[name] - gradient * np.float32(0.1)
-        for old, new in graph.states.items():
-            values[old] = done[new]
-    assert set(ended.values) == {*graph.gradients, *graph.states}
-    for name, value in ended.values.items():
-        np.testing.assert_array_equal(value, values[name])
-        assert not np.array_equal(value, graph.values[name])
-
-
-def test_the_network_itself_stays_as_it_is() -> None:
-    graph = graph_of("lenet")
-    before = {name: array.copy() for name, array in graph.values.items()}
-    train(store_all(problem("lenet")), 2, 0.1)
-    for name, array in graph.values.items():
-        np.testing.assert_array_equal(array, before[name])
-
-
 def test_dropout_draws_anew_in_each_step() -> None:
     plan = store_all(problem("dropout"))
     ended = train(plan, 4, 1e-30, check=1)
@@ -99,15 +63,6 @@ def test_a_data_set_is_taken_in_batches_and_round_again() -> None:
         np.testing.assert_array_equal(batches.get(step)["labels"], labels[rows])
     ended = train(store_all(problem("mlp")), 5, 0.1, data={"input": images, "labels": labels}, check=1)
     assert ended.bit_identical
-
-
-def test_one_batch_is_fed_in_every_step() -> None:
-    graph = graph_of("mlp")
-    batch = random_batch(graph, 1)
-    batches = Batches(graph, batch)
-    for step in (0, 7):
-        for name, array in batch.items():
-            np.testing.assert_array_equal(batches.get(step)[name], array)
 
 
 def test_data_that_don_t_fit_are_refused() -> None:
@@ -146,20 +101,6 @@ def test_data_that_don_t_fit_are_refused() -> None:
 def test_numbers_that_make_no_sense(steps: int, lr: float, momentum: float, message: str) -> None:
     with pytest.raises(OptionError, match=message):
         train(store_all(problem("mlp")), steps, lr, momentum=momentum)
-
-
-def test_a_plan_without_a_network_is_refused() -> None:
-    plan = store_all(problem("mlp"))
-    with pytest.raises(PlanError, match="no network to execute"):
-        train(replace(plan, problem=replace(plan.problem, graph=None)), 1, 0.1)
-
-
-def test_updates_in_slices_are_the_update() -> None:
-    rng = np.random.default_rng(3)
-    p = rng.standard_normal((3, 50_000)).astype(np.float32)
-    mine, gradient = {"p": p.copy()}, rng.standard_normal(p.shape).astype(np.float32)
-    descend(mine, {"p": gradient}, 0.01)
-    np.testing.assert_array_equal(mine["p"], p - gradient * np.float32(0.01))
 
 
 def test_what_was_learned_is_saved(tmp_path: Path) -> None:

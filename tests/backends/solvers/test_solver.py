@@ -9,22 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import poetopt as po
 from poetopt.backends.solvers.solver import BACKENDS, backend
 from poetopt.cli.app import invoke
-from poetopt.formulations import formulation
 from poetopt.graph.problem import Problem
-from poetopt.search.cutting import model_of, session_of
-from poetopt.search.diagnosis.certified_nodes import exact_bound
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from poetopt.testing.problems import tight
 from poetopt.util.errors import BackendUnavailableError
 from tests.support.closed import closed
 from tests.support.contract.backend import check_backend
@@ -63,22 +57,6 @@ def test_twenty_random_graphs(name: str, references: list[tuple[Problem, int, fl
     installed(name)
     for problem, ram_bytes, expected in references:
         assert _optimum(problem, ram_bytes, name) == (None if expected is None else pytest.approx(expected, rel=1e-6))
-
-
-@pytest.mark.parametrize(("network", "ram", "scope"), [("mlp", "80%", "full"), ("vgg16-cifar", "70%", "depth:2")])
-def test_small_networks(network: str, ram: str, scope: str) -> None:
-    problem = po.load(network).differentiate().cost("a72")
-    expected = po.solve(problem, ram=ram, scope=scope, gap=0, threads=1).solution
-    assert closed(expected)
-    assert expected.simulation is not None
-    for name in BACKENDS:
-        if name == "highs":
-            continue
-        found = po.solve(problem, ram=ram, scope=scope, gap=0, backend=installed(name), threads=1)
-        assert closed(found.solution)
-        assert found.to_dict()["backend"] == name
-        assert found.solution.simulation is not None
-        assert found.solution.simulation.overhead_j == pytest.approx(expected.simulation.overhead_j, rel=1e-6)
 
 
 def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path: Path) -> None:
@@ -188,36 +166,3 @@ def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 NEAR = 1e-6
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_rounds_of_cuts(seed: int) -> None:
-    """Cutting proves a bound below the optimum, and multipliers for all rows prove it exactly."""
-    rng = random.Random(seed)
-    chosen = formulation("retention")
-    problem, ram_bytes = tight(rng, forward=5)
-    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1)
-    solution = solve(problem, options)
-    assert solution.status is Status.OPTIMAL
-    assert solution.simulation is not None
-    model = model_of(chosen, problem, options, "full")
-    session = session_of(model, options, scale=1e4)
-    bound = -np.inf
-    for _ in range(30):
-        relaxed = session.relax(60.0)
-        assert relaxed.point is not None
-        assert relaxed.objective >= bound - NEAR * abs(bound) or not np.isfinite(bound)
-        bound = relaxed.objective
-        proven = exact_bound(session.dual_proof())
-        assert proven <= Fraction(solution.simulation.overhead_j * (1 + NEAR) + 1e-12)
-        assert float(proven) == pytest.approx(bound, rel=1e-4, abs=1e-9)
-        session.purge()
-        rows = chosen.separate(model, relaxed.point)
-        if not rows:
-            break
-        session.add(rows)
-    nodes = session.nodes()
-    vertex = nodes.solve(None, np.inf)
-    assert vertex is not None
-    assert vertex.objective >= bound - NEAR * abs(bound)
-    assert vertex.objective <= solution.simulation.overhead_j * (1 + NEAR) + 1e-12

@@ -19,7 +19,7 @@ from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.backends.step.memory import MappedBlock
 from poetopt.backends.step.program import Program
 from poetopt.backends.step.region import ResidentRegion, slots
-from poetopt.backends.step.storage import Bytes, PageFile
+from poetopt.backends.step.storage import PageFile
 from poetopt.devices import cost, device
 from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
@@ -152,21 +152,3 @@ def test_a_tied_table_is_read_by_rows_and_written_by_slices(optimizer: str) -> N
     assert max(map(problem.least_working_set_bytes, range(len(problem.operators)))) < problem.tensors[table].nbytes
     mine, theirs = ran(plan)
     assert compare(mine, theirs, graph_of(problem).results).identical
-
-
-def test_a_slice_that_is_not_written_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = made(network(random.Random(1)), "sgd")
-    plan = keeping_nothing(problem)
-    write = PageFile.write_slice
-    skipped: list[str] = []
-
-    def forgetful(pages: PageFile, name: str, window: Any, source: Bytes) -> None:
-        if window.start and not skipped:
-            skipped.append(name)
-        else:
-            write(pages, name, window, source)
-
-    monkeypatch.setattr(PageFile, "write_slice", forgetful)
-    mine, theirs = ran(plan)
-    (name,) = skipped
-    assert set(compare(mine, theirs, graph_of(problem).results).different) == {f"{name}.new"}

@@ -23,7 +23,6 @@ from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import InfeasibleError, ProblemError
 from tests.formulations.test_spaces import away_between_two_uses
-from tests.formulations.test_storage_activation import least_overhead_j, waking
 from tests.seeds import some
 from tests.support.bruteforce import plan_optimum, steady_optimum
 from tests.support.every_plan import TooManyStatesError
@@ -174,34 +173,6 @@ def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
             assert ("whether another one exists is open" in found.reason) is (status is Status.UNKNOWN)
             assert found.exhausted
             assert "--time-limit" not in failure_words(problem, found)
-
-
-@pytest.mark.parametrize(("kind", "name"), [("few", "retention"), ("few", "poet"), ("waking", "retention")])
-def test_a_status_is_of_all_plans(kind: str, name: str) -> None:
-    """Against searches of all plans: no bound above the optimum, and no 'optimal' of anything else."""
-    said = dict.fromkeys(Status, 0)
-    for seed in some(range(400), 40)[:30]:
-        problem, ram_bytes = waking(seed) if kind == "waking" else random_few(random.Random(seed))
-        if kind == "waking":
-            least = least_overhead_j(problem, ram_bytes)
-        else:
-            known = plan_optimum(problem, ram_bytes)
-            least = None if known is None else known.overhead_j
-        found = search(problem, Options(ram_bytes=ram_bytes, formulation=name, threads=1))
-        said[found.status] += 1
-        if found.simulation is None:
-            continue
-        assert least is not None
-        assert found.overhead_bound_j is not None
-        assert found.scope_bound_j is not None
-        assert found.overhead_gap is not None
-        assert found.scope_gap is not None
-        assert found.overhead_bound_j <= least + 1e-6
-        assert found.overhead_bound_j <= found.scope_bound_j
-        assert found.scope_gap <= found.overhead_gap
-        if found.status is Status.OPTIMAL:
-            assert found.simulation.overhead_j <= least + 1e-6
-    assert said[Status.OPTIMAL] > 15, said
 
 
 def test_an_optimum_of_its_scope_that_a_plan_beats_is_feasible() -> None:

@@ -88,25 +88,3 @@ def test_nothing_is_written_over_before_it_is_read(case: tuple[Operator, dict[st
         memory[group.get(written, written)] = value[written]
     for name in (*found.inputs, *found.outputs):
         assert memory[group.get(name, name)] == value[name]
-
-
-@given(case=operators(), alignment=st.sampled_from([1, 16, 64]))
-def test_a_kernel_lies_as_low_as_it_can(case: tuple[Operator, dict[str, Tensor]], alignment: int) -> None:
-    found, known = case
-    layout = runtime.workspace(found, known, alignment)
-    users: dict[str, list[int]] = {}
-    for k, part in enumerate(found.nodes):
-        for name in (*part.inputs, *part.outputs):
-            users.setdefault(layout.storage.get(name, name), []).append(k)
-    for k, need in enumerate(layout.kernel_bytes):
-        alive = [
-            (layout.offsets[name], layout.offsets[name] + known[name].nbytes)
-            for name, times in users.items()
-            if name in layout.offsets and min(times) <= k <= max(times)
-        ]
-        free = [
-            place
-            for place in range(0, max([0, *(end for _, end in alive)]) + alignment, alignment)
-            if all(place + need <= start or end <= place for start, end in alive)
-        ]
-        assert layout.kernel_offsets[k] == (min(free) if need else 0)

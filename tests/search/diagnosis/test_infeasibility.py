@@ -16,14 +16,12 @@ from poetopt.formulations.flash_wear import flash_wear
 from poetopt.formulations.goal import ENERGY, WRITTEN
 from poetopt.formulations.language import Block, Formulation
 from poetopt.graph.problem import Problem
-from poetopt.plan.assemble import store_all_bytes
 from poetopt.search.diagnosis.infeasibility import explain
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Status
 from poetopt.testing.problems import crowded, tight
 from poetopt.util.errors import InfeasibleError
-from tests.seeds import seeds
 from tests.support.bruteforce import plan_optimum
 
 
@@ -85,18 +83,6 @@ def test_nothing_is_promised_where_energy_is_short() -> None:
     assert any("without the block energy_budget" in text for text in solution.why)
 
 
-@pytest.mark.parametrize("seed", seeds(30))
-def test_the_hardest_step_is_a_bound(seed: int) -> None:
-    """No schedule without paging (and none that keeps everything) does with less; the optimum's search agrees."""
-    problem, _ = tight(random.Random(seed), forward=2)
-    options = Options(ram_bytes=0, paging=False)
-    step = hardest_step(problem, options)
-    assert step.nbytes >= problem.least_ram_bytes
-    assert plan_optimum(problem, step.nbytes - 1, paging=False) is None
-    assert hardest_step(problem, replace(options, remat=False)).nbytes == store_all_bytes(problem)
-    assert hardest_step(problem, replace(options, paging=True)).nbytes == problem.least_ram_bytes
-
-
 def test_the_message_names_operator_and_tensors() -> None:
     problem = po.load("resnet18-cifar").differentiate().cost("a72")
     step = hardest_step(problem, Options(ram_bytes=0, paging=False, remat=False))
@@ -149,13 +135,6 @@ def test_the_least_that_a_block_can_be_asked_for_is_named_and_exact(seed: int, n
     assert solve(problem, replace(options, formulation=enough)).plan is not None
     less = base.with_block(limited(name, problem, max(0.0, least - 1), above * 0.99))
     assert solve(problem, replace(options, formulation=less)).status is Status.INFEASIBLE
-
-
-def test_the_least_energy_is_named_where_one_pass_takes_more() -> None:
-    problem, ram_bytes = tight(random.Random(6), forward=3)
-    together = formulation("retention").with_block(energy_budget(problem.baseline_energy_j / 2))
-    solution = solve(problem, Options(ram_bytes=ram_bytes, formulation=together))
-    assert any(text.startswith("the least known to be feasible for energy_budget is ") for text in solution.why)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -51,13 +51,6 @@ def test_the_shortest_deadline_is_met_and_no_shorter_one(seed: int) -> None:
     assert search(problem, replace(options, deadline_s=shortest * (1 - 2 / RESOLUTION))).status is Status.INFEASIBLE
 
 
-def test_a_search_finds_shorter_ones_than_the_heuristics() -> None:
-    problem, options, by_heuristics = hurried(0)
-    shortest = least_deadline(problem, options, search, until=math.inf)
-    assert shortest is not None
-    assert shortest < 0.98 * by_heuristics
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_once_the_time_is_up_nothing_more_is_tried(seed: int) -> None:
     problem, options, _ = hurried(seed)

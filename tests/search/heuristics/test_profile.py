@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of, store_all
 from poetopt.plan.simulate import simulate
-from poetopt.search.heuristics.profile import RECOMPUTE, Profile, ProfileSearch
+from poetopt.search.heuristics.profile import ProfileSearch
 from poetopt.util.work import Work
 from tests.support.bruteforce import plan_optimum
 from tests.support.problems import random_problem
@@ -21,26 +20,6 @@ def without_backward(seed: int, operators: int) -> Problem:
     rng = random.Random(seed)
     made = random_problem(rng, operators=operators, training=False, paging=False)
     return replace(made, operators=tuple(replace(operator, backward=False) for operator in made.operators))
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_profile_is_the_simulators_whatever_is_recomputed_and_taken_back(seed: int) -> None:
-    problem, rng = without_backward(seed, 12), random.Random(seed)
-    profile = Profile(problem)
-    assert profile.live().max() == simulate(store_all(problem)).peak_bytes
-    before = profile.live().copy()
-    keys = []
-    for _ in range(6):
-        stage = rng.randrange(1, 12)
-        operator = rng.randrange(stage)
-        key = stage * profile.stride + operator
-        reads = all(profile.uses[i][0] < key for i in profile.reads[operator])
-        if problem.operators[operator].recomputable and (key, RECOMPUTE) not in profile.decided and reads:
-            profile.add((key, RECOMPUTE))
-            keys.append((key, RECOMPUTE))
-    for decision in rng.sample(keys, len(keys)):
-        profile.remove(decision)
-    assert np.array_equal(profile.live(), before)
 
 
 @pytest.mark.parametrize("seed", range(60))
