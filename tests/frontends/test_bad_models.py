@@ -139,7 +139,7 @@ class TestStructure:
             helper.make_node("Relu", ["a"], ["b"], "second"),
             helper.make_node("Relu", ["b"], ["y"], "third"),
         ]
-        with pytest.raises(ModelError, match=r"node 'first' \(Add, opset 18\): on or behind a cycle.*'second'"):
+        with pytest.raises(ModelError, match=r"node 'first' \(Add, opset 18\): on or after a cycle.*'second'"):
             load_onnx(model_of(nodes, {"x": [1]}, ["y"]))
 
     def test_a_node_that_reads_itself(self) -> None:
