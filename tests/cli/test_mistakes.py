@@ -31,7 +31,7 @@ MISTAKES = [
     (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without the blank", "--ram 40%"),
     ("solve a72 --device net.onnx", 2, "a72: a device, no model", "poetopt solve net.onnx --device a72"),
     ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, no device", "net.onnx --device a72"),
-    ("solve plan.json --device a72", 2, "plan.json: a plan, no model", "poetopt run plan.json"),
+    ("solve plan.json --device a72", 2, "plan.json: a plan, not a model", "poetopt run plan.json"),
     ("show net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
     (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "did you mean 40.5%?"),
     ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "did you mean 0.1?"),

@@ -102,7 +102,7 @@ STRUCTURE: dict[str, tuple[onnx.ModelProto, str]] = {
     ),
     "a missing output": (alone(relu, y="z"), "output 'z' is written by no node"),
     "an output listed twice": (model_of([relu], {"x": [1]}, ["y", "y"]), "'y' is listed twice"),
-    "a cycle": (alone(*CYCLE), r"node 'first' \(Add, opset 18\): on or behind a cycle.*'second'"),
+    "a cycle": (alone(*CYCLE), r"node 'first' \(Add, opset 18\): on or after a cycle.*'second'"),
     "a node that reads itself": (alone(node("Relu", "y")), "cycle"),
     **{
         f"{name} written twice": (alone(relu, node("Tanh", "x", name, "again"), w=floats(1)), f"'again' .*es '{name}'")

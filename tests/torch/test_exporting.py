@@ -336,7 +336,7 @@ def test_the_examples_batch_is_what_nobody_says(tmp_path: Path) -> None:
         assert loaded.graph.tensors[loaded.graph.inputs[0]].shape == (wanted, 4)
     other = onnx.load(path)
     next(entry for entry in other.metadata_props if entry.key == "poetopt.batch").value = "many"
-    with pytest.raises(ModelError, match="give its size with --batch N"):
+    with pytest.raises(ModelError, match="Give its size with --batch N"):
         po.load(other)
 
 
