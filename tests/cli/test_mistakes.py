@@ -53,7 +53,7 @@ MISTAKES = [
     ("devices m4", 2, "unexpected: m4", "--show m4"),
     (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
-    ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
+    ("compare net.onnx --device a72 --methods chekmate", 2, "there is no method 'chekmate'", "Did you mean checkmate"),
     (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
 ]
 
