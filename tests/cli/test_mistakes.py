@@ -53,7 +53,7 @@ MISTAKES = [
     ("devices m4", 2, "unexpected: m4", "--show m4"),
     (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
-    ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
+    ("compare net.onnx --device a72 --methods chekmate", 2, "there is no method 'chekmate'", "Did you mean checkmate"),
     (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
 ]
 
@@ -72,10 +72,15 @@ MISTAKES += [
     (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --with ignore-index=-100"),
     (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Of one-hot rows give .argmax()"),
     (f"{TRAIN} bytes.npz", 2, "'input' has type uint8", ".astype('float32') and scale it"),
-    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: they are of a validation", "--validate"),
-    (f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy", 2, "accuracy: always told", "there are top5"),
-    (f"{TRAIN} right.npz --with augment=flip", 2, "it is for one input of images", "fit(..., augment=function)"),
-    (f"{TRAIN} right.npz --resume", 2, "--resume: say where checkpoints are", "--checkpoint FOLDER"),
+    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: metrics need validation data", "--validate"),
+    (
+        f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy",
+        2,
+        "accuracy: it is always reported",
+        "cross-entropy: top5",
+    ),
+    (f"{TRAIN} right.npz --with augment=flip", 2, "it needs one input of images", "fit(..., augment=function)"),
+    (f"{TRAIN} right.npz --resume", 2, "--resume: there is no folder of checkpoints", "--checkpoint FOLDER"),
 ]
 
 X: Any = np.zeros((4, 784), np.float32)
@@ -95,8 +100,8 @@ IN_PYTHON: list[tuple[Callable[[], object], str, str]] = [
     (lambda: fit({"x": X, "y": Y}), "the data lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
     (lambda: fit({"input": X, "labels": Y[:, None]}), "'labels' has shape [4, 1]", "Give .reshape(-1) of a column"),
     (lambda: fit({"input": X, "labels": Y.astype(np.float32)}), "'labels' has type float32", ".astype('int64')"),
-    (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "cut the longer"),
-    (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it holds 1 rows, and a batch of this plan has 2", "--batch 1"),
+    (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "shorten the longer"),
+    (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it has 1 rows, and a batch of this plan has 2", "--batch 1"),
 ]
 
 

@@ -70,7 +70,9 @@ def test_the_gradient_of_a_learned_mask() -> None:
 
 
 def test_a_setting_without_gradient_is_refused_as_such() -> None:
-    with pytest.raises(ModelError, match=r"names 'low', which is input 1 of Clip \('cut'\): no rule computes its gradient"):
+    with pytest.raises(
+        ModelError, match=r"names 'low', which is input 1 of Clip \('cut'\): no rule computes its gradient"
+    ):
         load_onnx(attention(), train="low")
 
 
