@@ -13,13 +13,6 @@ from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.units import parse_frequency, parse_watts
 
 
-def check_modelled(on: str) -> None:
-    """Raise OptionError where `--on` names no core whose cycles are modelled."""
-    from poetopt.backends.c.tracing import core
-
-    core(on)
-
-
 @sharing(*PROFILING, BATCH, *READING, *LOSS, UPDATES[0])
 def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy.
@@ -27,6 +20,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
     """
     from poetopt.api.problems import step_of
+    from poetopt.backends.c.tracing import core
     from poetopt.devices import profile_csv
     from poetopt.devices.profile import load_profile
     from poetopt.report.on_device import instructions_text, profile_document, profile_text
@@ -45,7 +39,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
             f"--on, {given}: an emulated core has no power or storage, and takes no file; give one of both"
         )
     if on is not None:
-        check_modelled(on)
+        core(on)
     if on is None and (clock or options["optimizer"] != "none"):
         raise OptionError(
             "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"

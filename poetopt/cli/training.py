@@ -12,6 +12,7 @@ import poetopt as po
 from poetopt.autodiff.optimizers import CLIP, NAMES
 from poetopt.backends.c.targets import target
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
+from poetopt.training.course_log import check_log, in_events
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
     rates = {name: options[name] for name in ("lr", "momentum", "weight_decay", CLIP)}
     training_form = options["keep_training_form"]
     from poetopt.report.execution import document, epoch_text, trained_text
-    from poetopt.training.course_log import check_log, in_events
 
     events = log is not None and log != "-" and in_events(Path(log))
     check_outputs([plan, where["model"], data, validate], {"-o": out, "--json": json, "--log": None if events else log})
