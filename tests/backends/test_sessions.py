@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import onnxruntime as ort
 import pytest
-from tests.frontends.support import text_model
 
 import poetopt as po
 from poetopt.backends.onnxruntime.sessions import runtime_errors
 from poetopt.util.errors import UnsupportedOpError
+from tests.support.frontends import text_model
 
 NODES = {
     "float[2, 4] x, uint8[2, 4] k": "h = Pow (x, k)",
