@@ -19,7 +19,7 @@ from tests.formulations.test_streaming import tight_with_variants
 from tests.problems import random_budget, random_problem
 from tests.seeds import some
 
-AGAIN = replace(retention, name="again", streaming_difference=None)
+AGAIN = replace(retention, name="again", search=replace(retention.search, streaming_difference=None))
 """Searches all of it once more."""
 
 
@@ -65,7 +65,7 @@ def test_the_row_counts_what_streams_and_what_the_proven_scope_lacks() -> None:
     assert streaming_difference(model, "full", frozenset({"late"})) is None
 
 
-WHOLE = replace(retention, name="whole", scope_difference=None)
+WHOLE = replace(retention, name="whole", search=replace(retention.search, scope_difference=None))
 
 
 @pytest.mark.parametrize("seed", some(range(60), 10))
