@@ -41,11 +41,12 @@ from poetopt.formulations.block import (
     baseline_before_j,
     contributions,
 )
-from poetopt.formulations.callbacks import NoGood, Points, Priced, Values, answer, checked
+from poetopt.formulations.callbacks import Priced, answer, checked
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.figures import asked
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.formulations.search_adapter import SearchAdapter
 from poetopt.graph.problem import Problem, check_problem
 
 if TYPE_CHECKING:
@@ -59,26 +60,20 @@ __all__ = [
     "IndexSet",
     "Ints",
     "Limits",
-    "NoGood",
     "PointLike",
-    "Points",
     "PyomoBlock",
     "PyomoRow",
     "Row",
+    "SearchAdapter",
     "Separator",
     "Space",
     "Terms",
-    "Values",
     "baseline_before_j",
     "contributions",
     "data_of",
     "linear",
     "terms",
 ]
-
-
-def _full_alone(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
-    return ("full",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +89,8 @@ class Formulation:
         no optimum of energy needs; with blocks of others none may be lacking. With `transfer_times` it has those that
         only blocks need which care in which stage a tensor is moved. Raises FormulationError for a scope that it
         doesn't have.
-    points
-        How points and schedules stand for each other.
+    search
+        What a search asks of it.
     sets
         What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
     decisions
@@ -109,45 +104,19 @@ class Formulation:
         may lie outside of it.
     lean
         Whether `space` may leave out decisions that no optimum of energy needs.
-    scopes
-        (problem, limits, paging, remat) -> the scopes that `auto` goes through, each within the next; the last one is
-        where it ends. One alone where there are no others.
-    scope_difference
-        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> a row that
-        only schedules with a decision that the inner scope lacks satisfy: what was proven inside isn't searched again.
-        A row without variables says that there is no such decision, so that the inner proof is all. None says that
-        there is no such row: all of the scope is searched.
-    streaming_difference
-        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> likewise,
-        where what is proven of the inner scope is of plain runs alone, of all operators that fit the budget plain.
-    no_good
-        Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
-        satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
-    thrift
-        Optional, with `no_good`: model -> the rows of points that waste nothing. They are added before the first
-        schedule is left out, so that no other point stands for it.
-    outer
-        Optional: a relaxation with a point for each plan at all, those that are no points of this one's included. Where
-        it has none, no plan exists.
     """
 
     name: str
     doc: str
     blocks: tuple[Block, ...]
     space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
-    points: Points
+    search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
     priced: Callable[[Any], Priced] | None = None
     numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
     lean: bool = True
-    scopes: Callable[[Problem, Limits, bool, bool], tuple[str, ...]] = _full_alone
-    scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
-    streaming_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
-    no_good: NoGood | None = None
-    thrift: Callable[[Any], list[Row]] | None = None
-    outer: Formulation | None = None
 
     def __post_init__(self) -> None:
         for block in self.blocks:

@@ -46,7 +46,7 @@ class _Values:
                     f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
                     f"{entry.ub}); give the variables what your solver found"
                 )
-        self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
+        self._whole = {id(variable) for variable, _ in model.formulation.search.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
@@ -120,7 +120,7 @@ def plan_of(model: Any) -> Plan:
     """
     chosen = _formulation(model)
     with _by_itself(model):
-        schedule = chosen.points.schedule(model, _Values(model))
+        schedule = chosen.search.schedule(model, _Values(model))
     incumbent = Incumbent(model.space.problem, _options(chosen, model.space))
     if not incumbent.offer(schedule):
         excess = incumbent.excess_bytes(schedule)

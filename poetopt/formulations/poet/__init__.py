@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.callbacks import Points, Priced, Values
+from poetopt.formulations.callbacks import Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.algorithm import (
@@ -28,6 +28,7 @@ from poetopt.formulations.poet.algorithm import (
 from poetopt.formulations.poet.space import SETS, PoetSpace, poet_space
 from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
+from poetopt.formulations.search_adapter import SearchAdapter, Values
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 
@@ -158,12 +159,12 @@ poet = Formulation(
     doc=__doc__,
     blocks=BLOCKS,
     space=poet_space,
-    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional),
+    search=SearchAdapter(
+        schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, no_good=_no_good, thrift=thrift
+    ),
     sets=SETS,
     priced=_priced,
     numbers=("storage_activation",),
-    no_good=_no_good,
-    thrift=thrift,
     strict=True,
     simulated=tuple(block.name for block in BLOCKS),
 )

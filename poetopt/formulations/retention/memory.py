@@ -196,7 +196,11 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
 
 
 def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, float]]:
-    """The recomputations that a point opens, each with the bytes kept across its stage without a point there."""
+    """The recomputations that may break a row, each with the bytes kept across its stage without a point there.
+
+    No tensor takes a larger share than its availability: what reads it or keeps it on takes no more. Stages in which
+    all of a point's tensors fit at once are looked at no further.
+    """
     model = block.model()
     space: RetentionSpace = model.space
     r, k = point[model.recompute.r], point[model.residency.k]
@@ -204,11 +208,20 @@ def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, fl
     if space.paging:
         p[space.page_point] = point[model.paging.p]
     y = point[model.streaming.y] if space.streams else np.zeros(0)
+    across = _spanned_bytes(space, k)
+    available = k + p + np.where(space.point_recompute >= 0, np.append(r, 0.0)[space.point_recompute], 0.0)
+    most = across + np.bincount(
+        space.point_stage,
+        np.where(space.point_real, np.maximum(available, 1.0), available) * space.tensor_bytes[space.point_tensor],
+        len(across),
+    )
+    own = np.zeros(len(across))
+    np.maximum.at(own, space.recompute_stage, r * space.working_set_bytes[space.recompute_operator])
+    full = (most + own)[space.recompute_stage] > space.room_bytes
     values = [share.tolist() for share in (r, k, p, y)]  # read one by one, which is slow of arrays
-    across = _spanned_bytes(space, k).tolist()
-    for x in np.flatnonzero(r > ACTIVE).tolist():
+    for x in np.flatnonzero((r > ACTIVE) & full).tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-        yield Instant(block, j, t, x, *values), across[t]
+        yield Instant(block, j, t, x, *values), float(across[t])
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:
