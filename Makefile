@@ -1,5 +1,5 @@
-# make demo, make test, make guard, make lint, make bench, make docs; make zig, make torch, make lowest and make pythons
-# for users' other ways. The first of them makes .venv, from the first Python >= 3.11 that is found;
+# make demo, make test, make coverage, make guard, make lint, make bench, make docs; make zig, make torch, make lowest and
+# make pythons for users' other ways. The first of them makes .venv, from the first Python >= 3.11 that is found;
 # `make PYTHON=/path/to/python3 ...` names one.
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python
@@ -8,13 +8,13 @@ READY   := .venv/.ready
 TESTED  := .venv/.ready-test
 EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,quantize,docs,tensorboard
 PYTEST_FLAGS ?= -n auto --dist worksteal
-IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/test_c.py tests/ops/test_streamed.py \
+IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/runtimes/test_c.py tests/ops/test_streamed.py \
            tests/testing/test_kernel.py
 IN_TORCH := test,plot,dask,device,quantize,torch
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test zig torch guard lint bench docs lowest pythons tour extension types clean
+.PHONY: demo test coverage zig torch guard lint bench docs lowest pythons tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -24,6 +24,11 @@ demo: $(READY)
 
 test: $(TESTED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) --present packages
+
+# Which share of each room's lines the tests run; what programs that they start run isn't counted.
+coverage: $(TESTED)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) --present packages --cov --cov-report=json:build/coverage.json
+	$(BIN)/python -m benchmarks.coverage build/coverage.json
 
 # The tests of C with the programs of .venv alone: no compiler of the system is there, and pip's zig takes its place.
 zig: $(TESTED)

@@ -4,8 +4,9 @@
         [--backends ...] [--output FILE.md]
 
 Four to six operators, with wakings, DMA, deadlines, results, flash, parameters on storage and carried RAM
-(`tests.small`); with `--draw storage` their operators stream, too, on a storage that is full, nearly, or just enough.
-The judge is `tests.every_plan`; with `--draw poet`, on such storages, it is Algorithm 1 by stages (`tests.bruteforce`).
+(`tests.support.small`); with `--draw storage` their operators stream, too, on a storage that is full, nearly, or
+just enough. The judge is `tests.support.every_plan`; with `--draw poet`, on such storages, it is Algorithm 1 by stages
+(`tests.support.bruteforce`).
 Seeds take turns among the backends; `--backends all` tries each.
 """
 
@@ -19,8 +20,8 @@ from pathlib import Path
 from poetopt.backends.solvers.solver import backend
 from poetopt.util.errors import BackendUnavailableError, PoetError
 from poetopt.util.units import parse_time
-from tests.closed import in_scope
-from tests.small import false_word, false_word_of_poet, judged, poet_storage, small_problem, small_storage
+from tests.support.closed import in_scope
+from tests.support.small import false_word, false_word_of_poet, judged, poet_storage, small_problem, small_storage
 
 BACKENDS = ("highs", "gurobi", "cbc", "scip")
 DRAWS = {

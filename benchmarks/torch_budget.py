@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 import poetopt as po
 from benchmarks.output import put
 from poetopt.util.errors import InfeasibleError, NoScheduleError
-from tests.pytorch.networks import Bottleneck, ConvNeXt, Llama, MobileNet, ResNet, Transformer, UNet
+from tests.support.torch.networks import Bottleneck, ConvNeXt, Llama, MobileNet, ResNet, Transformer, UNet
 
 SHARES = (0.8, 0.6, 0.4)
 TENTHS = tuple(k / 10 for k in range(11))

@@ -1,7 +1,7 @@
 """Writes `docs/ops.md` from the registry of rules: `python docs/ops_table.py [random configurations an op]`.
 
 What backward reads and its workspace are taken from the operators that the rule emits for the op's rows in
-`tests/autodiff/table.py`; errors are the worst of these rows and of random configurations. Takes a few minutes.
+`tests/support/autodiff/table.py`; errors are the worst of these rows and of random configurations. Takes a few minutes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from poetopt.graph import Tensor  # noqa: E402
 from poetopt.ops.losses.vjp import ATTACHED  # noqa: E402
 from poetopt.ops.recurrent.steps import DEFAULTS  # noqa: E402
 from poetopt.ops.runtimes.onnxruntime import runtime  # noqa: E402
-from tests.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
-from tests.autodiff.random_specs import RANDOM, specs  # noqa: E402
-from tests.autodiff.specs import Spec, graph_of  # noqa: E402
-from tests.autodiff.table import ROWS  # noqa: E402
+from tests.support.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
+from tests.support.autodiff.random_specs import RANDOM, specs  # noqa: E402
+from tests.support.autodiff.specs import Spec, graph_of  # noqa: E402
+from tests.support.autodiff.table import ROWS  # noqa: E402
 
 HEAD = """\
 # Operators with a gradient rule
@@ -36,7 +36,7 @@ Written by `docs/ops_table.py` from the registry; a test holds that it lists eve
 
 - *Since*: the opset from which a rule is valid. Files from opset 9 on are converted to 16 or later first.
 - *Reads*: what backward operators read of the forward operator, besides the gradients of the outputs, in the rows of
-  `tests/autodiff/table.py`: i0, i1, ... inputs, y0, y1, ... outputs, + what the forward operator writes in addition for them. Where
+  `tests/support/autodiff/table.py`: i0, i1, ... inputs, y0, y1, ... outputs, + what the forward operator writes in addition for them. Where
   there are two answers, it is the one that the backward pass of the graph reads anyway.
 - *Workspace*: the most that one operator's temporaries take, in multiples of the largest tensor that the forward operator reads or
   writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/ops/runtimes/onnxruntime/kernels.py`.

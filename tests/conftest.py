@@ -62,7 +62,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that import torch come last (see `tests.later`)."""
+    """Tests that import torch come last (see `tests.support.later`)."""
     items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
 
 

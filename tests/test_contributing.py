@@ -42,11 +42,11 @@ def softsign() -> Iterator[Any]:
 
 
 def test_an_operator(softsign: Any) -> None:
-    from tests.autodiff.specs import Spec, normal
-    from tests.autodiff.test_rules import check_finite_differences
+    from tests.support.autodiff.errors import TOLERANCE, finite_difference_error
+    from tests.support.autodiff.specs import Spec, normal
 
     assert registry.registered()["", "Softsign"] == {1: softsign}
-    check_finite_differences(Spec("Softsign", (normal(3, 4),)))
+    assert finite_difference_error(Spec("Softsign", (normal(3, 4),))) <= TOLERANCE
 
 
 def test_a_frontend(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_a_backend() -> None:
 
 def test_a_baseline() -> None:
     from poetopt.comparison.baselines.acceptance import Settings
-    from tests.bruteforce import plan_optimum
-    from tests.problems import random_tight
+    from tests.support.bruteforce import plan_optimum
+    from tests.support.problems import random_tight
 
     names = run("A baseline")
     assert names["dearest"].name not in METHODS
@@ -117,9 +117,10 @@ def test_a_baseline() -> None:
 
 def test_a_runtime() -> None:
     from poetopt.devices import cost
+    from tests.support.contract.runtime import check_runtime
 
     bare = run("A runtime")["runtime"]
-    assert po.testing.check_runtime(bare).in_place
+    assert check_runtime(bare).in_place
     step = po.load("lenet").differentiate()
     assert isinstance(step, po.Training)
     assert step.derived is not None
@@ -129,11 +130,12 @@ def test_a_runtime() -> None:
 
 def test_a_kernel() -> None:
     from poetopt.backends.c.targets import LINUX, TARGETS, compilers
+    from tests.support.contract.kernel import check_kernel
 
     names = run("A kernel in C")
     if not [*compilers(TARGETS[LINUX])]:
         pytest.skip("no C compiler for this machine")
-    found = po.testing.check_kernel(names["thresholded_relu"], names["cases"], optimize="-O0")
+    found = check_kernel(names["thresholded_relu"], names["cases"], optimize="-O0")
     assert (found.cases, found.in_place, found.deviation) == (1, 1, 0.0)
 
 

@@ -19,9 +19,9 @@ from poetopt.plan.simulate import simulate
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import ModelError, OptionError
-from tests.bruteforce import plan_optimum
-from tests.problems import random_problem
 from tests.seeds import seeds
+from tests.support.bruteforce import plan_optimum
+from tests.support.problems import random_problem
 
 
 def branching(*, outputs: tuple[str, ...] = ("y",), normalized: bool = False) -> onnx.ModelProto:

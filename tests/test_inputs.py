@@ -32,7 +32,7 @@ from poetopt.util.files import (
     remove_abandoned,
     scratch_folder,
 )
-from tests.cli.support import Runner, runner
+from tests.support.cli import Runner, runner
 
 zeros = pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless device here")
 

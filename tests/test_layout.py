@@ -101,17 +101,6 @@ def test_what_the_root_hands_on_is_upstream_of_it() -> None:
         assert RANK[f"{home}.{name}".split(".")[1]] < RANK["__init__"], name
 
 
-def test_only_the_package_is_packaged(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
-    from hatchling.builders.wheel import WheelBuilder
-
-    files = [file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()]
-    assert files
-    assert {path.split(os.sep)[0] for path in files} == {"poetopt"}
-    assert os.path.join("poetopt", "py.typed") in files
-    assert os.path.join("poetopt", "devices", "catalogue", "a72.toml") in files
-
-
 def test_a_wheel_from_the_source_distribution_is_whole(tmp_path: Path) -> None:
     """What `python -m build` does: the wheel is built from the unpacked archive, not from the tree."""
     pytest.importorskip("hatchling")

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import onnx
 import pytest
 
-import poetopt as po
 from benchmarks.paths import COLUMNS, OPTIMIZERS, RUNTIMES, cells
-from poetopt.backends.c.program import device_program
-from poetopt.backends.step.places import graph_of
-from poetopt.plan.assemble import store_all
-from poetopt.plan.layout import lay_out
-from poetopt.util.errors import PlanError
 from poetopt.zoo.network import Network
-from tests.backends.c.support import needs_emulator, needs_host
+from tests.support.c import needs_emulator, needs_host
 
 NEEDS = {"host": (needs_host,), "cortex-m4": (needs_emulator,)}
 
@@ -33,16 +25,3 @@ def test_what_was_learned_is_there_on_every_path(runtime: str, optimizer: str) -
     found = cells(normalized(), optimizer, runtime)
     assert {*found} == {*COLUMNS}
     assert not [text for text in found.values() if text == "-" or text.startswith(("WRONG", "code", "no"))], found
-
-
-def test_a_plan_that_has_statistics_in_flash_is_refused() -> None:
-    """As files of earlier versions do; two vectors of four floats."""
-    loaded = po.load(normalized())
-    assert isinstance(loaded, po.Model)
-    problem = loaded.differentiate().cost("m4", runtime="c")
-    now = lay_out(store_all(problem))
-    assert device_program(now, graph_of(now)).carried
-    before = replace(problem, resident_bytes=problem.resident_bytes - 32, flash_bytes=problem.flash_bytes + 32)
-    then = lay_out(store_all(before))
-    with pytest.raises(PlanError):
-        device_program(then, graph_of(then))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
-from tests.problems import random_tight
+from tests.support.problems import random_tight
 
 SEEDS = range(4)
 Answer = Callable[[int], tuple[object, ...]]

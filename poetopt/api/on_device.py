@@ -126,7 +126,7 @@ def emit(
         program = replace(program, golden=golden_of(program))
     unit = erased_blocks(found.problem)
     known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
-    made = packaged(named(emitted(program, chosen), prefix), form, prefix)
+    made = packaged(named(emitted(program, chosen, form), prefix), form, prefix)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),

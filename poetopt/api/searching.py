@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.options import SolvingOptions
 from poetopt.api.problems import store_all_peak_bytes, total_bytes
+from poetopt.backends.onnxruntime import sessions
 from poetopt.formulations import formulation as formulation_of
 from poetopt.formulations.options import with_options
 from poetopt.graph.problem import Problem, check_problem
-from poetopt.ops.runtimes.c.steps import check_runs
+from poetopt.ops.runtimes import DEFAULT
+from poetopt.ops.runtimes.c import steps as calls
 from poetopt.report.goals import WholeTraining, training_run
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.least_budget import least_budget, limited
@@ -59,7 +61,8 @@ def run_of(problem: Problem, options: SolvingOptions) -> WholeTraining | None:
 def engine_options(problem: Problem, options: SolvingOptions) -> Options:
     """The engine's options for a problem: every text is read and checked. Raises OptionError, TypeError."""
     check_problem(problem)
-    if problem.runtime == "c" and problem.graph is not None:
+    check_runs = {"c": calls.check_runs, DEFAULT: sessions.check_runs}.get(problem.runtime)
+    if problem.graph is not None and check_runs is not None:
         check_runs(problem.graph.joint)
     run = run_of(problem, options)
     steps = 1 if run is None else run.steps

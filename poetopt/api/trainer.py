@@ -16,9 +16,10 @@ from poetopt.training.export import Exporting
 from poetopt.training.learner import Learner
 from poetopt.training.loop import Fit, FitOptions, Position, Trained
 from poetopt.training.source import checked_batch, parse_schedule, source_of
-from poetopt.util.errors import OptionError, PlanError
+from poetopt.util.errors import PlanError
 from poetopt.util.files import Closing
 from poetopt.util.progress import telling
+from poetopt.util.units import parse_whole
 
 if TYPE_CHECKING:
     import onnx
@@ -86,9 +87,8 @@ class Trainer(Closing):
         told: Told | None = None,
         progress: bool = False,
     ) -> None:
-        if seed < 0:
-            raise OptionError(f"--seed {seed}: must be 0 or more")
-        self.seed, self.lr_schedule, self._schedule = seed, lr_schedule, parse_schedule(lr_schedule)
+        self.seed = parse_whole(seed, option="--seed", least=0)
+        self.lr_schedule, self._schedule = lr_schedule, parse_schedule(lr_schedule)
         self._told = told or telling(progress)
         if isinstance(plan, Prepared):
             made: Plan | Prepared = plan

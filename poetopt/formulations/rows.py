@@ -27,6 +27,12 @@ def terms(variable: Any, coefficients: Floats) -> Terms:
     return Terms(list(variable.values()), coefficients.tolist())
 
 
+def total(*sums: Iterable[tuple[float, Any]]) -> Terms:
+    """The sum of coefficient * variable over all pairs of all `sums`."""
+    pairs = [pair for one in sums for pair in one]
+    return Terms([variable for _, variable in pairs], [coefficient for coefficient, _ in pairs])
+
+
 def linear(parts: Iterable[Terms], unit: float = 1.0) -> LinearExpression:
     """The sum of `parts` over `unit`, as the expression that Pyomo compiles fastest."""
     variables: list[Any] = []

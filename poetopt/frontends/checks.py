@@ -152,13 +152,15 @@ def _problems(
 def _impossible(node: NodeProto) -> Iterator[str]:
     """Gives what no node can have. ONNX's inference counts to such numbers, or loops for ever over such an equation."""
     op, settings = node.op_type, _settings(node)
-    for name, values in settings.items():
-        known = op_of(op).attributes.get(name)
+    words = {a.name: a.s.decode(errors="replace") for a in node.attribute if a.type == a.STRING}
+    for name, known in op_of(op).attributes.items():
+        values = settings.get(name, ())
         if isinstance(known, tuple):
-            if not (values and values[0] in known):
-                yield f"its {name} is {_shown(values)}, but can only be {' or '.join(map(str, known))}"
+            if (name in settings and not (values and values[0] in known)) or words.get(name, known[0]) not in known:
+                shown = _cut(words[name]) if name in words else _shown(values)
+                yield f"its {name} is {shown}, but can only be {' or '.join(map(str, filter(None, known)))}"
         # runtimes keep counts in 32 bits
-        elif known is not None and not all(known <= value < 2**31 for value in values):
+        elif not all(known <= value < 2**31 for value in values):
             yield f"its {name} is {_shown(values)}, but must be {known} or more (and fit into 32 bits)"
     parts = settings.get("num_outputs")
     if op == "Split" and parts is not None and parts != (len(node.output),):

@@ -12,7 +12,7 @@ import re
 
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 """A pattern of a number, without the unit behind it."""
-_NUMBER, _WHOLE = re.compile(NUMBER), re.compile(r"[+-]?[0-9]{1,19}")
+_NUMBER, _WHOLE = re.compile(NUMBER), re.compile(r"[+-]?[0-9]{1,400}")
 LEAST, MOST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
 """The least and the largest float32 above 0 that has all of its digits."""
 
@@ -44,7 +44,8 @@ def read_float32(value: object) -> float:
     """As `read_number`, for what becomes a float32. Raises ValueError also where that would be 0, infinite or rough."""
     number = read_number(value)
     if number and not LEAST <= abs(number) <= MOST:
-        raise ValueError(f"too {'small' if abs(number) < 1 else 'large'} for the 32 bits of a float32")
+        size = "small" if abs(number) < 1 else "large"
+        raise ValueError(f"too {size} for a float32, which has {LEAST:.3g} to {MOST:.3g}, and 0")
     return number
 
 
@@ -59,5 +60,5 @@ def read_whole(value: object) -> int:
     except TypeError as error:
         raise ValueError("must be a whole number") from error
     if not -(2**63) <= number < 2**63:
-        raise ValueError("too large for a whole number of 64 bits")
+        raise ValueError("must be less than 2^63" if number > 0 else "must be at least -2^63")
     return number

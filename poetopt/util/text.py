@@ -70,6 +70,11 @@ def closest(name: str, names: Iterable[str]) -> str:
     return f"; closest: {' or '.join(found)}" if found else ""
 
 
+def without_remedy(message: str) -> str:
+    """Return the problem that a message states, without the sentences or clauses that follow it."""
+    return re.split(r"; |\. (?=[A-Z])", message, maxsplit=1)[0]
+
+
 def exported(given: object) -> str:
     """Says what makes a model of a torch module; empty for anything else."""
     if not all(hasattr(given, name) for name in ("forward", "state_dict", "named_parameters")):

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from poetopt.api.sweeps import sweep
-from tests.api.support import fixed, undisturbed, write_sweep
-from tests.cli.support import Runner, runner
+from tests.support.api import fixed, undisturbed, write_sweep
+from tests.support.cli import Runner, runner
 
 pytest.importorskip("distributed")
 PROGRAM = [sys.executable, "-c", "from poetopt.cli.app import main; main()"]

@@ -13,7 +13,7 @@ import pytest
 
 from poetopt.api.sweeps import COLUMNS, SweepPoint, evaluate, opened, put, read_sweep, rows_of
 from poetopt.util.errors import OptionError
-from tests.api.support import write_sweep
+from tests.support.api import write_sweep
 
 
 @pytest.fixture

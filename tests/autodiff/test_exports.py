@@ -13,12 +13,12 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.origins import origins
 from poetopt.frontends.read import read_model
 from poetopt.graph import TrainingGraph
-from tests.autodiff.oracle import run
-from tests.later import ALL_USE_TORCH, later
 from tests.seeds import turns
+from tests.support.autodiff.oracle import run
+from tests.support.later import ALL_USE_TORCH, later
 
 torch = later("torch")
-modules = later("tests.autodiff.exported")
+modules = later("tests.support.autodiff.exported")
 pytestmark = ALL_USE_TORCH
 
 CASES = {

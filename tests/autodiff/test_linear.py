@@ -23,10 +23,10 @@ from poetopt.ops.flops import flops
 from poetopt.ops.losses.vjp import ATTACHED
 from poetopt.ops.runtimes.onnxruntime import runtime
 from poetopt.util.errors import PoetError
-from tests.autodiff.specs import Spec, graph_of
-from tests.autodiff.table import ROWS
-from tests.each import each
 from tests.seeds import some
+from tests.support.autodiff.specs import Spec, graph_of
+from tests.support.autodiff.table import ROWS
+from tests.support.each import each
 
 Array = NDArray[Any]
 

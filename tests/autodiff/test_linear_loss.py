@@ -18,11 +18,11 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import save_model
 from poetopt.graph import LabelRule, TrainingGraph
 from poetopt.ops.losses import LINEAR
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import run
-from tests.frontends.support import model_of
-from tests.quantized import KINDS, weight
 from tests.seeds import seeds
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import run
+from tests.support.frontends import model_of
+from tests.support.quantized import KINDS, weight
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

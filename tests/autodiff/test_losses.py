@@ -14,8 +14,8 @@ from poetopt.autodiff.behind import going_back
 from poetopt.autodiff.losses import label_rule
 from poetopt.graph import Graph, LabelRule, Role
 from poetopt.util.errors import ModelError, OptionError
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
 
 Array = NDArray[Any]
 
@@ -295,20 +295,6 @@ def test_labels_left_out_weighted_and_smoothed(shape: list[int], axis: int, rule
     ]
     assert found["loss"] == pytest.approx(near[0], rel=1e-5)
     assert found["w.grad"] == pytest.approx((near[1] - near[2]) / 2e-4, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("weights", "smoothing", "loss", "slope"),
-    [((), 0.0, 1.48421001, 0.30061401), ((1.0, 0.5, 2.0, 3.0), 0.0, 1.9136306, 0.58381708),
-     ((), 0.2, 1.54804587, 0.34317127), ((1.0, 0.5, 2.0, 3.0), 0.2, 1.99386107, 0.61577753)],
-)  # fmt: skip
-def test_they_are_torchs(weights: tuple[float, ...], smoothing: float, loss: float, slope: float) -> None:
-    """Of torch.nn.CrossEntropyLoss, of scores that are numpy's RandomState(5)."""
-    step = differentiate(scaled([6, 4]), loss="cross-entropy", label_rule=LabelRule(-100, weights, smoothing))
-    scores = np.random.RandomState(5).standard_normal((6, 4)).astype(np.float32)
-    found = run(step, {"x": scores / np.float32(1.5), "labels": np.array([0, 3, -100, 1, 1, 2])})
-    assert found["loss"] == pytest.approx(loss, rel=1e-6)
-    assert found["w.grad"] == pytest.approx(slope, rel=1e-5)
 
 
 @pytest.mark.parametrize(

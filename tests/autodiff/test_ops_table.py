@@ -17,7 +17,7 @@ from poetopt.autodiff import registry
 from poetopt.autodiff.registry import registered
 from poetopt.cli.app import invoke
 from poetopt.ops.losses.vjp import ATTACHED
-from tests.autodiff.errors import TOLERANCE
+from tests.support.autodiff.errors import TOLERANCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 

@@ -16,8 +16,8 @@ from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
-from tests.autodiff.oracle import Array, batch, run
-from tests.frontends.support import model_of
+from tests.support.autodiff.oracle import Array, batch, run
+from tests.support.frontends import model_of
 
 TRAIN: Mapping[str, Any] = {"training_mode": 1, "momentum": 0.8}
 

@@ -13,10 +13,10 @@ from poetopt.autodiff.emit import GraphBuilder, finish
 from poetopt.graph import Graph, Role, Tensor
 from poetopt.ops.convolution import vjp, vjp_weight
 from poetopt.ops.convolution.windows import Window
-from tests.autodiff.oracle import run
-from tests.autodiff.specs import normal
-from tests.later import ALL_USE_TORCH, later
 from tests.seeds import examples
+from tests.support.autodiff.oracle import run
+from tests.support.autodiff.specs import normal
+from tests.support.later import ALL_USE_TORCH, later
 
 torch = later("torch")
 pytestmark = ALL_USE_TORCH

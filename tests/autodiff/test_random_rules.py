@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from poetopt.autodiff.registry import registered
 from poetopt.ops.losses.vjp import ATTACHED
-from tests.autodiff.errors import TOLERANCE, finite_difference_error
-from tests.autodiff.random_specs import RANDOM, specs
-from tests.each import each
+from tests.support.autodiff.errors import TOLERANCE, finite_difference_error
+from tests.support.autodiff.random_specs import RANDOM, specs
+from tests.support.each import each
 
 WITHOUT = {"Cast", "CastLike"} | ATTACHED
 """Nothing to vary but the type; and a kind of `--loss mse` alone."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from poetopt.autodiff import differentiate
 from poetopt.graph import Graph, Operator, TrainingGraph
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
-from tests.autodiff.test_rules import evaluator
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.errors import evaluator
+from tests.support.autodiff.oracle import batch, run
 
 Array = NDArray[Any]
 

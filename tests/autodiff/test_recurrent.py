@@ -9,9 +9,9 @@ import pytest
 
 from poetopt.graph import Node
 from poetopt.ops.recurrent.steps import DEFAULTS, USUAL
-from tests.autodiff.float64 import gru_step, lstm_step, rnn_step, unrolled
-from tests.autodiff.specs import Array, evaluate
 from tests.autodiff.test_refusals import GATES
+from tests.support.autodiff.float64 import gru_step, lstm_step, rnn_step, unrolled
+from tests.support.autodiff.specs import Array, evaluate
 
 STEPS: dict[str, Any] = {"LSTM": lstm_step, "GRU": gru_step, "RNN": rnn_step}
 DIRECTIONS = ("forward", "reverse", "bidirectional")

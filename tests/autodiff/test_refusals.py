@@ -14,8 +14,8 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
 from poetopt.util.errors import MissingVjpError, ModelError
-from tests.autodiff.build import Array, graph
-from tests.frontends.support import model_of, run
+from tests.support.autodiff.build import Array, graph
+from tests.support.frontends import model_of, run
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 

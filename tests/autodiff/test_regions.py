@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from poetopt.autodiff import differentiate, reverse
 from poetopt.autodiff.regions import compose
 from poetopt.graph import Graph, TrainingGraph
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
 
 Array = NDArray[Any]
 

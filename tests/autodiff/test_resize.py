@@ -13,9 +13,9 @@ from onnx.helper import make_node
 
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
-from tests.autodiff.oracle import Array, run
-from tests.frontends.support import model_of
 from tests.seeds import turns
+from tests.support.autodiff.oracle import Array, run
+from tests.support.frontends import model_of
 
 MODES = ("nearest", "linear", "cubic")
 FRAMES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric")

@@ -10,10 +10,10 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.util.errors import MissingVjpError
-from tests.autodiff.oracle import run
-from tests.autodiff.specs import Spec, graph_of, normal
-from tests.autodiff.test_rules import gradients
-from tests.later import ALL_USE_TORCH, later
+from tests.support.autodiff.errors import gradients
+from tests.support.autodiff.oracle import run
+from tests.support.autodiff.specs import Spec, graph_of, normal
+from tests.support.later import ALL_USE_TORCH, later
 
 REDUCTIONS = {"max": "amax", "min": "amin", "mul": "prod"}
 

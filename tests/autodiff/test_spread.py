@@ -10,9 +10,9 @@ import pytest
 
 from poetopt.autodiff import differentiate
 from poetopt.graph import TrainingGraph
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
-from tests.later import later, uses_torch
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
+from tests.support.later import later, uses_torch
 
 torch = later("torch")
 f = later("torch.nn.functional")

@@ -15,9 +15,9 @@ from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Graph, Node, TrainingGraph
 from poetopt.util.errors import ModelError
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import run
-from tests.autodiff.test_rules import TOLERANCE, evaluator
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.errors import TOLERANCE, evaluator
+from tests.support.autodiff.oracle import run
 
 Array = NDArray[Any]
 

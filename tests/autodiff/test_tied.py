@@ -12,8 +12,8 @@ from poetopt.autodiff import differentiate
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device
 from poetopt.graph import TrainingGraph
-from tests.autodiff.build import graph
-from tests.autodiff.oracle import batch, run
+from tests.support.autodiff.build import graph
+from tests.support.autodiff.oracle import batch, run
 
 WORDS = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
 

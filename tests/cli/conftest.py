@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.support import Runner, chain, runner, write_problem
+from tests.support.cli import Runner, chain, runner, write_problem
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.support import Runner, chain, write_problem
+from tests.support.cli import Runner, chain, write_problem
 
 SOLVE = ("--device", "a72", "--ram", "50%")
 
@@ -72,11 +72,6 @@ def test_budget_below_what_any_schedule_needs(run: Runner, tmp_path: Path, probl
     assert document["ram_bound_bytes"] == document["least_ram_bytes"] == 3000
     assert document["reason"]
     assert document["energy_j"] is None
-
-
-def test_the_smallest_ram_that_it_names_is_feasible(run: Runner, problem: Path) -> None:
-    least = run("solve", problem, "--device", "a72", "--ram", "1B", "--json", "-").document["least_ram_bytes"]
-    assert run("solve", problem, "--device", "a72", "--ram", least).code == 0
 
 
 def test_the_deadlines_that_it_names_are_feasible(run: Runner, tmp_path: Path) -> None:

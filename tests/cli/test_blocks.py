@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from poetopt.formulations import options
-from tests.cli.support import Ended, chain, runner, write_problem
+from tests.support.cli import Ended, chain, runner, write_problem
 
 Solve = Callable[..., Ended]
 

@@ -12,7 +12,7 @@ import pytest
 
 import poetopt as po
 from benchmarks.language import Llama, llama
-from tests.cli.support import REPORT_KEYS, Runner
+from tests.support.cli import REPORT_KEYS, Runner
 
 PROGRAM = (sys.executable, "-c", "from poetopt.cli.app import main; main()")
 

@@ -21,8 +21,8 @@ import pytest
 import poetopt as po
 from poetopt import zoo
 from poetopt.util import interrupts
-from tests.cli.support import Runner, chain, write_problem
 from tests.cli.test_commands import PROGRAM
+from tests.support.cli import Runner, chain, write_problem
 
 WATCHED = """
 import os, signal, sys, threading, time

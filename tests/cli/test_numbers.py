@@ -19,8 +19,8 @@ from poetopt.devices.meters import Table
 from poetopt.formulations.options import names, option
 from poetopt.training.source import parse_schedule
 from poetopt.util.errors import PoetError
-from tests.cli.support import Runner
-from tests.each import each
+from tests.support.cli import Runner
+from tests.support.each import each
 
 HOSTILE = ("1_0", "١", "nan", "inf", "1e-400", "1e400", "0x1p3")
 IN_FLOAT32 = ("1e-46", "1e39")
@@ -114,6 +114,14 @@ def test_no_file_has_what_is_no_number(run: Runner, folder: Path, number: str) -
         Path("rows.csv").write_text(f"labels,{names}\n1,{number}{',1' * 783}\n", encoding="utf-8")
         ended = run("train", "plan.json", "--data", "rows.csv", "-o", "out.onnx")
         ended.assert_one_message("line 2", code=2)
+
+
+@each(("option", "number", "bounds"), [
+    ("--seed", "99999999999999999999", ("2^63",)), ("--seed", "9" * 400, ("2^63",)), ("--seed", "-1", ("at least 0",)),
+    ("--lr", "1e-45", ("1.18e-38", "3.4e+38")), ("--lr", "1e39", ("1.18e-38", "3.4e+38")),
+])  # fmt: skip
+def test_the_range_of_a_number_is_told(run: Runner, option: str, number: str, bounds: tuple[str, ...]) -> None:
+    run("run", "plan.json", "--steps", "2", option, number).assert_one_message(option, *bounds, code=2)
 
 
 def test_what_decays_below_a_float32_is_0() -> None:

@@ -9,7 +9,7 @@ import pytest
 import poetopt as po
 from poetopt.devices.profile import load_profile
 from poetopt.ops.nodes import signatures
-from tests.cli.support import Runner
+from tests.support.cli import Runner
 
 
 def test_measure_and_solve(run: Runner, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 import poetopt as po
 from poetopt import zoo
 from poetopt.util.errors import PlanError
-from tests.backends.c.support import needs_host
-from tests.cli.support import Runner
+from tests.support.c import needs_host
+from tests.support.cli import Runner
 
 RUN_KEYS = {
     "bit_identical", "gradients", "max_abs_diff", "budget_bytes", "arena_bytes", "kernel_workspace_bytes",
@@ -63,29 +63,6 @@ def test_a_loss_that_is_no_number_is_null(run: Runner, plan: Path, tmp_path: Pat
     np.savez(tmp_path / "batch.npz", input=images, labels=np.zeros(4, np.int64))
     document = run("run", plan, "--data", tmp_path / "batch.npz", "--check", check, "--json", "-").document
     assert document["loss"] is None
-
-
-def test_a_dump_is_a_batch(run: Runner, plan: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "first.npz", tmp_path / "second.npz"
-    assert run("run", plan, "--seed", "3", "--dump", first).code == 0
-    assert run("run", plan, "--data", first, "--dump", second).code == 0
-    with np.load(first) as one, np.load(second) as two:
-        assert one.files == two.files
-        assert all(np.array_equal(one[name], two[name]) for name in one.files)
-
-
-@pytest.mark.parametrize("content", ["", "{}", "no plan", '{"format": "poetopt-plan", "version": 99}'])
-def test_damaged_plans(run: Runner, tmp_path: Path, content: str) -> None:
-    path = tmp_path / "bad.json"
-    path.write_text(content)
-    run("run", path).assert_one_message("bad.json", code=2)
-
-
-def test_a_plan_that_was_tampered_with(run: Runner, plan: Path) -> None:
-    document = json.loads(plan.read_text())
-    document["instructions"] = document["instructions"][:-3]
-    plan.write_text(json.dumps(document))
-    run("run", plan).assert_one_message("plan.json", code=2)
 
 
 def test_training(run: Runner, plan: Path, tmp_path: Path) -> None:

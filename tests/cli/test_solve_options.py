@@ -12,9 +12,9 @@ import onnx
 import pytest
 
 import poetopt as po
-from tests.cli.support import REPORT_KEYS, Runner
 from tests.cli.test_commands import PROGRAM
-from tests.frontends.support import text_model
+from tests.support.cli import REPORT_KEYS, Runner
+from tests.support.frontends import text_model
 
 ASKED = ("mlp", "--device", "a72", "--ram", "80%")
 

@@ -17,7 +17,7 @@ import poetopt as po
 from poetopt import zoo
 from poetopt.backends.onnxruntime import random_batch
 from poetopt.backends.onnxruntime.execution import save_arrays
-from tests.cli.support import Runner, chain
+from tests.support.cli import Runner, chain
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from onnx import numpy_helper
 
 import poetopt as po
 from poetopt.zoo.network import Network
-from tests.backends.c.support import needs_host, other_board
-from tests.cli.support import Runner
+from tests.support.c import needs_host, other_board
+from tests.support.cli import Runner
 
 ROWS, BATCH = 9, 2
 

@@ -14,9 +14,9 @@ import poetopt as po
 from poetopt import zoo
 from poetopt.cli.app import invoke
 from poetopt.plan import codec
-from tests.cli.support import Runner, chain, write_problem
-from tests.each import each
 from tests.seeds import turns
+from tests.support.cli import Runner, chain, write_problem
+from tests.support.each import each
 
 
 @pytest.fixture(scope="module")
@@ -306,11 +306,6 @@ def test_certificates_that_are_not_there_name_the_file(run: Runner, problem: Pat
     asked = ("--device", "m4", "--ram", "85%", "--formulation", "poet", "--time-limit", "2s")
     assert run("solve", problem, *asked, "-o", place).code == 0
     run("verify", place, "--bound").assert_one_message(str(place), "retention", code=2)
-
-
-def test_a_missing_plan_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke(["verify", str(tmp_path / "none.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_network_that_is_called_like_its_file_may_be_moved(run: Runner, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.layout import lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.report.report import Report
-from tests.cli.support import Runner
+from tests.support.cli import Runner
 
 Change = Callable[[dict[str, Any]], object]
 

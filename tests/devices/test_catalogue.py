@@ -13,7 +13,7 @@ import poetopt as po
 from poetopt.devices import Kind, Work, device, names
 from poetopt.devices.sanity import FIGURES, STORAGE
 from poetopt.util.errors import DeviceError
-from tests.each import each
+from tests.support.each import each
 
 
 @each("name", names())

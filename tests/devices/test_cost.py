@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +14,12 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import Device, Storage, device
 from poetopt.devices.cost import PARAMETERS, cost, homes
-from poetopt.devices.loading import CATALOGUE
 from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 from poetopt.ops.flops import work
 from poetopt.ops.nodes import resident_breakdown
 from poetopt.ops.runtimes.onnxruntime import PAGE, runtime
 from poetopt.util.errors import DeviceError, ModelError
-from tests.backends.support import residual
+from tests.support.backends import residual
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -117,38 +114,6 @@ def test_the_resident_region() -> None:
     # the weight's gradient is the matrix product itself: its reshape shares the storage
     assert parts == {"parameters": 120, "gradients": 120, "constants": 4 + 36, "states": 20, "loss": 4}
     assert cost(linear(), A72).resident_bytes == sum(parts.values())
-
-
-def test_a_view_of_a_parameter_is_free_and_resident() -> None:
-    found = graph(
-        [
-            tensor("x", (2, 3), Role.INPUT),
-            tensor("w", (6,), Role.PARAMETER),
-            tensor("w2", (3, 2)),
-            tensor("y", (2, 2)),
-        ],
-        [op("Reshape", "w", "w2", view=True), op("MatMul", "x w2", "y")],
-        "x",
-    )
-    problem = cost(found, A72)
-    assert [t.name for t in problem.tensors] == ["x", "y"]
-    assert problem.resident_bytes == 24
-    assert resident_breakdown(found)["parameters"] == 24
-
-
-def test_two_gradients_in_one_storage_count_once() -> None:
-    found = graph(
-        [
-            tensor("x", (6,), Role.INPUT),
-            tensor("g", (6,), Role.GRADIENT),
-            tensor("a.grad", (6,), Role.PARAMETER_GRADIENT),
-            tensor("b.grad", (2, 3), Role.PARAMETER_GRADIENT),
-        ],
-        [op("Neg", "x", "g"), op("Identity", "g", "a.grad", view=True), op("Reshape", "g", "b.grad", view=True)],
-        "x",
-    )
-    assert resident_breakdown(found)["gradients"] == 24
-    assert cost(found, A72).operators[0].outputs == ()
 
 
 def test_what_lives_inside_an_operator_is_never_resident() -> None:
@@ -327,12 +292,6 @@ def test_devices_made_in_python_are_looked_at(changes: dict[str, Any], wrong: st
     assert training.cost(replace(po.device("m4"), ram_bytes=np.int64(300_000))).operators  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=wrong):
         training.cost(replace(po.device("m4"), **changes))
-
-
-def test_a_device_by_its_path(tmp_path: Path) -> None:
-    path = tmp_path / "board.toml"
-    shutil.copyfile(CATALOGUE / "m4.toml", path)
-    assert po.load("mlp").differentiate().cost(path).operators
 
 
 @pytest.mark.parametrize("parts", [1, 2])

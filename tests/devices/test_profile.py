@@ -20,7 +20,7 @@ from poetopt.devices.profile import (
     load_profile,
     with_profile,
 )
-from poetopt.devices.profile_csv import fit, from_csv, template
+from poetopt.devices.profile_csv import from_csv, template
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.ops.nodes import signature, signatures
 from poetopt.util.errors import DeviceError
@@ -185,10 +185,3 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
     assert profile.storage.page_in_latency_s == pytest.approx(0.001)
     assert profile.storage.page_out_bytes_per_s == pytest.approx(1e6)
     assert profile.storage.dma
-
-
-@given(st.floats(0, 0.1), st.floats(1e3, 1e9), st.lists(st.integers(1, 10**7), min_size=2, max_size=6, unique=True))
-def test_the_fit_finds_a_line(latency: float, rate: float, sizes: list[int]) -> None:
-    found = fit([(n, latency + n / rate) for n in sizes])
-    for n in sizes:
-        assert found[0] + n / found[1] == pytest.approx(latency + n / rate, rel=1e-3)

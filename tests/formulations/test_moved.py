@@ -16,10 +16,10 @@ from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
 from poetopt.testing import check_block
 from poetopt.testing.problems import tight
-from tests.closed import closed
-from tests.moved import cheaper, forward_outs, loss_by, two_tariffs
-from tests.problems import random_tight
 from tests.seeds import seeds
+from tests.support.closed import closed
+from tests.support.moved import cheaper, forward_outs, loss_by, two_tariffs
+from tests.support.problems import random_tight
 
 TOLERANCE = 1e-6
 SEEDS = seeds(300) if len(seeds(300)) == 300 else range(0, 100, 5)

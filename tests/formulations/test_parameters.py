@@ -15,8 +15,8 @@ import poetopt as po
 from poetopt.backends.solvers.matrix import compile_model
 from poetopt.formulations.language import data_of
 from poetopt.util.errors import FormulationError
-from tests.problems import random_tight
 from tests.search.test_solved import settled
+from tests.support.problems import random_tight
 
 BOTH = [po.formulations.retention, po.formulations.poet]
 

@@ -16,10 +16,10 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from tests.bruteforce import StageRules, plan_optimum, stage_optimum
-from tests.closed import closed
-from tests.problems import random_budget, random_problem, random_tight, store_all
 from tests.seeds import seeds
+from tests.support.bruteforce import StageRules, plan_optimum, stage_optimum
+from tests.support.closed import closed
+from tests.support.problems import random_budget, random_problem, random_tight, store_all
 
 TOLERANCE = 1e-6
 

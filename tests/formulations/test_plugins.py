@@ -8,7 +8,7 @@ import pytest
 
 import poetopt as po
 from poetopt.formulations import options
-from tests.cli.support import chain, runner, write_problem
+from tests.support.cli import chain, runner, write_problem
 
 MODULE = '''
 """Block `short`: at most so many recomputations."""

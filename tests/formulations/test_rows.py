@@ -9,7 +9,6 @@ from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
-import pyomo.environ as pyo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +17,9 @@ from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.enumeration import retention_space
-from poetopt.formulations.retention.instant import Instants
 from poetopt.formulations.retention.rounding import Rounded, roundings
 from poetopt.formulations.retention.scope_difference import no_good
-from poetopt.formulations.retention.space import RetentionSpace
-from poetopt.formulations.rows import Floats, Row
+from poetopt.formulations.rows import Row
 from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
@@ -32,9 +29,9 @@ from poetopt.search.diagnosis.certificate import rederive
 from poetopt.search.run import Budget
 from poetopt.testing.exhaustive import decisions, valid
 from poetopt.util.errors import PoetError
-from tests.formulations.points import FakePoint, activity, by_item
-from tests.problems import random_plan, random_problem, random_tight
 from tests.seeds import seeds
+from tests.support.points import FakePoint, activity, by_item
+from tests.support.problems import random_plan, random_problem, random_tight
 
 RETENTION = formulation("retention")
 
@@ -73,25 +70,6 @@ def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.Monkey
         for row in RETENTION.separate(model, FakePoint(mixed, integral=False)):
             for value in items:
                 assert row.lower - 1e-9 <= activity(row, value) <= row.upper + 1e-9, row.kind
-
-
-@pytest.mark.parametrize("seed", seeds(40))
-def test_a_schedule_satisfies_its_own_model(seed: int) -> None:
-    """A schedule's start values are feasible for every row that stands in the model at its own peak."""
-    rng = random.Random(1000 + seed)
-    values = None
-    while values is None:  # a random plan may recompute what nothing reads any more, which is no decision
-        problem = random_problem(rng, operators=rng.randint(3, 8))
-        schedule = schedule_of(random_plan(rng, problem))
-        peak = simulate(plan_of(problem, schedule)).peak_bytes
-        model = RETENTION.build(problem, ram_bytes=peak)
-        values = RETENTION.points.values(model, schedule)
-    for variable, array in values:
-        for item, value in zip(variable.values(), array, strict=True):
-            item.set_value(float(value))
-    for name in ("continuity", "dependence"):
-        for constraint in getattr(model.residency, name).values():
-            assert pyo.value(constraint.body) <= constraint.ub + 1e-9, constraint.name
 
 
 @given(
@@ -180,52 +158,3 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
         if rows > 40:
             break
     assert 0 < rows <= late
-
-
-INSTANTS_RETENTION = formulation("retention")
-
-
-def _live(space: RetentionSpace, x: int, r: Floats, k: Floats, p: Floats) -> float:
-    """The left-hand side of the intra-stage row of recomputation x, with its maxima, as `memory` writes it."""
-    j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-    problem = space.problem
-    total = float(space.workspace_bytes[j]) * r[x]
-    for i, tensor in enumerate(problem.tensors):
-        nbytes = float(space.tensor_bytes[i])
-        first, last = space.tensor_range[i]
-        e = space.point_of.get((i, t))
-        spans = [k[q] for q in range(first, last) if space.point_previous[q] < t < space.point_stage[q]]  # one at most
-        if e is None:
-            there = sum(spans)
-            total += nbytes * (max(there, r[x]) if tensor.producer == j else there)
-            continue
-        before, on = k[e], 0.0 if space.point_last[e] else k[e + 1]
-        needed = [r[space.recompute_of[h, t]] for h in problem.readers[i] if h >= j and (h, t) in space.recompute_of]
-        if tensor.producer == j:
-            total += nbytes * max(before + p[e], r[x])
-        elif tensor.producer > j:
-            total += nbytes * before
-        else:
-            total += nbytes * (1.0 if space.point_real[e] else max([on, *needed]))
-    return float(total)
-
-
-def _spanned(space: RetentionSpace, k: Floats) -> Floats:
-    """(n_stages,) bytes kept across each stage without a point there."""
-    found = np.zeros(len(space.problem.operators))
-    for e, share in enumerate(k):
-        nbytes = space.tensor_bytes[space.point_tensor[e]]
-        found[space.point_previous[e] + 1 : space.point_stage[e]] += share * nbytes
-    return found
-
-
-@pytest.mark.parametrize("seed", seeds(60))
-def test_all_at_once_is_what_the_definition_says(seed: int) -> None:
-    rng, draw = random.Random(seed), np.random.default_rng(seed)
-    problem = random_problem(rng, operators=rng.randint(3, 9), training=seed % 2 == 0)
-    scope = ("full", "forward", "depth:2")[seed % 3]
-    space = INSTANTS_RETENTION.build(problem, ram_bytes=10**9, scope=scope, paging=seed % 4 != 3).space
-    r, k = draw.random(len(space.recompute_operator)), draw.random(len(space.point_tensor))
-    p = np.where(space.page_index >= 0, draw.random(len(k)), 0.0)
-    found = Instants(space).nbytes(r, k, p, _spanned(space, k))
-    assert found == pytest.approx([_live(space, x, r, k, p) for x in range(len(r))])

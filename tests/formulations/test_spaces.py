@@ -13,8 +13,8 @@ from poetopt.formulations import formulation as formulation_of
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
-from tests.bruteforce import plan_optimum, stage_optimum
-from tests.closed import closed
+from tests.support.bruteforce import plan_optimum, stage_optimum
+from tests.support.closed import closed
 
 CHEAP = Transfers(page_in_j=1.0, page_out_j=1.0)
 DEAR = Transfers(page_in_j=10.0, page_out_j=10.0)

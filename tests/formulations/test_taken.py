@@ -17,11 +17,11 @@ from poetopt.plan.simulate import simulate
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Status
-from tests.bruteforce import plan_optimum, stage_optimum
-from tests.closed import closed
-from tests.plan.three_steps import run_thrice
 from tests.seeds import some
-from tests.taken import tight_with_takes
+from tests.support.bruteforce import plan_optimum, stage_optimum
+from tests.support.closed import closed
+from tests.support.taken import tight_with_takes
+from tests.support.three_steps import run_thrice
 
 TOLERANCE = 1e-6
 X, Y, DY, DX, DW = range(5)

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from poetopt.autodiff import differentiate
 from poetopt.frontends.fused import OWN
 from poetopt.frontends.onnx_file import load_onnx
-from tests.autodiff.oracle import run
+from tests.support.autodiff.oracle import run
 
 TOKENS, HEADS, SIZE = 6, 4, 16
 WIDTH = HEADS * SIZE

@@ -10,8 +10,8 @@ from onnx import parser
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.util.errors import ModelError
-from tests.autodiff.oracle import run as run_graph
-from tests.frontends.support import floats, run, text_model
+from tests.support.autodiff.oracle import run as run_graph
+from tests.support.frontends import floats, run, text_model
 
 BRANCHES = """
 <then_branch = th () => (float[3,2] t) <float[4,2] w = {1,2,3,4,5,6,7,8}> { a = Relu (x) t = MatMul (a, w) },

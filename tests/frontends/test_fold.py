@@ -8,7 +8,7 @@ from onnx import helper
 
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
-from tests.frontends.support import floats, model_of, run
+from tests.support.frontends import floats, model_of, run
 
 
 @pytest.mark.parametrize("opset", [13, 18])

@@ -20,9 +20,9 @@ from poetopt.backends.onnxruntime.sessions import Sessions
 from poetopt.frontends.fused import OWN
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.trained import finite_note
-from tests.autodiff.oracle import Array, batch, run
-from tests.autodiff.oracle import run as executed
-from tests.frontends.support import floats, model_of
+from tests.support.autodiff.oracle import Array, batch, run
+from tests.support.autodiff.oracle import run as executed
+from tests.support.frontends import floats, model_of
 
 FORMS = {
     "Gelu": (1, {}), "BiasGelu": (2, {}), "FastGelu": (1, {}), "FastGelu with bias": (2, {}),
@@ -151,7 +151,7 @@ def layer(op: str, first: Array, name: str = "h0") -> onnx.ModelProto:
 def test_alike_rows_are_repeated(op: str, rows: int) -> None:
     """The same network whose first state is left out, which means zeros; and each sequence by itself."""
     step = differentiate(load_onnx(layer(op, np.zeros((1, rows, 3), np.float32)), batch=5), loss="mse")
-    assert any("are repeated: h0 for 5" in note for note in step.notes)
+    assert any("another batch: h0 for 5" in note for note in step.notes)
     plain = model_of([make_node(op, ["x", "w", "r"], ["y"], hidden_size=3)], {"x": [4, 5, 2]}, ["y"],
                      {"w": floats(1, GATES[op] * 3, 2), "r": floats(1, GATES[op] * 3, 3)})  # fmt: skip
     other = differentiate(load_onnx(plain), loss="mse")

@@ -17,11 +17,11 @@ from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import node_proto
 from poetopt.graph import Node
 from poetopt.util.errors import PoetError
-from tests.autodiff.specs import Spec
-from tests.autodiff.table import ROWS
-from tests.each import each
-from tests.frontends.support import floats, model_of
 from tests.seeds import some
+from tests.support.autodiff.specs import Spec
+from tests.support.autodiff.table import ROWS
+from tests.support.each import each
+from tests.support.frontends import floats, model_of
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -12,7 +12,7 @@ from onnx import helper
 from poetopt.frontends import proto
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import DTYPE_BYTES, Node
-from tests.frontends.support import floats, model_of, run
+from tests.support.frontends import floats, model_of, run
 
 NODES = [
     Node("Conv", ("x", "w", ""), ("y",), {"group": 1, "pads": [1, 1, 1, 1]}, name="c"),

@@ -16,8 +16,8 @@ from poetopt.frontends import ties
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph
-from tests.autodiff.oracle import run as run_graph
-from tests.frontends.support import floats, model_of, run
+from tests.support.autodiff.oracle import run as run_graph
+from tests.support.frontends import floats, model_of, run
 
 SIGNATURE = "\n".join(f"p: PARAMETER target='{name}'" for name in ("emb.weight", "head.weight", "f.weight", "g.weight"))
 

@@ -13,9 +13,9 @@ import pytest
 from poetopt.autodiff import differentiate
 from poetopt.frontends.onnx_file import load_onnx
 from poetopt.graph import Role
-from tests.autodiff.oracle import run as run_graph
-from tests.frontends.support import floats
-from tests.later import ALL_USE_TORCH, later
+from tests.support.autodiff.oracle import run as run_graph
+from tests.support.frontends import floats
+from tests.support.later import ALL_USE_TORCH, later
 
 torch = later("torch")
 pytestmark = ALL_USE_TORCH

@@ -27,7 +27,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import SUPPORTS, simulate
 from poetopt.util.errors import ProblemError
 from tests.graph.test_problem import operator, plain, tensor
-from tests.problems import store_all
+from tests.support.problems import store_all
 
 
 def scheduled(baseline: str, problem: Problem) -> Plan:

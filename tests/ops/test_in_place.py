@@ -31,7 +31,7 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
-from tests.autodiff.build import graph
+from tests.support.autodiff.build import graph
 
 Array = NDArray[np.float32]
 IN_PLACE = {name: op.in_place for name, op in ops().items() if op.in_place}

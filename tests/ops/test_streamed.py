@@ -20,9 +20,9 @@ from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_program import ADDRESS, sanitizers
-from tests.backends.c.support import HOST, needs_host
-from tests.streamed_kernels import Trial, check_streamed, small_blocks, trial
+from tests.support.c import HOST, needs_host
+from tests.support.contract.kernel_program import ADDRESS, sanitizers
+from tests.support.streamed_kernels import Trial, check_streamed, small_blocks, trial
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

@@ -25,8 +25,8 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import OutputError, PlanError
-from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples
+from tests.support.problems import random_plan, random_problem, store_all
 
 seeds = st.integers(0, 2**32 - 1)
 Json = dict[str, Any]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from poetopt.plan.layout import arena_bytes, buffers, check_layout, lay_out
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
-from tests.problems import random_plan, random_problem
 from tests.seeds import examples
+from tests.support.problems import random_plan, random_problem
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -6,23 +6,19 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from poetopt.graph.problem import Home, Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.effects import effects
 from poetopt.plan.instructions import Action, Instruction, Plan
-from poetopt.plan.layout import buffers
-from poetopt.plan.machine import Clock, Machine
+from poetopt.plan.machine import Machine
 from poetopt.plan.normalize import normalize
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
-from tests.plan.reference import reference
-from tests.plan.three_steps import BrokenError, run_thrice
-from tests.problems import random_plan, random_problem
-from tests.seeds import examples, seeds
+from tests.seeds import seeds
+from tests.support.problems import random_problem
+from tests.support.three_steps import BrokenError, run_thrice
 
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)
 
@@ -70,27 +66,6 @@ def refused(problem: Problem, text: str, why: str) -> None:
 )  # fmt: skip
 def test_what_it_refuses(text: str, why: str) -> None:
     refused(network(), text, why)
-
-
-@settings(deadline=None, max_examples=examples(150))
-@given(st.integers(0, 2**32 - 1), st.booleans())
-def test_the_walk_is_what_is_counted_otherwise(seed: int, dma: bool) -> None:
-    rng = random.Random(seed)
-    problem = replace(random_problem(rng, operators=rng.randint(1, 9), dma=dma), reserve_bytes=rng.choice((0, 7)))
-    plan = random_plan(rng, problem, length=30)
-    machine, clock, live, spans = Machine(problem), Clock(problem), [], []
-    for effect in effects(problem).each(plan.instructions):
-        needed = machine.live + machine.need(effect)
-        live.append(machine.apply(effect))
-        assert live[-1] == (needed if effect.makes or effect.operator >= 0 else live[-1])
-        spans.append((clock.advance(effect), effect.seconds))
-    machine.finish()
-    found, other = simulate(plan), reference(plan)
-    assert live == list(found.live_bytes) == other.live_bytes
-    assert [start for start, _ in spans] == list(found.start_s) == pytest.approx(other.start_s)
-    assert clock.makespan_s == found.makespan_s == pytest.approx(other.makespan_s)
-    held = sum(buffer.nbytes for buffer in buffers(plan) if not buffer.workspace and buffer.last == len(live) - 1)
-    assert machine.live <= held + problem.reserve_bytes
 
 
 def homes(rng: random.Random, problem: Problem) -> Problem:

@@ -12,9 +12,9 @@ from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from tests.bruteforce import plan_optimum, random_tight
-from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds
+from tests.support.bruteforce import plan_optimum, random_tight
+from tests.support.problems import random_plan, random_problem
 
 
 @settings(deadline=None, max_examples=examples(250))

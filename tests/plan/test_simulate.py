@@ -13,9 +13,9 @@ from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
-from tests.plan.reference import InvalidError, reference
-from tests.problems import random_plan, random_problem, store_all
 from tests.seeds import examples
+from tests.support.problems import random_plan, random_problem, store_all
+from tests.support.simulator import InvalidError, reference
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -86,26 +86,6 @@ def test_reading_does_not_wait_for_a_page_out_but_overwriting_does() -> None:
 def test_makespan_includes_what_the_channel_still_does() -> None:
     steps = [step(text) for text in ("compute 0", "compute 1", "compute 2", "page_out 1")]
     assert simulate(chain(dma=True), steps).makespan_s == 12
-
-
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        (("compute 1",), r"instruction 0 \(compute 'op1'\): its turn comes only after 'op0'"),
-        (("compute 0", "free 1", "compute 1"), r"instruction 2 \(compute 'op1'\): it reads 'a', which is not in RAM"),
-        (("free 1",), r"instruction 0 \(free 'a'\): it is not in RAM"),
-        (("free 0", "free 0"), r"instruction 1 \(free 'x'\)"),
-        (("page_out 1",), r"instruction 0 \(page_out 'a'\): it is not in RAM"),
-        (("free 0", "page_in 0"), r"instruction 1 \(page_in 'x'\): it was never written out"),
-        (("page_out 0", "page_in 0"), r"it is in RAM already"),
-        (("compute 0", "compute 1"), r"ends after 2 instructions without operator 2 \('op2'\)"),
-        (("compute 7",), r"instruction 0 \(compute number 7\): there is no operator"),
-        (("free -1",), r"instruction 0 \(free number -1\)"),
-    ],
-)
-def test_refuses_what_is_invalid(steps: tuple[str, ...], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        simulate(chain(), [step(text) for text in steps])
 
 
 def test_refuses_more_than_the_budgets_with_figures() -> None:

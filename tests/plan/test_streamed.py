@@ -19,11 +19,11 @@ from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from poetopt.testing.problems import small_problem
 from poetopt.util.errors import PlanError
-from tests.plan.three_steps import BrokenError, run_thrice
-from tests.problems import random_problem
 from tests.seeds import seeds
-from tests.stored import with_parameters
-from tests.streamed import random_streamed_plan, with_variants
+from tests.support.problems import random_problem
+from tests.support.stored import with_parameters
+from tests.support.streamed import random_streamed_plan, with_variants
+from tests.support.three_steps import BrokenError, run_thrice
 
 X, W, Y, G = range(4)
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)

@@ -16,7 +16,7 @@ from poetopt.backends.onnxruntime import ScheduledStep, random_batch
 from poetopt.frontends import load
 from poetopt.graph import Graph
 from poetopt.util.errors import PlanError
-from tests.backends.support import dropout, residual
+from tests.support.backends import dropout, residual
 
 
 def trained(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -15,13 +15,12 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
 from poetopt.testing.problems import small_problem
-from tests.bruteforce import plan_optimum, random_tight
-from tests.plan.reference import reference
-from tests.plan.three_steps import run_thrice
-from tests.plan.transfers_bruteforce import least_makespan
-from tests.problems import random_plan, random_problem
 from tests.seeds import examples, seeds, some
-from tests.stored import with_parameters
+from tests.support.problems import random_plan, random_problem
+from tests.support.simulator import reference
+from tests.support.stored import with_parameters
+from tests.support.three_steps import run_thrice
+from tests.support.transfers_bruteforce import least_makespan
 
 
 @settings(deadline=None, max_examples=examples(200))
@@ -58,24 +57,6 @@ def test_random_plans_end_as_early_as_any_order_lets_them() -> None:
             gained += after.makespan_s < before.makespan_s
     assert compared > 0.17 * len(seeds(600))
     assert gained > 0.07 * len(seeds(600))
-
-
-def test_schedules_of_least_energy_end_as_early_as_any_order_lets_them() -> None:
-    compared = 0
-    for seed in seeds(320):
-        rng = random.Random(seed)
-        problem, ram_bytes = random_tight(rng, operators=rng.randint(6, 8), training=True, dma=True)
-        optimum = plan_optimum(problem, ram_bytes, remat=rng.random() < 0.3)
-        if optimum is None:
-            continue
-        plan = normalize(Plan(problem, optimum.instructions))
-        if simulate(plan).page_ins < 2:
-            continue
-        least = least_makespan(plan, ram_bytes)
-        if least is not None:
-            assert simulate(plan_transfers(plan, ram_bytes), ram_bytes=ram_bytes).makespan_s == least
-            compared += 1
-    assert compared >= 0.03 * len(seeds(320))
 
 
 def stored_plan(seed: int) -> tuple[Plan, int]:

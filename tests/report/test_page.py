@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from poetopt.graph.problem import Problem
 from poetopt.plan.instructions import Action, Instruction
 from poetopt.report.page import page
-from tests.report.views import hostile_view, random_view
 from tests.seeds import examples
+from tests.support.views import hostile_view, random_view
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -19,8 +19,8 @@ from poetopt.report.page import page_data
 from poetopt.report.show import text_form
 from poetopt.report.view import Lane, View, recomputed, streamed, timeline
 from tests.plan.test_streamed import STREAMED, network, steps
-from tests.report.views import hostile_view, random_view
 from tests.seeds import examples
+from tests.support.views import hostile_view, random_view
 
 
 def view(*, dma: bool = False) -> View:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from poetopt.plan.instructions import Action
 from poetopt.report.summary import proof, proof_exact
 from poetopt.report.view import Lane, SliceKind, paged, recomputed, timeline
-from tests.report.views import random_view
 from tests.seeds import examples
+from tests.support.views import random_view
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -21,9 +21,9 @@ from poetopt.search.exhaustive import Asked, cheapest
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.util.errors import BackendUnavailableError, FormulationError, ProblemError
-from tests.every_plan import TooManyStatesError, least_overhead_j
 from tests.seeds import seeds
-from tests.small import (
+from tests.support.every_plan import TooManyStatesError, least_overhead_j
+from tests.support.small import (
     Small,
     false_word,
     false_word_of_poet,

@@ -12,40 +12,22 @@ import pytest
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import schedule_of
 from poetopt.plan.instructions import Plan
-from poetopt.plan.schedule import Schedule
 from poetopt.report.report import Report
 from poetopt.search.deepening import claim
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.run import Budget, Proof, Run
-from poetopt.search.scope_search import interrupted
+from poetopt.search.run import Proof
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Progress, Solution, Status
 from poetopt.search.tuning import NEARLY
 from poetopt.util.errors import FormulationError
-from tests.closed import closed
-from tests.formulations.test_streaming import tight_with_variants
-from tests.problems import random_problem, random_tight
+from tests.formulations.retention.test_streaming import tight_with_variants
+from tests.support.closed import closed
+from tests.support.problems import random_tight
 
 
 def proof(depth: int, bound: float, value: float | None, gap: float = 1e-3) -> Proof:
     closed = value is not None and value - bound <= gap * value
     return Proof(f"depth:{depth}", f"depth<={depth}", bound, False, value, closed)
-
-
-def test_only_what_is_nearly_proven_makes_room_for_a_deeper_scope() -> None:
-    problem = random_problem(random.Random(4), operators=6, training=True)
-    run = Run(problem, Options(ram_bytes=10**9, time_limit_s=1000.0), None)
-    budget = Budget(run.work, 60.0, 1e-3, until=1000.0, nearly_until=-1.0)
-    assert run.remaining_s(budget) > 100, "nothing is known yet"
-    again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
-    run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")
-    value = run.incumbent.value
-    assert value is not None
-    assert value > 0
-    run.enter("depth:4", value * (1 - 2 * NEARLY))
-    assert run.remaining_s(budget) > 100
-    run.enter("depth:4", value * (1 - NEARLY / 2))
-    assert run.remaining_s(budget) < 0
 
 
 def test_the_deepest_proof_is_claimed() -> None:
@@ -100,21 +82,6 @@ def test_a_plan_from_outside_of_a_scope_ends_its_search() -> None:
     assert str(Report(problem=problem, solution=found).to_dict()["proof_exact"]).startswith(
         "better than all schedules whose recomputation chains have at most 1 operator"
     )
-
-
-def test_a_plan_found_since_that_is_better_than_all_of_a_proven_scope_lies_outside_of_it() -> None:
-    problem = random_problem(random.Random(4), operators=6, training=True)
-    run = Run(problem, Options(ram_bytes=10**9), None)
-    again = next(j for j, operator in enumerate(problem.operators) if operator.recomputable and operator.energy_j > 0)
-    run.offer(Schedule(frozenset({(len(problem.operators) - 1, again)}), frozenset()), "test")
-    value = run.incumbent.value
-    assert value is not None
-    run.interrupt()
-    found = interrupted(run, "forward", proof(4, 2 * value, 2 * value))
-    assert (found.asked, found.bound) == ("depth:4", 2 * value)
-    assert found.outdone
-    run.enter("forward", value / 2)
-    assert interrupted(run, "forward", proof(4, 2 * value, 2 * value)).asked == "forward"
 
 
 def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:

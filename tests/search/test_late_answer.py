@@ -16,14 +16,10 @@ from poetopt.plan.layout import check_layout
 from poetopt.plan.simulate import simulate
 from poetopt.search.constructive import first_schedules
 from poetopt.search.diagnosis.solve import LateAnswer
-from poetopt.search.incumbent import Incumbent
-from poetopt.search.run import Ending, Run
-from poetopt.search.scope_search import Refinement
+from poetopt.search.run import Run
 from poetopt.search.search import search
 from poetopt.search.solution import OPTIMAL_GAP, Options, Solution, Status
-from poetopt.search.tuning import CLOSE
 from poetopt.testing.problems import crowded
-from tests.problems import random_tight
 from tests.seeds import some
 
 
@@ -82,32 +78,6 @@ def test_a_plan_that_breaks_what_was_asked_is_none(seed: int) -> None:
         (replace(options, formulation="poet"), True),
     ]:
         assert (sighted(LateAnswer(problem, asked, blank), best) is None) is breaks, asked
-
-
-def _found(*, late_s: float | None = None, hidden_share: float = 1.0, arena: int | None = None) -> Incumbent:
-    problem, budget = random_tight(random.Random(0), dma=True)
-    found = Incumbent(problem, Options(ram_bytes=budget))
-    found.makespan_excess_s, found.hidden_share, found.arena_excess = late_s, hidden_share, arena
-    return found
-
-
-@pytest.mark.parametrize("threshold", [0.0, 0.31, 0.5, 0.83, 0.97])
-def test_the_share_that_may_hide_closes_in_on_what_is_possible(threshold: float) -> None:
-    """Models below `threshold` are infeasible, and the plans of those above are late."""
-    steps = Refinement(1_000_000, overlaps=True)
-    restriction = steps.next(_found(late_s=1.0, hidden_share=0.7))
-    tried: list[float] = []
-    while restriction is not None:
-        assert not restriction.exact
-        assert len(tried) < 20
-        tried.append(restriction.hidden_share)
-        possible = restriction.hidden_share >= threshold
-        restriction = steps.ended(Ending.REFUSED if possible else Ending.INFEASIBLE)
-        if possible:
-            assert restriction is None
-            restriction = steps.next(_found(late_s=1.0, hidden_share=0.0))
-    assert min(abs(share - threshold) for share in tried) <= CLOSE
-    assert all(0 < share < 1 for share in tried)
 
 
 def test_heuristics_find_a_plan_where_paging_is_cheap_and_slow() -> None:

@@ -9,15 +9,13 @@ import pytest
 
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import retention
-from poetopt.formulations.retention.scope_difference import scope_difference, streaming_difference
-from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
-from tests.formulations.test_streaming import tight_with_variants
-from tests.problems import random_budget, random_problem
+from tests.formulations.retention.test_streaming import tight_with_variants
 from tests.seeds import some
+from tests.support.problems import random_budget, random_problem
 
 AGAIN = replace(retention, name="again", streaming_difference=None)
 """Searches all of it once more."""
@@ -48,23 +46,6 @@ def test_the_same_optimum_either_way(seed: int) -> None:
         assert parts.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
 
 
-def test_the_row_counts_what_streams_and_what_the_proven_scope_lacks() -> None:
-    problem, ram_bytes = next(
-        (problem, ram_bytes)
-        for problem, ram_bytes in map(roomy, map(random.Random, range(50)))
-        if retention.build(problem, ram_bytes=ram_bytes, scope="full").space.streams
-    )
-    model = retention.build(problem, ram_bytes=ram_bytes, scope="full")
-    inner, both = (of(model, "depth:1", frozenset()) for of in (scope_difference, streaming_difference))
-    streamed = streaming_difference(model, "full", frozenset())
-    assert inner is not None
-    assert both is not None
-    assert streamed is not None
-    assert len(streamed.variables) == len(model.streaming.y) > 0
-    assert len(both.variables) == len(inner.variables) + len(streamed.variables)
-    assert streaming_difference(model, "full", frozenset({"late"})) is None
-
-
 WHOLE = replace(retention, name="whole", scope_difference=None)
 
 
@@ -83,16 +64,3 @@ def test_what_lies_beyond_a_proven_scope_is_searched_to_the_same_optimum(seed: i
         return
     assert parts.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
     assert parts.scope_bound_j == pytest.approx(parts.simulation.overhead_j, rel=1e-6, abs=1e-9)
-
-
-def test_the_row_counts_what_the_inner_scope_lacks() -> None:
-    problem = random_problem(random.Random(4), operators=12, training=True)
-    model = retention.build(problem, ram_bytes=random_budget(random.Random(4), problem), scope="full")
-    space: RetentionSpace = model.space
-    inner = retention.build(problem, ram_bytes=space.limits.ram_bytes, scope="depth:1").space
-    row = scope_difference(model, "depth:1", frozenset())
-    assert row is not None
-    assert len(row.variables) == len(space.recompute_of) - len(inner.recompute_of) > 0
-    nothing = scope_difference(model, "full", frozenset())
-    assert nothing is not None
-    assert not nothing.variables

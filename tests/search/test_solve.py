@@ -23,10 +23,10 @@ from poetopt.search.heuristics.greedy import greedy
 from poetopt.search.solution import DeadlineModel, Options, Progress, Solution, Status
 from poetopt.testing.problems import tight
 from poetopt.util.errors import BackendUnavailableError, FormulationError
-from tests.bruteforce import plan_optimum
-from tests.closed import closed, in_scope
-from tests.problems import random_budget, random_problem
 from tests.seeds import seeds
+from tests.support.bruteforce import plan_optimum
+from tests.support.closed import closed, in_scope
+from tests.support.problems import random_budget, random_problem
 
 INSTANCES = Path(__file__).resolve().parents[2].parent / "shared" / "instances"
 needs_instances = pytest.mark.skipif(not INSTANCES.is_dir(), reason="the shared instances are not here")

@@ -14,7 +14,7 @@ from poetopt.graph.problem import Problem
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.solution import Options, Status
 from poetopt.util.errors import FormulationError
-from tests.problems import random_tight
+from tests.support.problems import random_tight
 
 
 def solved(problem: Problem, ram_bytes: int) -> tuple[Any, int]:

@@ -12,7 +12,7 @@ import poetopt as po
 from poetopt.training.augment import Augmented
 from poetopt.training.source import source_of
 from poetopt.util.errors import OptionError
-from tests.training.support import graph_of, plan_of, rows
+from tests.support.training import graph_of, plan_of, rows
 from tests.training.test_trainer import copies, equal
 
 

@@ -38,12 +38,8 @@ from poetopt.backends.c.text import fixed
 from poetopt.plan.instructions import Action
 from poetopt.util.errors import ExecutionError, OptionError
 
-WIDE = 0b11101
-"""A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 SCHEDULE, ENTRY = 1, 2
 """Kinds of blocks, as po_count.c has them."""
-CALLERS = ("po_step", "po_part", "po_run", "po_last")
-"""The functions that call operators."""
 
 Weights = NDArray[np.uint64]
 """[halfwords, columns]: what the instruction that begins at a halfword of flash counts; 0 where none does."""
@@ -59,7 +55,8 @@ def ones(image: Image, flash: bytes) -> Weights:
         place = start // 2
         while place < end // 2:
             found[place] = 1
-            place += 2 if int(words[place]) >> 11 >= WIDE else 1
+            # a halfword whose five highest bits are at least these begins an instruction of two halfwords
+            place += 2 if int(words[place]) >> 11 >= 0b11101 else 1
     return found
 
 
@@ -91,7 +88,8 @@ class Trace:
         self.kind = np.zeros(halfwords, np.uint8)
         operators = {code.function for code in program.codes}
         for start, end, name in image.functions:
-            if name.partition(".")[0] in CALLERS:
+            # the functions that call operators
+            if name.partition(".")[0] in ("po_step", "po_part", "po_run", "po_last"):
                 self.kind[start // 2 : end // 2] = SCHEDULE
             elif name in operators:
                 self.kind[start // 2] = ENTRY

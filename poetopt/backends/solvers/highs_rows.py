@@ -69,12 +69,6 @@ def largest(rows: csr_matrix) -> Floats:
 # point. Each iteration of the simplex method takes time for all that are there, so what doesn't bind waits here until a
 # point breaks it: what is solved has fewer rows than the model, so that its optimum is a bound all the same.
 
-BROKEN = 1e-6
-"""A row of the model comes in where it is broken by more than this share of its largest coefficient."""
-BROKEN_CUT = 5e-3
-"""A cut does where it is broken by more than this share: separators ask for more."""
-PARTS = 8
-"""Rows are joined to one matrix once they are in so many."""
 
 Places = NDArray[np.int64]
 
@@ -129,7 +123,8 @@ class RowPool:
             if fresh:
                 self._parts.append(self._of(rows, core).only(fresh))
                 self._count += len(fresh)
-            if len(self._parts) > PARTS:
+            # rows are joined to one matrix once they are in so many
+            if len(self._parts) > 8:
                 self._parts = [*self._parts[:2], _joined(self._parts[2:])]
                 if len(self._parts[2].lower) > len(self._parts[1].lower):
                     self._parts = [self._parts[0], _joined(self._parts[1:])]
@@ -170,7 +165,9 @@ class RowPool:
 
 def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> _Part:
     size = largest(rows)
-    return _Part(rows, lower, upper, np.where(core, BROKEN * np.maximum(size, 1.0), BROKEN_CUT * size))
+    # a row of the model comes in where it is broken by more than this share of its largest coefficient
+    # a cut does where it is broken by more than this share: separators ask for more
+    return _Part(rows, lower, upper, np.where(core, 1e-6 * np.maximum(size, 1.0), 5e-3 * size))
 
 
 def _joined(parts: Sequence[_Part]) -> _Part:

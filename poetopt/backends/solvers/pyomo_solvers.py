@@ -6,6 +6,7 @@ out, and values with a bound back: a point is told at the end, and held against 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -31,7 +32,6 @@ from pyomo.opt.solver import SystemCallSolver
 from poetopt.backends.solvers.attend import Attendant
 from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.model_file import lp_lines
 from poetopt.backends.solvers.session import option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search, Session
 from poetopt.util.errors import BackendUnavailableError, PoetError
@@ -394,21 +394,16 @@ class ScipSession(OtherSession):
     def _solve(self, asked: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
         from pyscipopt import Model
 
-        path, matrix = asked.folder / "model.lp", asked.matrix
-        names = [f"x{column}" for column in range(len(asked.start))]
-        lines = lp_lines(matrix, names, [f"r{row}" for row in range(matrix.shape[0])])
-        path.write_text("".join(lines), encoding="ascii")
         scip: Any = Model()
         scip.hideOutput()
-        scip.readProblem(str(path))
+        variables = _pass_to_scip(scip, asked.matrix)
         for key, value in self._scip_options.items():
             _set_scip(scip, key, value)
         for key, number in {"limits/time": asked.seconds, "limits/gap": asked.gap, "timing/clocktype": 2}.items():
             scip.setParam(key, number)
-        found = {variable.name: variable for variable in scip.getVars()}
         begin = scip.createPartialSol()
         for column in np.flatnonzero(~np.isnan(asked.start)).tolist():
-            scip.setSolVal(begin, found[names[column]], float(asked.start[column]))
+            scip.setSolVal(begin, variables[column], float(asked.start[column]))
         scip.addSol(begin, free=True)
 
         def work() -> Answer:
@@ -422,12 +417,32 @@ class ScipSession(OtherSession):
             if scip.getStatus() == "unbounded":
                 raise unbounded()
             best = scip.getBestSol() if scip.getNSols() else None
-            values = None if best is None else np.array([scip.getSolVal(best, found[name]) for name in names])
+            values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
             return Answer(SCIP_OUTCOMES.get(scip.getStatus(), Outcome.STOPPED), values, proven)
 
         return work, scip.interruptSolve
+
+
+def _pass_to_scip(scip: Any, matrix: Matrix) -> list[Any]:
+    """Make `matrix` the model of SCIP; its variables, by column."""
+    from pyscipopt import quicksum
+    from pyscipopt.scip import ExprCons
+
+    variables = [
+        scip.addVar(vtype="I" if whole else "C", lb=low, ub=high, obj=cost)
+        for whole, low, high, cost in zip(
+            matrix.integer.tolist(), matrix.lower.tolist(), matrix.upper.tolist(), matrix.costs.tolist(), strict=True
+        )
+    ]
+    starts, columns, values = matrix.rows.indptr.tolist(), matrix.rows.indices.tolist(), matrix.rows.data.tolist()
+    sides = zip(matrix.row_lower.tolist(), matrix.row_upper.tolist(), strict=True)
+    for (begin, end), (low, high) in zip(itertools.pairwise(starts), sides, strict=True):
+        terms = zip(values[begin:end], columns[begin:end], strict=True)
+        body = quicksum(value * variables[column] for value, column in terms)
+        scip.addCons(ExprCons(body, None if low == -math.inf else low, None if high == math.inf else high))
+    return variables
 
 
 def _set_scip(scip: Any, key: str, value: str) -> None:

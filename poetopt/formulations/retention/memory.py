@@ -45,6 +45,7 @@ Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
-from poetopt.formulations.retention.instant import Instant, Instants
+from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Floats, PointLike, Row
@@ -99,7 +100,6 @@ def _build(block: PyomoBlock) -> None:
     block.spanning = spanning
     block.found = []
     block.sized = {}
-    block.instants = Instants(space)
     block.stage = pyo.Constraint(
         model.stages,
         rule=stage_row,
@@ -188,49 +188,27 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
-    space: RetentionSpace = block.model().space
-    room = space.room_bytes
-    shares = _shares(block, point)
-    crowded = _crowded(block, shares, room * (1 + VIOLATION))
-    if not crowded:
-        return []
-    values = [share.tolist() for share in shares]  # read one by one, which is slow of arrays
-    made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
-    rows = [Instant(block, made[0][x], made[1][x], x, *values).row((nbytes - room) / room) for x, nbytes in crowded]
+    room = block.model().space.room_bytes
+    live = ((instant, across + instant.nbytes) for instant, across in _instants(block, point))
+    rows = [one.row((nbytes - room) / room) for one, nbytes in live if nbytes > room * (1 + VIOLATION)]
     block.found += rows
     return rows
 
 
-def _crowded(block: PyomoBlock, shares: Shares, least: float) -> list[tuple[int, float]]:
-    """The recomputations that a point opens during which more than `least` bytes are live, and how many."""
-    space: RetentionSpace = block.model().space
-    if not len(space.recompute_stage):
-        return []
-    r, k, p, _ = shares
-    if space.transfer_times or space.streams:
-        opened = np.flatnonzero(r > ACTIVE).tolist()
-        values = [share.tolist() for share in shares]
-        across = _spanned_bytes(space, k)
-        made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
-        live = ((x, across[made[1][x]] + Instant(block, made[0][x], made[1][x], x, *values).nbytes) for x in opened)
-        return [(x, float(size)) for x, size in live if size > least]
-    nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
-    found = np.flatnonzero((r > ACTIVE) & (nbytes > least))
-    return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
-
-
-Shares = tuple[Floats, Floats, Floats, Floats]
-
-
-def _shares(block: PyomoBlock, point: PointLike) -> Shares:
-    """(n_recomputes,) r of a point, (n_points,) k and p, and (n_streams,) y."""
+def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, float]]:
+    """The recomputations that a point opens, each with the bytes kept across its stage without a point there."""
     model = block.model()
     space: RetentionSpace = model.space
+    r, k = point[model.recompute.r], point[model.residency.k]
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
     y = point[model.streaming.y] if space.streams else np.zeros(0)
-    return point[model.recompute.r], point[model.residency.k], p, y
+    values = [share.tolist() for share in (r, k, p, y)]  # read one by one, which is slow of arrays
+    across = _spanned_bytes(space, k).tolist()
+    for x in np.flatnonzero(r > ACTIVE).tolist():
+        j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
+        yield Instant(block, j, t, x, *values), across[t]
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:

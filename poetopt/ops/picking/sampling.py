@@ -31,8 +31,11 @@ from poetopt.ops import flops
 from poetopt.ops.op import Op, declare
 from poetopt.util.errors import MissingVjpError, ModelError
 
-declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={"align_corners": (0, 1)}))
-declare("Upsample", op=Op(settings=(1,)))
+declare("GridSample", op=Op(flops=flops.interpolated("linear"), attributes={
+    "align_corners": (0, 1), "mode": ("linear", "bilinear", "cubic", "bicubic", "nearest"),
+    "padding_mode": ("zeros", "border", "reflection"),
+}))  # fmt: skip
+declare("Upsample", op=Op(settings=(1,), attributes={"mode": ("nearest", "linear")}))
 
 
 _A = -0.75
@@ -47,9 +50,6 @@ _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {
     ),
 }
 """For each element that is read, the coefficients of its weight: of 1, f, f^2, f^3; f is the distance to the place."""
-
-_OLD_NAMES = {"bilinear": "linear", "bicubic": "cubic"}
-"""Before opset 20."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,8 @@ def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
 
 def _sampling(op: Primal) -> Sampling:
     mode, padding = op.attr_text("mode", "linear"), op.attr_text("padding_mode", "zeros")
-    mode = _OLD_NAMES.get(mode, mode)
+    # before opset 20
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     if mode not in _POLYNOMIALS or padding not in {"zeros", "border", "reflection"}:
         raise ModelError(f"{op.where}: unknown mode {mode!r} or padding_mode {padding!r}")
     (batch, channels), sizes = op.x.shape[:2], op.x.shape[2:]

@@ -42,7 +42,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Choice, Op, Origin, Steps, declare
+from poetopt.ops.op import Allowed, Choice, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -61,12 +61,14 @@ declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, setti
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
+added: Allowed = {"reduction": ("none", "add", "mul", "max", "min")}
 declare("ScatterElements", op=Op(
     flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
-    workspace=kernels.widened_indices,
+    workspace=kernels.widened_indices, attributes=added,
 ))  # fmt: skip
 declare("ScatterND", op=Op(
     flops=flops.scattered, blocked=(1,), operands_check=checks.scatter_nd, in_place=(0,), cuts=axes.scatter,
+    attributes=added,
 ))  # fmt: skip
 declare("Slice", op=Op(
     flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, axes=3, lists=(1, 2, 3, 4),
@@ -79,9 +81,6 @@ declare("Unique", op=Op(looks="anywhere"))
 
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""
-
-_MAX_SINCE = 18
-"""ScatterElements knows the reduction `max` from this opset on."""
 
 
 @single("Gather", since=1)
@@ -169,7 +168,8 @@ def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int 
 def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> Tensor:
     """[outer, rows, inner]: zeros, to which the N rows of `pieces` [outer, N, inner] are added at `indices` [N]."""
     outer, count, inner = pieces.shape
-    if rows <= count or k.graph.opset < _MAX_SINCE:
+    # ScatterElements knows the reduction `max` from this opset on
+    if rows <= count or k.graph.opset < 18:
         return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
     # Where does each row of the result come from? Row 0 of the sums is zero; of like indices the last one counts.
     numbers = k.graph.ints(range(1, count + 1))

@@ -51,9 +51,6 @@ DEFAULTS: dict[str, tuple[float | None, float | None]] = {
 USUAL = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 """Of one direction, where none are named."""
 
-_OF_SUM = frozenset({"LeakyRelu", "ThresholdedRelu", "Elu"})
-"""Their slopes are found from the sum where alpha is negative: then y doesn't tell its sign."""
-
 
 @dataclass(frozen=True)
 class Activation:
@@ -66,7 +63,8 @@ class Activation:
     @property
     def of_sum(self) -> bool:
         """Says whether `slope` needs the sum."""
-        return self.name in _OF_SUM and self.alpha < 0
+        # their slopes are found from the sum where alpha is negative: then y doesn't tell its sign
+        return self.name in ("LeakyRelu", "ThresholdedRelu", "Elu") and self.alpha < 0
 
     def value(self, k: OperatorBuilder, s: Tensor) -> Tensor:
         """f(s)."""

@@ -23,8 +23,8 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.codec import save
 from poetopt.plan.layout import lay_out
 from poetopt.util.errors import OutputError, UnsupportedOpError
-from tests.backends.c.support import HOST, WARNINGS, needs_host, network, paged, paged_parameters, unscheduled
 from tests.seeds import some
+from tests.support.c import HOST, WARNINGS, needs_host, network, paged, paged_parameters, unscheduled
 
 
 @needs_host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,7 +21,7 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.closing import closing_plan
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, WARNINGS, needs_host, same
+from tests.support.c import HOST, WARNINGS, needs_host
 from tests.test_micro_batches import network, tight
 
 PARTS = 4
@@ -106,20 +105,3 @@ def test_steps_in_parts_go_on_as_onnxruntimes_do(plan: Callable[[], Plan]) -> No
     found = train_on(plan(), "host", 4, 0.05, data=data)
     assert found.ok, found.message
     assert len(set(found.losses)) == 4
-
-
-@needs_host
-@pytest.mark.parametrize("dropped", ["sums written back", "updates", "a part"])
-def test_what_is_left_out_shows(dropped: str, tmp_path: Path) -> None:
-    program = program_of(away())
-    expected = ran(program, tmp_path).results
-    place = tmp_path / "po_step.c"
-    text = place.read_text()
-    wrong = {
-        "sums written back": re.sub(r"PO_TRY\(po_write\(.*\.grad\.sum \*/", "", text),
-        "updates": text.replace("    PO_PASS(po_last());\n", ""),
-        "a part": text.replace("PO_PASS(po_run(part));", "if (part != 2u) { PO_PASS(po_run(part)); }"),
-    }[dropped]
-    assert wrong != text
-    place.write_text(wrong)
-    assert not same(run(build(program, HOST, tmp_path), batch_of(away().problem)).results, expected)

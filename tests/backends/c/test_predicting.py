@@ -17,10 +17,8 @@ import poetopt as po
 from poetopt.autodiff.inference import predicting
 from poetopt.backends.c.build import build, write
 from poetopt.backends.c.execute import execute_on
-from poetopt.backends.c.execution import TOLERANCE
 from poetopt.backends.c.program import device_program
 from poetopt.backends.c.run import run
-from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.step.places import graph_of
 from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action, Plan
@@ -30,7 +28,7 @@ from poetopt.search.predicting import prediction_of
 from poetopt.training.export import export, original
 from poetopt.training.inference import changes
 from poetopt.zoo.network import Network
-from tests.backends.c.support import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
+from tests.support.c import HOST, WARNINGS, needs_emulator, needs_host, normalized_file
 
 Arrays = Mapping[str, NDArray[np.generic]]
 KINDS = ("resident", "paged", "tight")
@@ -115,29 +113,6 @@ def test_on_a_board_with_just_the_steps_ram() -> None:
     assert found.ok, found.message
     assert found.predicted is not None
     assert found.linked_ram_bytes in (None, found.arena_bytes + found.resident_bytes)
-
-
-@needs_host
-def test_other_outputs_are_seen(tmp_path: Path) -> None:
-    """The network with the step's first values, in the place of those that a step has left."""
-    plan = plan_of("resident")
-    graph = graph_of(plan)
-    program = device_program(plan, graph, prediction=prediction_of(plan, graph))
-    write(program, HOST, tmp_path)
-    text = (tmp_path / "po_step.c").read_text()
-    assert text.count("po_carry();") == 1
-    (tmp_path / "po_step.c").write_text(text.replace("po_carry();", "(void)po_load();"))
-    made = build(program, HOST, tmp_path, measuring=False)
-    rng = np.random.default_rng(0)
-    one: Arrays = {"input": rng.standard_normal((2, 2, 8, 8), np.float32), "labels": rng.integers(0, 5, 2)}
-    ended = run(made, one, said=[], asked=[one])
-    held = dict(graph.values) | {name: ended.results[name] for name in graph.trained}
-    held |= {old: ended.results[new] for old, new in graph.states.items()}
-    assert program.predicts is not None
-    network = graph_of(program.predicts.plan)
-    reference = predicted(network, held, [one])
-    mine = {name: np.stack([out[name] for out in ended.outputs]) for name in network.outputs}
-    assert distance(mine, reference.exact, network.outputs) > TOLERANCE * reference.together
 
 
 def test_a_network_without_outputs_predicts_nothing() -> None:

@@ -16,7 +16,7 @@ import pytest
 import poetopt as po
 from benchmarks import cuts
 from poetopt.backends.c.build import FLAGS, STEP, write
-from poetopt.backends.c.generations import blocks, copy_at, head_at, newest
+from poetopt.backends.c.generations import blocks, head_at, newest
 from poetopt.backends.c.program import DeviceProgram, device_program
 from poetopt.backends.c.targets import compiler
 from poetopt.backends.step.places import graph_of
@@ -26,7 +26,8 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ModelError, PlanError
-from tests.backends.c.support import (
+from tests.seeds import everything
+from tests.support.c import (
     HOST,
     M4,
     WARNINGS,
@@ -37,8 +38,7 @@ from tests.backends.c.support import (
     network,
     normalized_file,
 )
-from tests.keeping_nothing import keeping_nothing
-from tests.seeds import everything
+from tests.support.keeping_nothing import keeping_nothing
 
 SECTOR = 2048
 MANY = 10**9
@@ -149,42 +149,6 @@ def test_of_another_plan_or_damaged(tmp_path: Path) -> None:
         assert one.run(MANY, 0)[1][0] in ("code 4", "code 5")
 
 
-@needs_host
-def test_labels_out_of_range_change_nothing(tmp_path: Path) -> None:
-    plan = lay_out(store_all(network().differentiate(optimizer="adam").cost("m4", runtime="c")))
-    graph = plan.problem.graph
-    assert graph is not None
-    write(device_program(plan, graph), HOST, tmp_path)
-    (tmp_path / "labels.c").write_text(
-        """
-#include <stdio.h>
-#include <string.h>
-#include "po.h"
-int po_read(uint32_t b, void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
-int po_write(uint32_t b, const void *a, uint32_t n) { (void)b; (void)a; (void)n; return 1; }
-int main(void)
-{
-    const int64_t labels[] = {4, -1, 5, 255, 100000, INT64_MIN, INT64_MAX, 0};
-    static unsigned char before[PO_RESIDENT_BYTES];
-    (void)po_load();
-    for (int k = 0; k < 8; k++) {
-        const int64_t both[2] = {0, labels[k]};
-        memset(po_inputs[0].address, 0, po_inputs[0].bytes);
-        memcpy(po_inputs[1].address, both, sizeof both);
-        memcpy(before, po_resident, sizeof before);
-        printf("%d", po_step());
-        printf("%d ", memcmp(before, po_resident, sizeof before) != 0);
-    }
-    return 0;
-}
-"""
-    )
-    flags = (*FLAGS, "-Werror", *WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover")
-    compiler(HOST).run((*flags, *STEP, "labels.c", "-lm", "-o", "labels"), tmp_path)
-    ended = subprocess.run([tmp_path / "labels"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert ended.stdout == "01 20 20 20 20 20 20 01 "
-
-
 def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
     plan = plan_of("paged")
     graph = graph_of(plan)
@@ -279,35 +243,6 @@ def test_a_step_in_pieces_leaves_the_same_bits(budget: int, tmp_path: Path) -> N
     whole = Survivor.made(plan, tmp_path / "whole").run(MANY, 2)
     assert whole[0] == 0
     assert Survivor.made(plan, tmp_path / "pieces", f"-DPO_BUDGET={budget}u").run(MANY, 2) == whole
-
-
-@needs_host
-@pytest.mark.parametrize("kind", ["resident", "paged"])
-def test_a_copy_of_the_storage_is_a_network_again(kind: str, tmp_path: Path) -> None:
-    """The newest whole generation: a bit in it that is another, and it is the one before."""
-    plan = plan_of(kind)
-    graph = graph_of(plan)
-    flags = ("-DRESTORE",) if kind == "resident" else ()
-    found = Survivor.made(plan, tmp_path, *flags)
-    found.run(MANY, 3)
-    first = 1 if kind == "resident" else 2  # po_storage.bin has a generation where anything is paged
-    pages = (tmp_path / "pages.bin").read_bytes()
-    number, values = newest(found.program, pages)
-    assert number == first + 2
-    stored = np.frombuffer(pages, np.uint8)
-    for row in found.program.parameters:
-        if row.block >= 0:  # no step is behind the last generation
-            there = stored[row.block * BLOCK_BYTES :][: row.tensor.nbytes]
-            assert values[graph.root(row.name)].tobytes() == there.tobytes()
-    seen = set()
-    for which in (0, 1):
-        changed = bytearray(pages)
-        changed[copy_at(found.program, which) * BLOCK_BYTES + 5] ^= 1
-        seen.add(newest(found.program, bytes(changed))[0])
-    assert seen == {number, number - 1}
-    for strange in (b"", pages[: len(pages) // 3], bytes(len(pages))):
-        with pytest.raises(ModelError, match="no whole generation of this network and plan"):
-            newest(found.program, strange)
 
 
 @needs_host

@@ -20,8 +20,8 @@ from poetopt.backends.onnxruntime.batch import random_batch
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from tests.backends.c.support import HOST, needs_emulator, needs_host, paged_parameters, updating
 from tests.seeds import some
+from tests.support.c import HOST, needs_emulator, needs_host, paged_parameters, updating
 
 QEMU = ("qemu-system-arm", "-machine", "lm3s6965evb", "-display", "none", "-monitor", "none", "-serial", "none")
 CARD_BYTES = 1 << 20

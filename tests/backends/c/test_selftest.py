@@ -21,9 +21,9 @@ from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import lay_out
 from poetopt.search.predicting import prediction_of
-from tests.backends.c.support import HOST, WARNINGS, dropping_model, needs_host, network
 from tests.backends.c.test_parts import paged as in_parts
 from tests.backends.c.test_predicting import plan_of
+from tests.support.c import HOST, WARNINGS, dropping_model, needs_host, network
 from tests.test_forward_only import branching
 
 MAIN = """

@@ -16,8 +16,8 @@ from poetopt.graph.problem import Home, Problem
 from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
-from tests.backends.c.support import HOST, WARNINGS, needs_host, other_board, same
-from tests.keeping_nothing import keeping_nothing as nothing_kept
+from tests.support.c import HOST, WARNINGS, needs_host, other_board, same
+from tests.support.keeping_nothing import keeping_nothing as nothing_kept
 
 
 @cache

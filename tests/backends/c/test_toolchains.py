@@ -30,9 +30,9 @@ from poetopt.ops.runtimes.c.kernel import Arguments
 from poetopt.ops.runtimes.c.steps import call_of, kernels
 from poetopt.search.predicting import prediction_of
 from poetopt.util.errors import ExecutionError
-from tests.backends.c.support import WARNINGS, needs_emulator, paged_parameters, same, unscheduled
-from tests.draws import cases_of
 from tests.seeds import some
+from tests.support.c import WARNINGS, needs_emulator, paged_parameters, same, unscheduled
+from tests.support.draws import cases_of
 
 CORES = [name for name, found in TARGETS.items() if found.bare]
 WAYS = [(core, one.name) for core in CORES for one in compilers(TARGETS[core])]

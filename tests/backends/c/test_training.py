@@ -23,9 +23,9 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import store_all
 from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.layout import lay_out
-from tests.autodiff.test_rows import CLASSES, LENGTH, WORDS, model
-from tests.backends.c.support import HOST, needs_host, network, paged_parameters, updating
+from tests.autodiff.passes.test_rows import CLASSES, LENGTH, WORDS, model
 from tests.backends.c.test_streamed import keeping_nothing
+from tests.support.c import HOST, needs_host, network, paged_parameters, updating
 
 LR = 0.05
 

@@ -134,10 +134,6 @@ def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Ope
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 """How many chunks a loop has that are tried."""
-BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""The same where there are two loops."""
-MOST_OTHERS = 4
-"""What is streamed beside what is updated: the largest ones."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
 """What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
@@ -273,7 +269,8 @@ class _OfForm:
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
         outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
         inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
-        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:MOST_OTHERS]
+        # what is streamed beside what is updated: the largest ones
+        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:4]
         others = [n for n in (*inputs, *outputs) if n in others]
         chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
         return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
@@ -317,7 +314,8 @@ class _OfForm:
                 if taken.level == level and taken.pieces > 1 and taken.rows is None:
                     whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
                     multiples.add(lcm(loop.multiple, whole or 1))
-            counts = COUNTS if form.outer is None or form.inner is None else BOTH
+            # counts of chunks where there are two loops
+            counts = COUNTS if form.outer is None or form.inner is None else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
             sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
             for inner in sizes[1]:

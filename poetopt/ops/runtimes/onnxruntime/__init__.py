@@ -25,7 +25,8 @@ def in_place(node: Node) -> tuple[int, ...]:
     return tuple(place for place in places if place < len(node.inputs))
 
 
-_FEW_KERNELS = ("bfloat16", "float64")
+FEW_KERNELS = ("bfloat16", "float64")
+"""Types for which many ops have no kernel."""
 
 
 def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
 
     Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
     """
-    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
+    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in FEW_KERNELS}
     for operator in graph.operators:
         for name in operator.outputs if not operator.backward and not operator.view else ():
             kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
