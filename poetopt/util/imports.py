@@ -12,15 +12,16 @@ from types import TracebackType
 from poetopt.util.errors import BackendUnavailableError, PoetError
 
 
-def loading(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package whose names are in the modules that `homes` says."""
+def loading(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], list[str]]:
+    """The `__getattr__` and the `__all__` of a package, whose `modules` have these names, with blanks between."""
+    homes = {name: f"{package}.{module}" for module, names in modules.items() for name in names.split()}
 
     def found(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 
-    return found
+    return found, sorted(homes)
 
 
 PACKAGES = ("pyomo", "scipy", "highspy")
