@@ -304,7 +304,7 @@ RESERVED = {
 """HiGHS's options that poetopt sets itself, and which of ours does."""
 
 
-class HighsBackend:
+class _HighsBackend:
     """HiGHS (Huangfu & Hall), the default backend."""
 
     name = "highs"
@@ -324,4 +324,4 @@ class HighsBackend:
         return HighsSession(model, threads=threads, scale=scale, options=options, log=log)
 
 
-backend = HighsBackend()
+backend = _HighsBackend()
