@@ -151,7 +151,7 @@ Cycles = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class _Core:
     """Says how long a core takes.
 
     clock_hz
@@ -177,11 +177,11 @@ def _all(cycles: float) -> Cycles:
     return cycles, cycles, cycles
 
 
-def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> Core:
-    return Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
+def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> _Core:
+    return _Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
 
 
-CORES: Mapping[str, Core] = {
+CORES: Mapping[str, _Core] = {
     "cortex-m4": _core(
         64e6,
         ((1, 1, 1), (1, 1, 1), (2, 7, 12), (1, 1.5, 2), (1, 1, 2), (1, 1, 1), (1, 1.25, 2), (14, 14, 15), (1, 1, 1)),
@@ -200,7 +200,7 @@ CORES: Mapping[str, Core] = {
 """By target."""
 
 
-def core(target: str) -> Core:
+def core(target: str) -> _Core:
     """The timings of `target`. Raises `OptionError` where there are none."""
     if target not in CORES:
         raise OptionError(
@@ -225,7 +225,7 @@ def weigh(target: str, image: Image, flash: bytes) -> Weights:
     return found
 
 
-def timed(timings: Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
+def timed(timings: _Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
     """The class of an instruction, and what it takes where no branch is taken."""
     name = mnemonic.partition(".")[0]
     kind = _class(name, operands)
