@@ -322,7 +322,7 @@ def resolve_identities(document: Document) -> dict[str, str]:
 
 
 def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
-    """Give running statistics separate tensors where they share an initializer with a parameter; return notes.
+    """Separate running statistics from parameters that share their initializer; return notes.
 
     A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
     equal tensors. But a statistic changes with each step, and no gradient flows to it.

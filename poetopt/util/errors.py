@@ -77,7 +77,7 @@ class NoScheduleError(PoetError):
 
 
 class TimeUpError(PoetError):
-    """The time limit passed inside a step whose partial result is of no use, such as building a model."""
+    """Expiry of the time limit in a step without a usable partial result, such as building a model."""
 
     exit_code: ClassVar[int] = 4
 

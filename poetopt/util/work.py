@@ -19,7 +19,7 @@ UNITS_A_SECOND = 330_000
 
 
 class OutOfWorkError(Exception):
-    """The limit of units is exceeded."""
+    """More work than the limit of units."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Work:
 
     @property
     def over(self) -> bool:
-        """Whether the limit is exceeded, or the time is up."""
+        """Return whether the limit is exceeded, or the time is up."""
         return self.done > self.limit or self.clock_s < 0
 
     @property

@@ -44,8 +44,8 @@ def vgg16(batch: int) -> ModelProto:
 
     Input [batch, 3, 32, 32], output [batch, 10]; 32 parameters.
 
-    This variant has no BatchNormalization and no Dropout, and its three fully connected layers are narrowed to
-    512-512-10, as is common for CIFAR-10 (five poolings leave one pixel of 512 channels).
+    This variant has no BatchNormalization and no Dropout. Its three fully connected layers are narrowed to 512-512-10,
+    as is common for CIFAR-10 (five poolings leave one pixel of 512 channels).
     """
     net = Network("vgg16-cifar", 16)
     x = net.input("input", (batch, 3, 32, 32))

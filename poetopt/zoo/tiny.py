@@ -1,4 +1,4 @@
-"""The four networks of MLPerf Tiny (Banbury et al., 2021), layer by layer as its reference code builds them.
+"""Networks of MLPerf Tiny (Banbury et al., 2021), layer by layer as its reference code builds them.
 
 `ds-cnn` spots keywords, `resnet8` classifies CIFAR-10, `mobilenetv1-025` detects persons, `autoencoder` finds anomalies
 in sounds (github.com/mlcommons/tiny, `benchmark/training/*/keras_model.py` and `vww_model.py`). All
