@@ -3,8 +3,8 @@
 ONNX's converter raises older files to `WORKING_OPSET`: from that opset on, reductions, Squeeze, Unsqueeze and Split
 take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files keep their opset up
 to `NEWEST_OPSET`, the newest that released runtimes execute. Beyond it, the converter lowers them if it can. It lowers
-them further if the step has operators that onnxruntime supports only in older opsets (`Op.newest_opset`). poetopt emits all nodes
-in the resulting opset.
+them further if onnxruntime supports an operator of the step only in older opsets (`Op.newest_opset`). poetopt emits all
+nodes in the resulting opset.
 
 Weights are read directly rather than through an Identity, share no tensor with a statistic, and no node fills them.
 Automatic pads of dilated windows become explicit, because onnxruntime's Conv refuses them and its pools ignore the
@@ -322,7 +322,7 @@ def resolve_identities(document: Document) -> dict[str, str]:
 
 
 def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
-    """Give running statistics separate tensors where they share an initializer with a parameter; return notes.
+    """Separate running statistics from parameters that share their initializer; return notes.
 
     A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
     equal tensors. But a statistic changes with each step, and no gradient flows to it.

@@ -197,8 +197,8 @@ def _small_constants(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
     op, opset = op_of(node.op_type), draft.opset
-    # from opset 22 on, ONNX specifies what torch and onnxruntime do in all opsets: even in ceil mode, they drop a window
-    # that would begin in the trailing padding
+    # from opset 22 on, ONNX specifies what torch and onnxruntime do in all opsets: even in ceil mode, they drop a
+    # window that would begin in the trailing padding
     if op.window and attribute_int(node, "ceil_mode", 0):
         opset = max(opset, 22)
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)

@@ -7,8 +7,8 @@ names. poetopt can't undo computations on parameters; the notes name the option 
 exporter supports BatchNormalization only in evaluation mode, whatever `training` is. poetopt's own files list the
 parameters.
 
-A BatchNormalization that an exporter or an optimizer merged into the layer before it is recognised by a rule's name in
-the node's metadata, or by the names that PyTorch's older exporter, onnxruntime and tf2onnx give weight and bias.
+An exporter or an optimizer may merge a BatchNormalization into the layer before it. The name of a rule in the node's
+metadata shows that, or the names that PyTorch's older exporter, onnxruntime and tf2onnx give weight and bias.
 """
 
 from __future__ import annotations

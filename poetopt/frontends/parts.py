@@ -75,7 +75,7 @@ def divisors(batch: int) -> tuple[int, ...]:
 
 
 class _Comparison:
-    """Compares the network with the whole batch and with a part, tensor by tensor."""
+    """Comparison of the network with the whole batch and with a part, tensor by tensor."""
 
     def __init__(self, whole: Graph, part: Graph, parts: int, *, statistics: bool) -> None:
         self.whole, self.part, self.parts, self.statistics = whole, part, parts, statistics

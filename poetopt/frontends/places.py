@@ -1,9 +1,9 @@
 """Recognise the parameters of layers by the operators that read them.
 
-A parameter is the weight or bias of a convolution or a product, the bias that an Add puts on its result along its
-channels, scale and shift of a normalization (as one operator or as several), the weights of recurrent layers, PRelu's
-slope, and a table indexed by data. A layer may also read a tensor computed from stored ones: by a quantizer, a spectral
-norm, a sum with a low-rank matrix.
+These are parameters: the weight or bias of a convolution or a product, and a bias that an Add puts on its result along
+its channels; scale and shift of a normalization (as one operator or as several); the weights of recurrent layers;
+PRelu's slope; a table indexed by data. A layer may also read a tensor computed from stored ones: by a quantizer, a
+spectral norm, a sum with a low-rank matrix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PRESERVING = frozenset({"Clip", "Concat", "Gather", "Max", "Reciprocal"})
 
 @dataclass(frozen=True)
 class LayerPlaces:
-    """The stored tensors that layers read as parameters.
+    """Stored tensors that layers read as parameters.
 
     Attributes
     ----------

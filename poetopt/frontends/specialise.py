@@ -1,4 +1,4 @@
-"""The pass over the nodes: rewrite and check each, then fold it or infer the static shapes of its outputs.
+"""Pass over the nodes: rewrite and check each, then fold it or infer the static shapes of its outputs.
 
 Rewritten are inactive Dropout, casts, stored shapes and initial states of recurrent layers for another batch, and the
 scales of a Resize. Initial states with equal rows (nearly always zeros) are repeated for the batch; a trained state of
@@ -132,7 +132,7 @@ def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
 
 
 def _set_resize_lengths(draft: Draft, node: NodeProto) -> None:
-    """Give a Resize sizes if shape inference and onnxruntime would compute other lengths from its scales."""
+    """Replace the scales of a Resize by sizes if shape inference and onnxruntime compute different lengths."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
     # since opset 13 a Resize with sizes has no scales
     if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:

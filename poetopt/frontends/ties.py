@@ -1,8 +1,8 @@
 """Tie the copies that an exporter made of one weight, and separate parameters that it merged into one.
 
-Exporters fold the transpose of a weight into a second one. If the weight has other readers (an embedding that is also
-the output layer's matrix, a layer that is used twice), the file stores it twice, and each copy would get only a share
-of the gradient. The copies are found
+Exporters fold the transpose of a weight into a second one. Other readers keep the first one: an embedding that is also
+the output layer's matrix, a layer that is used twice. Then the file stores the weight twice, and each copy would get
+only a share of the gradient. The copies are found
 
 - by the metadata of PyTorch's newer exporter, which lists the sources of a folded tensor; the values must agree;
 - by value: a matrix that is another one's transpose, element for element, which can't be chance. Equal tensors
@@ -11,8 +11,8 @@ of the gradient. The copies are found
 
 A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so that gradients add up.
 
-Conversely, a file of a fresh network has one initializer for all scales of ones, and one for all biases of zeros of one
-size, and lacks zero biases of layers. So a tensor of one repeated number that several layers read becomes several
+Conversely, exporters merge all scales of ones of a fresh network into one initializer, and all biases of zeros of one
+size. They drop zero biases of layers. So a tensor of one repeated number that several layers read becomes several
 parameters. Their names come from PyTorch's metadata of each node's parameters, or from the Identity nodes of its older
 exporter (whose nodes are called `/module/op`); in other files from the node. A parameter that these sources name once
 stays one, and a layer without a parameter reads a constant.
@@ -133,7 +133,7 @@ def put(site: ParameterPlace) -> None:
 
 
 def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
-    """Give each reader of a merged tensor of one repeated number a separate weight, in place.
+    """Separate the readers of each merged tensor of one repeated number, in place.
 
     Return notes, and the names of the weights that are constants.
     """

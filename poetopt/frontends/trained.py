@@ -281,7 +281,7 @@ def finite_note(arrays: Mapping[str, Array]) -> list[str]:
         return []
     text = f"NaN or infinite values in {len(names)} of {len(arrays)} parameters, {names[0]!r} the first: loss and "
     text += "gradients will be NaN or infinite too"
-    return [Note(f"{text}; export the model from a checkpoint without them", About.GRADIENTS, text)]
+    return [Note(f"{text}. Export the model from a checkpoint without them", About.GRADIENTS, text)]
 
 
 def _finite(array: Array) -> bool:
