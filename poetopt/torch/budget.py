@@ -221,7 +221,10 @@ def plan(
 
     trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0, folder=folder)
     return largest_batch(
-        example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
+        example,
+        budget,
+        lambda batch_example: trial().planned(batch_example, least=True),
+        lambda batch_example: trial().planned(batch_example),
     )
 
 

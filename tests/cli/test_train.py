@@ -140,7 +140,7 @@ def test_ctrl_c_ends_with_a_checkpoint_and_one_message(kept: bool, plan: Path, t
     given, folder = data(tmp_path / "train.npz", 400), tmp_path / "kept"
     asked = ["train", str(plan), "--data", str(given), "--epochs", "3", "-o", str(tmp_path / "out.onnx")]
     more = ["--checkpoint", str(folder)] if kept else []
-    with signal_at("_epoch/run"):
+    with signal_at("_run_epoch/run"):
         ended = run(*asked, *more)
     assert ended.code == 130
     if kept:
