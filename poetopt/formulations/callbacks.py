@@ -10,9 +10,8 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pyomo.core as pyo
@@ -24,27 +23,17 @@ from poetopt.util import work
 from poetopt.util.errors import FormulationError, PoetError
 from poetopt.util.imports import failure, origin, registered
 
-
-@dataclass(frozen=True, kw_only=True)
-class Priced:
-    """The priced decisions of a model, for costs that are Params: the entries of variables, and whose they are.
-
-    computes, page_ins, page_outs
-        (an entry, the place of its operator or tensor).
-    blocks
-        The blocks whose contributions these are.
-    budget
-        The Constraint on the budget, in the space's `memory_unit`; rows that separators find for its block are, too.
-    """
-
-    computes: Sequence[tuple[Any, int]]
-    page_ins: Sequence[tuple[Any, int]]
-    page_outs: Sequence[tuple[Any, int]]
-    blocks: frozenset[str]
-    budget: Any
-
-
-ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
+ATTRIBUTES = (
+    "space",
+    "formulation",
+    "block_names",
+    "goal",
+    "baseline_j",
+    "baselines_j",
+    "reserved_bytes",
+    "overhead_j",
+    *SETS,
+)
 """The attributes that `Formulation.abstract` sets on the model itself."""
 TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
 """The arguments of functions of figures."""
@@ -106,9 +95,10 @@ def answer(block: Block, function: str, *arguments: object) -> Any:
 
 
 def fill(block: Block, component: PyomoBlock) -> None:
-    """Pyomo's rule for the block. Raises TimeUpError."""
+    """Pyomo's rule for the block; one that its space doesn't need stays empty. Raises TimeUpError."""
     work.check()
-    answer(block, "build", component)
+    if block.name in component.model().block_names:
+        answer(block, "build", component)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from poetopt.formulations.block import (
     baseline_before_j,
     contributions,
 )
-from poetopt.formulations.callbacks import Priced, answer, checked
+from poetopt.formulations.callbacks import answer, checked
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.figures import asked
 from poetopt.formulations.goal import ENERGY, Goal, Trial
@@ -93,8 +93,6 @@ class Formulation:
         What a search asks of it.
     sets
         What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
-    decisions
-        Optional: model -> what has a price in it, for `build(mutable=True)`.
     numbers
         Names of blocks whose rows hold figures as numbers, so that these can't be Params beside them.
     simulated
@@ -112,7 +110,6 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
     search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
-    priced: Callable[[Any], Priced] | None = None
     numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
@@ -255,9 +252,8 @@ class Formulation:
         Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
         inside of `clock.ending`.
         """
-        check_problem(problem)
-        asked(
-            f"formulation '{self.name}'",
+        space = self.space_of(
+            problem,
             ram_bytes=ram_bytes,
             compute_s=compute_s,
             makespan_s=makespan_s,
@@ -268,27 +264,31 @@ class Formulation:
             remat=remat,
             mutable=mutable,
         )
+        return building.instance(self, space)
+
+    def space_of(
+        self, problem: Problem, *, scope: str, paging: bool, remat: bool, mutable: bool, **limits: Any
+    ) -> Space:
+        """The space of a model with such limits (see `Limits`), named and refused as `build` does."""
+        check_problem(problem)
+        where = f"formulation '{self.name}'"
+        asked(where, scope=scope, paging=paging, remat=remat, mutable=mutable, **limits)
         paging = paging and problem.paging
         if paging:
             building.check_stages(self, problem)
-        limits = Limits(
-            ram_bytes=int(ram_bytes) - self.reserve_bytes(problem),
-            compute_s=compute_s,
-            makespan_s=makespan_s,
-            hidden_share=hidden_share,
-            ceiling_j=math.inf if mutable else ceiling_j,
-            open=mutable,
-        )
+        limits["ram_bytes"] = int(limits["ram_bytes"]) - self.reserve_bytes(problem)
+        if mutable:
+            limits["ceiling_j"] = math.inf
         lean = self.lean and not mutable
-        return building.instance(self, self.space(problem, limits, scope, paging, remat, lean, self.transfer_times))
+        return self.space(problem, Limits(open=mutable, **limits), scope, paging, remat, lean, self.transfer_times)
 
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False
     ) -> pyo.AbstractModel:
         """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
 
-        The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan. What is
-        added to it is refused by name: add it to the instance, or as a block.
+        The options are those of `build`; `deadline_s` of the data bounds the makespan. Rows, variables and blocks that
+        are added to it are on every instance.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.callbacks import Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
@@ -289,18 +288,6 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     )
 
 
-def _decisions(model: Any) -> Priced:
-    space: RetentionSpace = model.space
-    paged = space.point_tensor[space.page_point].tolist()
-    return Priced(
-        computes=list(zip(model.recompute.r.values(), space.recompute_operator.tolist(), strict=True)),
-        page_ins=list(zip(model.paging.p.values(), paged, strict=True)) if space.paging else (),
-        page_outs=list(zip(model.paging.o.values(), space.written.tolist(), strict=True)) if space.paging else (),
-        blocks=frozenset({"recompute", "paging"}),
-        budget=model.memory.stage,
-    )
-
-
 def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
     """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule."""
     if not remat:
@@ -334,6 +321,7 @@ OUTER = Formulation(
     space=outer.outer_space,
     search=POINTS,
     sets=SETS,
+    numbers=tuple(block.name for block in outer.OUTER),
     simulated=tuple(block.name for block in outer.OUTER),
     lean=False,
 )
@@ -353,7 +341,6 @@ retention = Formulation(
         outer=OUTER,
     ),
     sets=SETS,
-    priced=_decisions,
     numbers=("storage_activation",),
     simulated=tuple(block.name for block in BLOCKS),
 )

@@ -53,6 +53,7 @@ import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
+from poetopt.formulations.figures import more_room
 from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
@@ -76,6 +77,7 @@ def _build(block: PyomoBlock) -> None:
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
     own_ways = _own_ways(block, space)
+    more = more_room(model)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
@@ -85,8 +87,8 @@ def _build(block: PyomoBlock) -> None:
             coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if t in own_ways:
-            saved, more, less = own_ways[t]
-            variables += more
+            saved, ways, less = own_ways[t]
+            variables += ways
             coefficients += [nbytes / unit for nbytes in less]
             room += saved / unit
         if space.limits.open and not variables and k:
@@ -95,7 +97,7 @@ def _build(block: PyomoBlock) -> None:
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible
-        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room
+        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room + more
 
     block.spanning = spanning
     block.found = []
