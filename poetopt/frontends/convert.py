@@ -333,7 +333,7 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
         for name in node.input:
             root = aliases.get(name, name)
             uses[root] = uses.get(root, 0) + 1
-    used_names = document.names | aliases.keys()
+    used = document.names | aliases.keys()
     separated = 0
     for node in graph.node:
         if node.op_type != "BatchNormalization":
@@ -344,17 +344,15 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
             if root not in document.weights or uses[root] == 1:
                 node.input[index] = root
                 continue
-            statistic = (
-                name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", used_names)
-            )
-            if statistic not in document.weights:
+            new = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", used)
+            if new not in document.weights:
                 proto = TensorProto()
                 proto.CopyFrom(document.weights[root])
-                proto.name = statistic
-                document.weights[statistic] = proto
-                used_names.add(statistic)
+                proto.name = new
+                document.weights[new] = proto
+                used.add(new)
                 separated += 1
-            node.input[index] = statistic
+            node.input[index] = new
             uses[root] -= 1
     if separated:
         return [f"{separated} running statistics got separate tensors, because the file merges them with equal weights"]

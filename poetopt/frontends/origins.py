@@ -141,10 +141,8 @@ class Origins:
         notes += merged_note(self.merged, self.gone)
         if self.frozen_statistics:
             text = "exported from a module in training mode, but the file has BatchNormalization in evaluation mode"
-            full_text = f"{text}; {EXPORT} keeps the module's mode"
-            notes.append(
-                full_text if self.merged else Note(full_text, short=f"{text}; {SHORT} keeps the module's mode")
-            )
+            full = f"{text}; {EXPORT} keeps the module's mode"
+            notes.append(full if self.merged else Note(full, short=f"{text}; {SHORT} keeps the module's mode"))
         return tuple(notes)
 
 
@@ -272,13 +270,11 @@ def named_note(document: Document) -> list[str]:
         return []
     count = f"{len(weights)} convolution{'s' * (len(weights) > 1)}"
     text = f"the exporter merged BatchNormalization into {count} ({listed(weights, 3)})"
-    is_from_torch = any("::" in name or name.isdigit() for name in weights)
-    advice = (
-        f"{EXPORT} keeps the layers apart" if is_from_torch else "the file from before merging keeps the layers apart"
-    )
+    is_torch = any("::" in name or name.isdigit() for name in weights)
+    advice = f"{EXPORT} keeps the layers apart" if is_torch else "the file from before merging keeps the layers apart"
     return [
         Note(
             f"{text}: gradients are those of the merged weights; {advice}",
-            short=f"{text}; {SHORT} keeps it apart" if is_from_torch else text,
+            short=f"{text}; {SHORT} keeps it apart" if is_torch else text,
         )
     ]

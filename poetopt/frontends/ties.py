@@ -87,41 +87,35 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
         if node.op_type == "Identity" and len(node.input) == 1 and dims(node.input[0]) is not None
     }
     for node in graph.node:
-        metadata = {entry.key: entry.value for entry in node.metadata_props}
-        own_parameters = [
-            targets[name]
-            for name in _PLACEHOLDER.findall(metadata.get("pkg.torch.onnx.fx_node", ""))
-            if name in targets
+        meta = {entry.key: entry.value for entry in node.metadata_props}
+        owned = [
+            targets[name] for name in _PLACEHOLDER.findall(meta.get("pkg.torch.onnx.fx_node", "")) if name in targets
         ]
         settings = op_of(node.op_type).settings
         read = [(k, sources.get(name, name)) for k, name in enumerate(node.input) if k not in settings]
         read = [(k, name) for k, name in read if dims(name) is not None]
         is_bias = node.op_type == "Add" and any(op_of(writers.get(name, "")).is_product for name in node.input)
-        layer_weights = set(op_of(node.op_type).weights) - {0}
+        layer = set(op_of(node.op_type).weights) - {0}
         for k, name in read:
-            is_constant = (
-                k in layer_weights and bool(targets) and not own_parameters and "pkg.torch.onnx.fx_node" in metadata
-            )
+            is_constant = k in layer and bool(targets) and not owned and "pkg.torch.onnx.fx_node" in meta
             if node.input[k] in sources:
                 own_name = node.input[k]
-            elif len(own_parameters) == len(read):
-                own_name = own_parameters[read.index((k, name))]
-            elif own_parameters:
-                same_kind = {
-                    target for target in own_parameters if target.rpartition(".")[2] == name.rpartition(".")[2]
-                }
-                own_name = same_kind.pop() if len(same_kind) == 1 else ""
+            elif len(owned) == len(read):
+                own_name = owned[read.index((k, name))]
+            elif owned:
+                alike = {target for target in owned if target.rpartition(".")[2] == name.rpartition(".")[2]}
+                own_name = alike.pop() if len(alike) == 1 else ""
             elif not targets and node.name.startswith("/"):
                 own_name = name
-            elif is_constant or (not targets and (is_bias or k in layer_weights)):
+            elif is_constant or (not targets and (is_bias or k in layer)):
                 own_name = f"{node.name or node.output[0]}.{'bias' if is_bias else _INPUT_NAMES.get(k, k)}"
             else:
                 own_name = ""
             if own_name and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
                 yield ParameterPlace(node, k, name, own_name, is_constant)
-        bias_removed = "RemoveOptionalBias" in metadata.get("pkg.onnxscript.rewriter.rule_name", "")
-        if bias_removed and len(node.input) == 2 and len(own_parameters) == 2:
-            yield ParameterPlace(node, 2, "", own_parameters[1])
+        bias_removed = "RemoveOptionalBias" in meta.get("pkg.onnxscript.rewriter.rule_name", "")
+        if bias_removed and len(node.input) == 2 and len(owned) == 2:
+            yield ParameterPlace(node, 2, "", owned[1])
 
 
 def put(site: ParameterPlace) -> None:
@@ -330,7 +324,7 @@ def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | No
 def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, tuple[int, ...]]) -> None:
     """Let readers of each copy read the weight, or its Transpose or Reshape, inserted before the first reader."""
     graph = document.proto.graph
-    used_names = document.names
+    used = document.names
     stand_ins: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
 
@@ -339,17 +333,15 @@ def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, t
         if perm == tuple(range(len(dims))):
             return root
         if (root, perm, dims) not in stand_ins:
-            output = stand_ins[root, perm, dims] = unique(
-                f"{root}.{'reshaped' if perm is None else 'transposed'}", used_names
-            )
-            used_names.add(output)
+            new = stand_ins[root, perm, dims] = unique(f"{root}.{'reshaped' if perm is None else 'transposed'}", used)
+            used.add(new)
             if perm is None:
-                shape = unique(f"{output}.shape", used_names)
+                shape = unique(f"{new}.shape", used)
                 document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
-                used_names.add(shape)
-                kept.append(helper.make_node("Reshape", [root, shape], [output]))
+                used.add(shape)
+                kept.append(helper.make_node("Reshape", [root, shape], [new]))
             else:
-                kept.append(helper.make_node("Transpose", [root], [output], perm=perm))
+                kept.append(helper.make_node("Transpose", [root], [new], perm=perm))
         return stand_ins[root, perm, dims]
 
     for original in graph.node:

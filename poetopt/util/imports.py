@@ -103,11 +103,9 @@ def failure(error: BaseException) -> str:
     while trace is not None:
         frames.append((str(trace.tb_frame.f_globals.get("__name__", "")), trace))
         trace = trace.tb_next
-    registered_packages = {_package_of(point.value) for group in GROUPS for point in entry_points(group=group)}
-    traces = [trace_ for module, trace_ in frames if _package_of(module) in registered_packages - {"poetopt"}] or [
-        trace_ for _, trace_ in frames
-    ]
-    place = f" ({Path(traces[-1].tb_frame.f_code.co_filename).name}:{traces[-1].tb_lineno})" if traces else ""
+    theirs = {_package_of(point.value) for group in GROUPS for point in entry_points(group=group)}
+    lines = [at for module, at in frames if _package_of(module) in theirs - {"poetopt"}] or [at for _, at in frames]
+    place = f" ({Path(lines[-1].tb_frame.f_code.co_filename).name}:{lines[-1].tb_lineno})" if lines else ""
     return f"{type(error).__name__}: {error}{place}"
 
 

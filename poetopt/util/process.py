@@ -159,12 +159,10 @@ def main() -> None:
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        shortage_message = shortage.lack(error)
-        if shortage_message is None and not isinstance(error, PoetError):
+        message = shortage.lack(error)
+        if message is None and not isinstance(error, PoetError):
             raise
-        answer(
-            _FAILED, type(error)(str(error)) if shortage_message is None else shortage.ShortageError(shortage_message)
-        )
+        answer(_FAILED, type(error)(str(error)) if message is None else shortage.ShortageError(message))
 
 
 def _end_with_parent() -> None:

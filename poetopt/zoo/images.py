@@ -198,12 +198,10 @@ def _conv_norm_clip(
 
 def _inverted_residual(net: Network, x: str, name: str, channels: tuple[int, int, int], stride: int) -> str:
     """Add expansion, depthwise 3x3 convolution and linear projection, with a shortcut if the shape doesn't change."""
-    in_channels, inner, out_channels = channels
+    in_channels, inner, after = channels
     y, layer = x, 0
     if inner != in_channels:
         y, layer = _conv_norm_clip(net, y, f"{name}.0", (in_channels, inner), 1, 1), 1
     y = _conv_norm_clip(net, y, f"{name}.{layer}", (inner, inner), 3, stride, group=inner)
-    y = net.batch_norm(
-        net.conv(y, f"{name}.{layer + 1}", (inner, out_channels), 1), f"{name}.{layer + 2}", out_channels
-    )
-    return net.add("Add", [x, y], f"{name}.add") if stride == 1 and in_channels == out_channels else y
+    y = net.batch_norm(net.conv(y, f"{name}.{layer + 1}", (inner, after), 1), f"{name}.{layer + 2}", after)
+    return net.add("Add", [x, y], f"{name}.add") if stride == 1 and in_channels == after else y

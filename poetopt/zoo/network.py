@@ -82,18 +82,15 @@ class Network:
         group: int = 1,
     ) -> str:
         """Add a 2-D convolution; `channels` are in and out, `pad` is for all sides or top, left, bottom, right."""
-        in_channels, out_channels = channels[0] // group, channels[1]
+        inside, outside = channels[0] // group, channels[1]
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-        operands = [
-            x,
-            self.he(f"{name}.weight", (out_channels, in_channels, height, width), in_channels * height * width),
-        ]
+        operands = [x, self.he(f"{name}.weight", (outside, inside, height, width), inside * height * width)]
         if bias:
-            operands.append(self.weight(f"{name}.bias", np.zeros(out_channels, dtype=np.float32)))
+            operands.append(self.weight(f"{name}.bias", np.zeros(outside, dtype=np.float32)))
         pads = [pad] * 4 if isinstance(pad, int) else list(pad)
-        group_attribute: dict[str, object] = {"group": group} if group > 1 else {}
+        grouped: dict[str, object] = {"group": group} if group > 1 else {}
         return self.add(
-            "Conv", operands, name, kernel_shape=[height, width], strides=[stride] * 2, pads=pads, **group_attribute
+            "Conv", operands, name, kernel_shape=[height, width], strides=[stride] * 2, pads=pads, **grouped
         )
 
     def batch_norm(self, x: str, name: str, channels: int) -> str:

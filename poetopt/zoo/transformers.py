@@ -141,12 +141,8 @@ def bert(batch: int, variant: str, tokens: int = TOKENS) -> ModelProto:
 
 def _embeddings(net: Network, ids: str, types: str, size: Size) -> str:
     width = size.width
-    positions = net.constant("position_ids", np.arange(size.tokens, dtype=np.int64)[None])
-    tables = (
-        ("word", BERT_VOCABULARY, ids),
-        ("token_type", BERT_TYPES, types),
-        ("position", BERT_POSITIONS, positions),
-    )
+    places = net.constant("position_ids", np.arange(size.tokens, dtype=np.int64)[None])
+    tables = ("word", BERT_VOCABULARY, ids), ("token_type", BERT_TYPES, types), ("position", BERT_POSITIONS, places)
     embeddings = []
     for name, vocabulary, indices in tables:
         table = normal(net, f"bert.embeddings.{name}_embeddings.weight", (vocabulary, width))
