@@ -91,7 +91,7 @@ def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto
                 evaluated = copy.deepcopy(module).eval()
                 evaluated_run = _run_module(torch, evaluated, arguments)
                 shifted_runs = _run_shifted(torch, evaluated, arguments)
-            except Exception as error:  # a branch of that mode alone may do anything
+            except Exception as error:  # code for that mode may raise anything
                 reason = str(error).removesuffix(f". {SKIP}")
                 raise ModelError(f"{name}: it fails on the example in evaluation mode ({reason}). {SKIP}") from error
             _compare(
@@ -205,7 +205,7 @@ def _run_module(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Run:
     try:
         with Still():
             outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*arguments_copy)) if isinstance(y, torch.Tensor)]
-    except Exception as error:  # a forward may do anything
+    except Exception as error:  # a forward may raise anything
         raise ModelError(f"{type(module).__name__}: it fails on the example ({error}). {SKIP}") from error
     _check_buffers(torch, module, twin)
     total = sum(

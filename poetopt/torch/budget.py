@@ -78,7 +78,7 @@ class MemoryPlan:
         lines = [
             f"{self.name}: a step takes {show_bytes(self.planned_bytes)} of {show_bytes(self.budget_bytes)}, {share} "
             f"of the {show_bytes(self.store_all_bytes)} without recomputing",
-            f"  beside     {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
+            f"  fixed      {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
         ]
         if self.own:
             lines.append("  choice     torch's own, because it fits")

@@ -144,7 +144,7 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
     _split_dropout(module.graph)
     outputs = tree_leaves(next(iter(module.graph.find_nodes(op="output"))).args)
     joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:], lasting)
-    storages: dict[StorageWeakRef, int] = {}  # of the step's own
+    storages: dict[StorageWeakRef, int] = {}  # storages that the step allocates
     input_storages: set[StorageWeakRef] = set()
     tangents = JointStep(None, backward=True, recomputable=False)
     forward, backward = _split_halves(joint)

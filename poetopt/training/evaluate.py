@@ -138,14 +138,14 @@ class _LossSums:
 
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.metrics = metrics
-        self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
+        self.rows, self.loss, self.weight, self.n_correct, self.n_judged = 0, 0.0, 0.0, 0, 0
 
     def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
         self.rows += rows
         self.loss += loss
         self.weight += weight
-        self.right += right
-        self.judged += judged
+        self.n_correct += right
+        self.n_judged += judged
 
     def measure(self, scores: Any, targets: Any) -> None:
         """Add rows to each metric."""
@@ -178,7 +178,7 @@ class _LossSums:
             self.measure(scores.astype(np.float64), targets if all_counted else targets[is_counted])
 
     def result(self) -> Evaluation:
-        accuracy = self.right / self.judged if self.judged else None
+        accuracy = self.n_correct / self.n_judged if self.n_judged else None
         metrics = {metric.name: metric.value for metric in self.metrics}
         return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy, metrics)
 

@@ -84,7 +84,7 @@ class Learner:
         """Raise OptionError if no step can follow: after `close`, or with invalid rates."""
         if self._closed:
             raise OptionError("this Trainer is closed, and its values are gone. Create another.")
-        scheduled = {} if lr is None or lr == 0 else {"lr": lr}  # schedules may end at 0
+        scheduled = {} if lr is None or lr == 0 else {"lr": lr}  # a schedule may end at 0
         check_hyperparameters(self.graph, {**self.hyperparameters, **scheduled})
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:

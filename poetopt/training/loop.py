@@ -250,7 +250,7 @@ _FIXED_OPTIONS = {
     "order": "--batch-order",
     "lr_schedule": "--lr-schedule",
     "seed": "--seed",
-    "rows": "so many rows:",
+    "rows": "a row count of",
     "batch": "a batch of",
     "augment": "--with augment",
 }
@@ -328,14 +328,8 @@ class Fit:
         for purpose, data_source in (("training", source), ("validation", validation)):
             if options.epochs > 1 and getattr(data_source, "once", False):
                 raise ModelError(f"{purpose} for {options.epochs} epochs: {USED_UP}")
-        self.learner, self.options, self.source, self.validation, self.after = (
-            learner,
-            options,
-            source,
-            validation,
-            after,
-        )
-        self.noted = noted
+        self.learner, self.options, self.source = learner, options, source
+        self.validation, self.after, self.noted = validation, after, noted
         data = source.check(learner.told)
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
@@ -398,7 +392,7 @@ class Fit:
         which = "the best" if self.options.keep == "best" else "the last"
         kept_text = f"the parameters of epoch {kept_epoch}, {which}, are kept"
         if self.options.keep == "best" and self.position.worse(kept_epoch):
-            kept_text = "nothing of it is kept"
+            kept_text = "no parameters are kept"
         return (
             f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; "
             f"{kept_text}. Use a smaller --lr."
@@ -492,7 +486,7 @@ class Fit:
                 self.options.epochs * (self.source.batches or 0),
             )
             loss = self.learner.take(batch, rate)
-            batch.clear()  # before the next one is read
+            batch.clear()  # free it before the next batch is read
             if not math.isfinite(loss):
                 raise DivergedError(self._nonfinite_text(loss, rate))
             position.first = loss if position.first is None and not position.step else position.first
