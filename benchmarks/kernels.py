@@ -19,8 +19,8 @@ from poetopt.ops.runtimes.c.kernel import UPDATE, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.variants import StreamWays
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel import Case, KernelCheck, check_kernel
 from poetopt.util.errors import PoetError
+from tests.support.contract.kernel import Case, KernelCheck, check_kernel
 from tests.support.draws import cases_of
 from tests.support.streamed_kernels import Trial, check_streamed, small_blocks, trial
 

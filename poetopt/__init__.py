@@ -87,7 +87,11 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'poetopt' has no attribute {name!r}")
     if _HOMES[name] in ("poetopt", "poetopt.comparison"):
         return _imported(f"{_HOMES[name]}.{name}")
-    return getattr(_imported(_HOMES[name]), name)
+    from poetopt.util.hints import make_readable
+
+    found: object = getattr(_imported(_HOMES[name]), name)
+    make_readable(found)
+    return found
 
 
 def _imported(module: str) -> ModuleType:

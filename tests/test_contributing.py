@@ -117,9 +117,10 @@ def test_a_baseline() -> None:
 
 def test_a_runtime() -> None:
     from poetopt.devices import cost
+    from tests.support.contract.runtime import check_runtime
 
     bare = run("A runtime")["runtime"]
-    assert po.testing.check_runtime(bare).in_place
+    assert check_runtime(bare).in_place
     step = po.load("lenet").differentiate()
     assert isinstance(step, po.Training)
     assert step.derived is not None
@@ -129,11 +130,12 @@ def test_a_runtime() -> None:
 
 def test_a_kernel() -> None:
     from poetopt.backends.c.targets import LINUX, TARGETS, compilers
+    from tests.support.contract.kernel import check_kernel
 
     names = run("A kernel in C")
     if not [*compilers(TARGETS[LINUX])]:
         pytest.skip("no C compiler for this machine")
-    found = po.testing.check_kernel(names["thresholded_relu"], names["cases"], optimize="-O0")
+    found = check_kernel(names["thresholded_relu"], names["cases"], optimize="-O0")
     assert (found.cases, found.in_place, found.deviation) == (1, 1, 0.0)
 
 

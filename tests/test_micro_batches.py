@@ -302,22 +302,22 @@ WEIGHTS = "<float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}>"
 MIXED = {
     "ignored labels weigh": (
         f"g ({HEAD}) => (float l) {WEIGHTS} {{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss<ignore_index=2>(a, t) }}",
-        "no plain mean",
+        "not as a plain mean",
     ),
     "classes weigh": (
         f"g ({HEAD}) => (float l) <float[4, 3] w = {{1,2,3, 4,5,6, 7,8,9, 1,3,5}}, float[3] c = {{1,2,3}}> "
         "{ a = MatMul(x, w)\n l = SoftmaxCrossEntropyLoss(a, t, c) }",
-        "no plain mean",
+        "not as a plain mean",
     ),
     "a sum": (
         "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
         "{ a = MatMul(x, w)\n b = Mul(a, a)\n l = ReduceSum<keepdims=0>(b) }",
-        "no plain mean",
+        "not as a plain mean",
     ),
     "a root of a mean": (
         "g (float[batch, 4] x) => (float l) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
         "{ a = MatMul(x, w)\n b = Mul(a, a)\n c = ReduceMean<keepdims=0>(b)\n l = Sqrt(c) }",
-        "none itself",
+        "not such a mean",
     ),
     "each with each": (
         "g (float[batch, 4] x) => (float[batch, batch] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
@@ -327,13 +327,13 @@ MIXED = {
     "shares of a batch": (
         "g (float[batch, 4] x) => (float[batch, 3] y) <float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}> "
         "{ a = MatMul(x, w)\n y = Softmax<axis=0>(a) }",
-        "looks along axis 0",
+        "combines elements along axis 0",
     ),
     "centred": (
         "g (float[batch, 4] x) => (float[batch, 3] y) "
         "<float[4, 3] w = {1,2,3, 4,5,6, 7,8,9, 1,3,5}, int64[1] z = {0}> "
         "{ a = MatMul(x, w)\n m = ReduceMean<keepdims=1>(a, z)\n y = Sub(a, m) }",
-        "none itself",
+        "not such a mean",
     ),
 }
 
@@ -353,10 +353,10 @@ def test_a_mean_that_the_model_computes_is_one_over_its_parts() -> None:
 
 
 def test_a_number_of_parts_that_does_not_divide_the_batch_is_refused_with_those_that_do() -> None:
-    with pytest.raises(OptionError, match="a batch of 8 has no 3 parts of one size; take one of 1, 2, 4, 8"):
+    with pytest.raises(OptionError, match=r"a batch of 8 can't be split into 3 equal parts\. Give one of 1, 2, 4, 8"):
         po.load("lenet", batch=8, micro_batch=3)
     for parts in (0, "auto"):
-        with pytest.raises(OptionError, match=f"--micro-batch {parts}: must be a whole number of parts from 1 on$"):
+        with pytest.raises(OptionError, match=f"--micro-batch {parts}: must be a whole number of parts, at least 1$"):
             po.load("lenet", batch=8, micro_batch=parts)  # type: ignore[arg-type]
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from poetopt.api.plans import execute, load_plan
+from poetopt.backends import onnxruntime
 from poetopt.util import process
 from poetopt.util.errors import ExecutionError, OtherRuntimeError, PoetError
 from poetopt.util.files import is_special, replacing, scratch_folder
 from poetopt.util.progress import Told, silent
 
 if TYPE_CHECKING:
-    from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.plan.codec import PlanFile
     from poetopt.training.evaluate import Evaluation
 
@@ -61,7 +61,7 @@ def prepared(
     check: bool = False,
     evaluates: bool = False,
     told: Told = silent,
-) -> Iterator[tuple[Prepared, Compared | None]]:
+) -> Iterator[tuple[onnxruntime.Prepared, Compared | None]]:
     """The step of a plan file and its data, made ready in a process of its own, for `po.train` in this one.
 
     model, allow_symlinks
@@ -88,13 +88,11 @@ def prepared(
                 shutil.copyfile(written, place)
             written.unlink()
         with _room_in(folder):
-            from poetopt.backends.onnxruntime.prepared import Prepared
-
-            made = Prepared.load(folder)
+            made = onnxruntime.Prepared.load(folder)
         yield made, found
 
 
-def evaluated(path: Place, made: Prepared, data: Place, *, told: Told = silent) -> Evaluation | None:
+def evaluated(path: Place, made: onnxruntime.Prepared, data: Place, *, told: Told = silent) -> Evaluation | None:
     """Loss and accuracy of a network's file by plain onnxruntime, in a process of its own; None where it can't tell.
 
     made
@@ -104,11 +102,10 @@ def evaluated(path: Place, made: Prepared, data: Place, *, told: Told = silent) 
 
 
 def _evaluate(path: Path, folder: Path, data: Place, *, told: Told) -> Evaluation | None:
-    from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.training.data import open_data
     from poetopt.training.evaluate import evaluate_file
 
-    graph = Prepared.load(folder).graph.of_data
+    graph = onnxruntime.Prepared.load(folder).graph.of_data
     return evaluate_file(path, graph, open_data(data, graph))
 
 
@@ -160,8 +157,6 @@ def _make_ready(
     *,
     told: Told,
 ) -> Compared | None:
-    from poetopt.backends.onnxruntime import load_batch, random_batch
-    from poetopt.backends.onnxruntime.prepared import Prepared
     from poetopt.backends.onnxruntime.reference import digests
     from poetopt.backends.step.places import graph_of
 
@@ -174,9 +169,11 @@ def _make_ready(
         fed, (title, rows) = execution.batch, execution_rows(found, execution)
         document, left = execution_document(found, execution), digests(execution.results)
         outcome = Compared(document, title, tuple(rows), execution.message, left)
+    elif data is None:
+        fed = onnxruntime.random_batch(graph.whole, seed)
     else:
-        fed = random_batch(graph.whole, seed) if data is None else load_batch(data, graph.whole, sets=True)
-    made = Prepared.of(found, graph, ram_bytes=loaded.ram_bytes, fed=fed, written=True)
+        fed = onnxruntime.load_batch(data, graph.whole, sets=True)
+    made = onnxruntime.Prepared.of(found, graph, ram_bytes=loaded.ram_bytes, fed=fed, written=True)
     if evaluates:
         from poetopt.training.evaluate import Forward
 

@@ -17,11 +17,20 @@ from poetopt.api.options import AUTO, MAX, SolveOptions
 from poetopt.api.problems import costed, step_of
 from poetopt.api.searching import engine_options, search
 from poetopt.api.training import Training
+from poetopt.formulations import formulation
 from poetopt.frontends.parts import divisors
 from poetopt.frontends.reading import LARGEST_SIZE
+from poetopt.plan.assemble import everything, schedule_of
 from poetopt.report.goals import LargestBatch, PartsTried
+from poetopt.search.constructive import greedy_schedules
+from poetopt.search.incumbent import Incumbent
+from poetopt.search.limits import binds, hardest_step, impossible, kind, placed_bytes
+from poetopt.search.search import search as search_problem
+from poetopt.search.solution import Progress, Status
+from poetopt.search.tuning import WORK
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_seconds
+from poetopt.util.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +57,7 @@ class Looked:
         The refusal, "" where there is none.
     open
         The problems that aren't refused.
-    problem, schedule
+    known
         One of them with a schedule, and that schedule; None where none is known.
     plain
         Whether it keeps everything.
@@ -58,8 +67,7 @@ class Looked:
     room: float
     why: str = ""
     open: tuple[Problem, ...] = ()
-    problem: Problem | None = None
-    schedule: Schedule | None = None
+    known: tuple[Problem, Schedule] | None = None
     plain: bool = False
 
 
@@ -76,18 +84,16 @@ def largest_batch(given: Solvable, options: SolveOptions, begin: float) -> Repor
     found = _largest(given, options, begin)
     if found is None:
         return search(_problems_at(given, options, 1), options)
-    largest, best = found
-    assert best.problem is not None
-    assert best.schedule is not None
-    return replace(search((best.problem,), options, (best.schedule,)), largest=largest)
+    largest, problem, schedule = found
+    return replace(search((problem,), options, (schedule,)), largest=largest)
 
 
 def _problems_at(given: Solvable, options: SolveOptions, batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
     return costed(step_of(given, replace(options, batch=batch)), options, roomiest=roomiest)
 
 
-def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Looked] | None:
-    """The largest batch with a schedule, and what is known of it; None where no batch is known to have one."""
+def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Problem, Schedule] | None:
+    """The largest batch with a schedule, its problem, and that schedule; None where no batch is known to have one."""
     most = LARGEST_SIZE if options.samples is None else options.samples
     # the problems with the most room for the schedule come first
     batches = _Batches(given, options, begin, most, roomiest=True)
@@ -98,18 +104,18 @@ def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[Larg
         return None
     refused = _bracketed(batches, low)
     best, refused = _with_schedule(batches, refused)
-    if best is None:
+    if best is None or best.known is None:
         return None
+    known = best.known
     if best.plain:  # there was no need for the most room
-        again = _Batches(given, options, begin, most, roomiest=False).scheduled(best.batch, search=False)
-        best = again if again.schedule is not None else best
+        known = _Batches(given, options, begin, most, roomiest=False).scheduled(best.batch, search=False).known or known
     largest = LargestBatch(
         batch=best.batch,
         refused=refused.batch if refused else None,
         why=refused.why if refused else "",
         most=most,
     )
-    return largest, best
+    return largest, *known
 
 
 class _Batches:
@@ -141,8 +147,6 @@ class _Batches:
         return self.known[batch]
 
     def _tell(self, batch: int) -> None:
-        from poetopt.search.solution import Progress
-
         if self.options.listener is not None:
             took_s = time.monotonic() - self.begin
             self.options.listener(Progress(took_s, f"looking at a batch of {batch:,}", "", None, None))
@@ -162,14 +166,14 @@ class _Batches:
     def scheduled(self, batch: int, *, search: bool = True) -> Looked:
         """The same with a schedule: one of heuristics or, while it is early, of a search, which may prove otherwise."""
         looked = self.look(batch)
-        if looked.schedule is not None:
+        if looked.known is not None:
             return looked
         for problem in looked.open:
             options = engine_options(problem, self.options)
             known = known_schedule(problem, options)
             if known is not None:
                 plain = not (known.schedule.recomputes or known.schedule.page_ins or known.simulation.overhead_j)
-                looked = replace(looked, problem=problem, schedule=known.schedule, plain=plain)
+                looked = replace(looked, known=(problem, known.schedule), plain=plain)
             elif search and self.early:
                 looked = _searched(looked, problem, options)
         self.known[batch] = looked
@@ -178,16 +182,12 @@ class _Batches:
 
 def _searched(looked: Looked, problem: Problem, options: Options) -> Looked:
     """The find of a search in a part of its time: a schedule, that there is none, or nothing."""
-    from poetopt.plan.assemble import schedule_of
-    from poetopt.search.search import search
-    from poetopt.search.solution import Status
-
     # of the time limit, for a search of a schedule at a batch where heuristics find none
-    found = search(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
+    found = search_problem(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
     if found.interrupted:
         raise KeyboardInterrupt
     if found.plan is not None:
-        return replace(looked, problem=problem, schedule=schedule_of(found.plan))
+        return replace(looked, known=(problem, schedule_of(found.plan)))
     if found.status is Status.INFEASIBLE:
         return replace(looked, open=(), why="a search proves that there is no schedule")
     return looked
@@ -233,7 +233,7 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
     trial = beyond - 1
     while (best.batch if best else 0) < beyond - 1:
         looked = batches.scheduled(trial)
-        if looked.schedule is not None:
+        if looked.known is not None:
             best = looked
         else:
             beyond = trial
@@ -244,9 +244,6 @@ def _with_schedule(batches: _Batches, refused: Looked | None) -> tuple[Looked | 
 
 def _room(problem: Problem, options: Options) -> tuple[float, str]:
     """The rest that the least need leaves of RAM or deadline, the smaller share; the reason where negative."""
-    from poetopt.formulations import formulation
-    from poetopt.search.limits import binds, hardest_step, kind, placed_bytes
-
     rule = formulation(options.formulation).impossible(problem)
     if rule is not None:
         return -inf, rule
@@ -275,8 +272,6 @@ def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report
     Where none has a schedule, the last one's report. Raises ModelError where the first number can't be read,
     OptionError where there is no batch.
     """
-    from poetopt.plan.assemble import schedule_of
-
     if options.batch == MAX:
         raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size; give a number")
     whole = step_of(given, replace(options, micro_batch=1))
@@ -350,14 +345,6 @@ def _figures(parts: int, report: Report) -> PartsTried:
 
 def known_schedule(problem: Problem, options: Options) -> Candidate | None:
     """A schedule that heuristics find, laid out, or None. They count their work: the answer is the same each time."""
-    from poetopt.formulations import formulation
-    from poetopt.plan.assemble import everything
-    from poetopt.search.constructive import greedy_schedules
-    from poetopt.search.incumbent import Incumbent
-    from poetopt.search.limits import impossible
-    from poetopt.search.tuning import WORK
-    from poetopt.util.work import Work
-
     chosen = formulation(options.formulation)
     if not (chosen.judged and chosen.plans_count) or impossible(problem, options) or chosen.impossible(problem):
         return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from poetopt.api.options import CompareOptions, MethodOptions, ParetoOptions, keywords
 from poetopt.api.problems import problem_of
 from poetopt.api.searching import checked_scope
+from poetopt.api.solving import solve
 from poetopt.comparison.baselines import Baseline, names
 from poetopt.comparison.baselines.acceptance import Settings
 from poetopt.comparison.compare import Comparison
@@ -20,6 +21,8 @@ from poetopt.comparison.compare import compare as run
 from poetopt.comparison.pareto import Front
 from poetopt.comparison.pareto import pareto as trace
 from poetopt.comparison.rows import in_bytes, parse_budgets
+from poetopt.devices import Device
+from poetopt.devices import device as device_of
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import store_all_bytes
 from poetopt.report.goals import Fits
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     import os
 
     from poetopt.api.problems import Solvable
-    from poetopt.devices import Device
 
 
 @keywords(CompareOptions)
@@ -152,9 +154,6 @@ def what_fits(
 
     Raises as `solve`, but for schedules that can't be, which are rows with the reason; OptionError for a batch below 1.
     """
-    from poetopt.api.models import device as device_of
-    from poetopt.devices import Device
-
     most = None if overhead is None else parse_fraction(overhead, option="--overhead")
     if most is not None and batches:
         raise OptionError("--overhead looks for a batch itself; leave --batches out")
@@ -205,8 +204,6 @@ def _one(
     time_limit: str | float,
     options: Mapping[str, Any],
 ) -> Fits:
-    from poetopt.api.solving import solve
-
     asked = {**options, "batch": batch}
     try:
         report = solve(model, device=device, total_ram=memory, time_limit=time_limit, gap=0.05, **asked)

@@ -8,10 +8,14 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from poetopt import autodiff, devices, frontends
 from poetopt.api.options import ReadingOptions, StepOptions, TrainingOptions, changed, keywords, part
 from poetopt.api.training import LAZY, OVER, Training, TrainingFile, described, scheduled
 from poetopt.autodiff.optimizers import CLIP
-from poetopt.graph import FORWARD_ONLY
+from poetopt.autodiff.passes.blocks import GRANULARITIES
+from poetopt.autodiff.passes.rows import by_rows, with_states
+from poetopt.devices.loading import canonical
+from poetopt.graph import FORWARD_ONLY, Graph
 from poetopt.ops.runtimes import DEFAULT
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.process import building
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
 
     from poetopt.devices import Device
     from poetopt.frontends.reading import ReadOptions
-    from poetopt.graph import Graph, LabelRule, TrainingGraph
+    from poetopt.graph import LabelRule, TrainingGraph
 
 
 LABELS = ("ignore_index", "class_weights", "label_smoothing")
@@ -86,15 +90,10 @@ class Model:
         {options}
         Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
         """
-        from poetopt.autodiff.losses import label_rule
-        from poetopt.autodiff.optimizers.attach import parse_rates
-        from poetopt.autodiff.passes.blocks import GRANULARITIES
-        from poetopt.autodiff.passes.rows import by_rows as with_rows
-
         granularity, optimizer = options.granularity, options.optimizer
         if granularity not in GRANULARITIES:
             raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
-        rule = label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
+        rule = autodiff.label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
         named = self.graph.named or self.graph.parts > 1
         trains = options.lazy_tables or optimizer != "none" or not {*TRAINS}.isdisjoint(changed(options, StepOptions))
         if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or named):
@@ -111,12 +110,12 @@ class Model:
         if optimizer != "none":
             recipe |= {"optimizer": optimizer} if options.fuse else {"optimizer": optimizer, "fuse": False}
         recipe |= {CLIP: True} if options.clip_norm else {}
-        recipe |= {"rates": parse_rates(options.rates)} if options.rates else {}
+        recipe |= {"rates": autodiff.parse_rates(options.rates)} if options.rates else {}
         recipe |= {LAZY: True} if options.lazy_tables else {}
-        tables = with_rows(self.graph) is not self.graph
+        tables = by_rows(self.graph) is not self.graph
         anew = tables or (self.graph.parts > 1 and optimizer == "none")
-        by_rows = partial(self.training_graph, **{**asked, "rows": tables}) if anew else None
-        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=by_rows)
+        paged = partial(self.training_graph, **{**asked, "rows": tables}) if anew else None
+        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=paged)
 
     @keywords(GraphOptions)
     def training_graph(self, options: GraphOptions) -> TrainingGraph:
@@ -125,17 +124,11 @@ class Model:
         {options}
         Errors are those of `differentiate`.
         """
-        from poetopt.autodiff import differentiate
-        from poetopt.autodiff.losses import label_rule
-        from poetopt.autodiff.optimizers import with_updates
-        from poetopt.autodiff.optimizers.attach import parse_rates
-        from poetopt.autodiff.passes.rows import by_rows, with_states
-
         try:
             with building():
                 graph = by_rows(self.graph, options.row_bytes) if options.rows else self.graph
-                rule = label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
-                step = differentiate(
+                rule = autodiff.label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
+                step = autodiff.differentiate(
                     graph,
                     loss=options.loss,
                     output=options.output,
@@ -144,9 +137,14 @@ class Model:
                     over=options.over,
                     label_rule=rule,
                 )
-                rates = parse_rates(options.rates)
-                made = with_updates(step, options.optimizer, fuse=options.fuse, clip=options.clip_norm, rates=rates)
-                return with_states(made, graph.rows)
+                step = autodiff.with_updates(
+                    step,
+                    options.optimizer,
+                    fuse=options.fuse,
+                    clip=options.clip_norm,
+                    rates=autodiff.parse_rates(options.rates),
+                )
+                return with_states(step, graph.rows)
         except (ModelError, OptionError) as error:
             if self.graph.source in str(error):
                 raise
@@ -167,28 +165,23 @@ def load(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadingOption
     Raises ModelError (or UnsupportedOpError) naming file, node and operator; OptionError for sizes and values that
     aren't the model's, or contradict each other.
     """
-    from poetopt import frontends
-
     return read(model, frontends.read_options(**part(options, ReadingOptions)))
 
 
 def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:
     """Read a model as `load` does, with all that is said of the file in one."""
-    from poetopt import frontends
-    from poetopt.frontends.problem_file import ProblemFile
-
     if advice := exported(model):
         raise TypeError(f"a model is needed here, not a {type(model).__name__}: {advice}")
     try:
         with building():
             found = frontends.load_model(model, options)
     except ModelError as error:
-        if isinstance(model, str) and not os.path.exists(model) and _is_device(model):
+        if isinstance(model, str) and not os.path.exists(model) and canonical(model) is not None:
             raise ModelError(
                 f"{model}: a device, no model; the model comes first, as in poetopt solve net.onnx --device {model}"
             ) from error
         raise
-    return TrainingFile(found) if isinstance(found, ProblemFile) else Model(found, options.to_recipe())
+    return Model(found, options.to_recipe()) if isinstance(found, Graph) else TrainingFile(found)
 
 
 def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -> Training | TrainingFile:
@@ -210,12 +203,4 @@ def device(name: str | os.PathLike[str]) -> Device:
 
     Raises DeviceError, naming the closest ones.
     """
-    from poetopt import devices
-
     return devices.device(name)
-
-
-def _is_device(name: str) -> bool:
-    from poetopt.devices.loading import canonical
-
-    return canonical(name) is not None

@@ -8,8 +8,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, plan_in, read_plan
-from poetopt.util.errors import OptionError
+from poetopt.backends.c import execute
+from poetopt.backends.c.build import check_folder_free, emitted, named, packaged, write_folder
+from poetopt.backends.c.generations import blocks, check_room, newest, saved_blocks
+from poetopt.backends.c.golden import golden_of
+from poetopt.backends.c.program import device_program
+from poetopt.backends.c.storage import erased_blocks
+from poetopt.backends.c.targets import target as target_of
+from poetopt.backends.onnxruntime.execution import save_arrays
+from poetopt.backends.onnxruntime.training import save_training
+from poetopt.backends.step.places import graph_of
+from poetopt.plan.layout import arena_bytes
+from poetopt.search.predicting import prediction_of
+from poetopt.training import in_c
+from poetopt.training.export import Exporting
+from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.figures import Figures
+from poetopt.util.files import read_start
 from poetopt.util.progress import telling
 
 if TYPE_CHECKING:
@@ -19,7 +34,6 @@ if TYPE_CHECKING:
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
-    from poetopt.training.in_c import DeviceFit
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
 
@@ -99,15 +113,6 @@ def emit(
     network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
     `OutputError` where the folder can't be written. Then nothing is written.
     """
-    from poetopt.backends.c.build import check_folder_free, emitted, named, packaged, write_folder
-    from poetopt.backends.c.generations import blocks, check_room, saved_blocks
-    from poetopt.backends.c.program import device_program
-    from poetopt.backends.c.storage import erased_blocks
-    from poetopt.backends.c.targets import target as target_of
-    from poetopt.backends.step.places import graph_of
-    from poetopt.plan.layout import arena_bytes
-    from poetopt.search.predicting import prediction_of
-
     chosen = target_of(target)
     if weights not in WEIGHTS:
         raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
@@ -118,12 +123,10 @@ def emit(
     program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
     if selftest:
-        from poetopt.backends.c.golden import golden_of
-
         program = replace(program, golden=golden_of(program))
     unit = erased_blocks(found.problem)
     known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
-    made = packaged(named(emitted(program, chosen), prefix), form, prefix)
+    made = packaged(named(emitted(program, chosen, form), prefix), form, prefix)
     write_folder(made, folder)
     return Emitted(
         os.fspath(folder),
@@ -164,17 +167,9 @@ def restore(
     Raises ModelError where the storage can't be read or holds no whole generation of this plan's, PlanError for a plan
     of another runtime, OutputError where `out` can't be written.
     """
-    from poetopt.backends.c.generations import blocks, newest
-    from poetopt.backends.c.program import device_program
-    from poetopt.backends.step.places import graph_of
-    from poetopt.search.predicting import prediction_of
-    from poetopt.training.export import Exporting
-    from poetopt.util.errors import ModelError
-    from poetopt.util.files import read_start
-
     found = plan_in(read_plan(plan))
     graph = graph_of(found)
-    prediction, wrong = prediction_of(found, graph), None
+    prediction, wrong = prediction_of(found, graph), list[ModelError]()
     for home in WEIGHTS:
         program = device_program(found, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
         try:
@@ -185,15 +180,14 @@ def restore(
         try:
             number, values = newest(program, content)
         except ModelError as error:
-            wrong = wrong or error
+            wrong.append(error)
             continue
         roots = {name: graph.joint.root(name) for name in graph.learned}
-        named = {name: values[root] for name, root in roots.items() if root in values}
-        shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in named.items()}
+        learned = {name: values[root] for name, root in roots.items() if root in values}
+        shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in learned.items()}
         Exporting(graph, found.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
         return number
-    assert wrong is not None
-    raise wrong
+    raise wrong[0]
 
 
 def execute_on(
@@ -217,12 +211,8 @@ def execute_on(
     What the checks found is in the result (`ok`, `message`). Raises what `emit` does, `BackendUnavailableError` where
     there is no compiler or emulator, `ExecutionError` where the step fails, with the operator and the address.
     """
-    from poetopt.backends.c.execute import execute_on as run
-    from poetopt.backends.onnxruntime.execution import save_arrays
-    from poetopt.search.predicting import prediction_of
-
     found = read_plan(plan)
-    execution = run(
+    execution = execute.execute_on(
         plan_in(found),
         on,
         ram_bytes=budget_of(found),
@@ -266,12 +256,8 @@ def train_on(
 
     Raises OptionError for a step without an optimizer; else as `execute_on`.
     """
-    from poetopt.backends.c.execute import train_on as run
-    from poetopt.backends.onnxruntime.training import save_training
-    from poetopt.search.predicting import prediction_of
-
     found = read_plan(plan)
-    ended = run(
+    ended = execute.train_on(
         plan_in(found),
         on,
         steps,
@@ -305,7 +291,7 @@ def fit_on(
     allow_symlinks: bool = False,
     told: Told | None = None,
     progress: bool = False,
-) -> DeviceFit:
+) -> in_c.DeviceFit:
     """Train with a plan in C for epochs, as `train_on` does for steps, and write the trained network.
 
     on
@@ -326,12 +312,6 @@ def fit_on(
     Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
     `out` can't be written.
     """
-    from poetopt.backends.step.places import graph_of
-    from poetopt.search.predicting import prediction_of
-    from poetopt.training.export import Exporting
-    from poetopt.training.in_c import fit_on as fit
-    from poetopt.training.in_c import learned
-
     found = read_plan(plan)
     made = plan_in(found)
     graph = graph_of(made)
@@ -339,7 +319,7 @@ def fit_on(
     if out is not None:
         exporting.check(out)
         exporting.write({name: graph.values[name] for name in graph.learned}, None)
-    ended = fit(
+    ended = in_c.fit_on(
         made,
         on,
         data,
@@ -354,5 +334,5 @@ def fit_on(
         told=told or telling(progress),
     )
     if out is not None and ended.steps.ok:
-        exporting.write(learned(graph, ended.steps), out)
+        exporting.write(in_c.learned(graph, ended.steps), out)
     return ended

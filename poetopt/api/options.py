@@ -13,7 +13,9 @@ from functools import wraps
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from poetopt.util.text import closest
+from poetopt.util.errors import OptionError
+from poetopt.util.hints import LazyHints, Text, described, evaluated, matches
+from poetopt.util.text import closest, shortened
 
 if TYPE_CHECKING:
     from poetopt.backends.solvers.solver import Backend
@@ -339,6 +341,12 @@ OF_TRAINING = {
 }
 """Advice on options that are of the training, not of the plan."""
 
+AS_IN = {
+    "device": ', as in device="a72" (po.devices.names())',
+    "optimizer": "; its numbers are the Trainer's, as in po.Trainer(report, lr=0.01)",
+}
+"""What is added where another type is given."""
+
 P = ParamSpec("P")
 Given = TypeVar("Given")
 Options = TypeVar("Options")
@@ -354,10 +362,10 @@ def keywords(
     an option that there isn't.
     """
     asked: Any = options
-    known = names_of(asked)
+    known, texts = names_of(asked), texts_of(asked)
 
     def taking(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, P], Result]:
-        first, _ = inspect.signature(function).parameters.values()
+        first, second = inspect.signature(function).parameters.values()
 
         own = inspect.signature(asked)
         signature = own.replace(
@@ -371,13 +379,31 @@ def keywords(
                 later = OF_TRAINING.get(wrong) or f"there are {', '.join(known)}"
                 raise TypeError(f"unknown option {wrong!r}{closest(wrong, known)}; {later}")
             arguments = signature.bind(*given, **named).arguments
-            return function(arguments.pop(first.name), asked(**arguments))
+            subject = arguments.pop(first.name)
+            for name, value in arguments.items():
+                if not matches(value, texts[name]):
+                    shown = shortened(repr(value))
+                    raise OptionError(
+                        f"{name}={shown}: must be {described(evaluated(texts[name]))}{AS_IN.get(name, '')}"
+                    )
+            return function(subject, asked(**arguments))
 
+        written = {name: (text, function.__module__) for name, text in function.__annotations__.items()}
+        del written[second.name]
+        call.__annotations__ = LazyHints(written | texts)
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", f"{_said(asked)}\n")
         return call
 
     return taking
+
+
+def texts_of(options: type) -> dict[str, Text]:
+    """The annotations of a class of options, by name."""
+    found: dict[str, Text] = {}
+    for one in reversed(options.__mro__):
+        found |= {name: (text, one.__module__) for name, text in inspect.get_annotations(one).items()}
+    return found
 
 
 def _said(options: type) -> str:

@@ -6,21 +6,24 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from poetopt import zoo
 from poetopt.api.models import Model, differentiated, read
 from poetopt.api.training import Training, TrainingFile, bytes_alone, parameters_of
+from poetopt.backends import onnxruntime
+from poetopt.devices.meters import Meter, open_meter
+from poetopt.frontends.reading import from_recipe
+from poetopt.plan import codec
+from poetopt.plan.codec import PlanFile
+from poetopt.plan.instructions import Plan
+from poetopt.plan.simulate import Simulation
+from poetopt.plan.simulate import simulate as check_plan
 from poetopt.util.errors import ModelError, OptionError, PlanError
 from poetopt.util.files import is_special
 from poetopt.util.progress import telling
 from poetopt.util.text import exported
 
 if TYPE_CHECKING:
-    from poetopt.backends.onnxruntime import Execution, TrainingRun
-    from poetopt.backends.onnxruntime.prepared import Prepared
-    from poetopt.devices.meters import Meter
     from poetopt.graph.problem import Problem
-    from poetopt.plan.codec import PlanFile
-    from poetopt.plan.instructions import Plan
-    from poetopt.plan.simulate import Simulation
     from poetopt.report.report import Report
     from poetopt.util.progress import Told
 
@@ -35,9 +38,7 @@ def simulate(
 
     Raises PlanError for one that is not valid or breaks a budget.
     """
-    from poetopt.plan.simulate import simulate as run
-
-    return run(plan_in(read_plan(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
+    return check_plan(plan_in(read_plan(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
 
 def load_plan(
@@ -53,8 +54,6 @@ def load_plan(
     Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
     for one that can't be read.
     """
-    from poetopt.plan import codec
-
     shown = os.fspath(path)
     return codec.load(
         path,
@@ -66,8 +65,6 @@ def load_plan(
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
     """The place of a plan's model: as given, as the plan says, or beside the plan; None where it isn't there."""
-    from poetopt import zoo
-
     if given is not None:
         return os.fspath(given)
     reference = problem.model_ref
@@ -100,7 +97,7 @@ def execute(
     threads: int = 1,
     told: Told | None = None,
     progress: bool = False,
-) -> Execution:
+) -> onnxruntime.Execution:
     """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
 
     plan
@@ -122,11 +119,8 @@ def execute(
     the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, or of the runtime c
     (`execute_on` is for those), ModelError for data that don't fit, ExecutionError where a kernel or the storage fails.
     """
-    from poetopt.backends.onnxruntime import execute as run
-    from poetopt.backends.onnxruntime import save_results
-
     found = read_plan(plan)
-    execution = run(
+    execution = onnxruntime.execute(
         plan_in(found),
         ram_bytes=budget_of(found),
         data=data,
@@ -136,12 +130,12 @@ def execute(
         told=told or telling(progress),
     )
     if dump is not None:
-        save_results(execution, dump)
+        onnxruntime.save_results(execution, dump)
     return execution
 
 
 def train(
-    plan: Plan | PlanFile | Report | Prepared | str | os.PathLike[str],
+    plan: Plan | PlanFile | Report | onnxruntime.Prepared | str | os.PathLike[str],
     steps: int,
     lr: float,
     *,
@@ -154,7 +148,7 @@ def train(
     meter: str | Meter | None = None,
     told: Told | None = None,
     progress: bool = False,
-) -> TrainingRun:
+) -> onnxruntime.TrainingRun:
     """Take steps of gradient descent with a plan, and nothing beside them.
 
     plan
@@ -180,17 +174,13 @@ def train(
 
     Raises OptionError for numbers that make no sense; else as `execute`.
     """
-    from poetopt.backends.onnxruntime import train as run
-    from poetopt.backends.onnxruntime.prepared import Prepared
-    from poetopt.devices.meters import open_meter
-
-    found = plan if isinstance(plan, Prepared) else read_plan(plan)
-    return run(
-        found if isinstance(found, Prepared) else plan_in(found),
+    found = plan if isinstance(plan, onnxruntime.Prepared) else read_plan(plan)
+    return onnxruntime.train(
+        found if isinstance(found, onnxruntime.Prepared) else plan_in(found),
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=found.ram_bytes if isinstance(found, Prepared) else budget_of(found),
+        ram_bytes=found.ram_bytes if isinstance(found, onnxruntime.Prepared) else budget_of(found),
         data=data,
         dump=dump,
         seed=seed,
@@ -213,8 +203,6 @@ def again(
 
     Raises PlanError for another model, ModelError for one that can't be read.
     """
-    from poetopt.frontends.reading import from_recipe
-
     try:
         options = from_recipe(problem.recipe, allow_symlinks=allow_symlinks)
     except (ModelError, OptionError) as error:
@@ -271,17 +259,12 @@ def read_plan(plan: Plan | PlanFile | Report | str | os.PathLike[str]) -> Plan |
 
 
 def budget_of(plan: Plan | PlanFile | Report) -> int | None:
-    from poetopt.plan.codec import PlanFile
-    from poetopt.plan.instructions import Plan
-
     if isinstance(plan, Plan):
         return None
     return plan.ram_bytes if isinstance(plan, PlanFile) else plan.solution.options.ram_bytes
 
 
 def plan_in(plan: Plan | PlanFile | Report) -> Plan:
-    from poetopt.plan.instructions import Plan
-
     if not isinstance(plan, Plan) and not hasattr(plan, "plan"):
         advice = exported(plan) or 'po.solve(model, device="a72") makes one of a model'
         raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}: {advice}")

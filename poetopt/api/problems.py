@@ -27,6 +27,7 @@ from poetopt.api.training import Training, TrainingFile
 from poetopt.devices import device as device_of
 from poetopt.devices.cost import PARAMETERS, STREAM
 from poetopt.graph.problem import Problem, check_problem
+from poetopt.plan.assemble import store_all_bytes
 from poetopt.util.errors import OptionError
 from poetopt.util.units import parse_size
 
@@ -44,8 +45,6 @@ def store_all_peak_bytes(problem: Problem) -> int:
 
     A share such as `"40%"` of RAM is of this figure.
     """
-    from poetopt.plan.assemble import store_all_bytes
-
     check_problem(problem)
     return store_all_bytes(problem)
 

@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING
 
 from poetopt.api.options import SolvingOptions
 from poetopt.api.problems import store_all_peak_bytes, total_bytes
+from poetopt.backends.onnxruntime import sessions
+from poetopt.formulations import formulation as formulation_of
+from poetopt.formulations.options import with_options
 from poetopt.graph.problem import Problem, check_problem
+from poetopt.ops.runtimes import DEFAULT
+from poetopt.ops.runtimes.c import steps as calls
+from poetopt.report.goals import WholeTraining, training_run
+from poetopt.report.report import Report
+from poetopt.search.diagnosis.least_budget import least_budget, limited
+from poetopt.search.diagnosis.solve import solve
+from poetopt.search.limits import kind
+from poetopt.search.solution import DeadlineModel, Options, Solution, Status
 from poetopt.util.errors import OptionError
 from poetopt.util.text import near
 from poetopt.util.units import Factor, Share, parse_deadline, parse_energy, parse_fraction, parse_ram, parse_time
 
 if TYPE_CHECKING:
     from poetopt.plan.schedule import Schedule
-    from poetopt.report.goals import WholeTraining
-    from poetopt.report.report import Report
-    from poetopt.search.solution import Options, Solution
 
 MOST_THREADS = 512
 """A solver that is told to use a hundred thousand threads tries, and stops the machine."""
@@ -29,8 +37,6 @@ SCOPES = ("auto", "forward", "full")
 
 def search(problems: Iterable[Problem], options: SolvingOptions, starts: tuple[Schedule, ...] = ()) -> Report:
     """The report of the first problem that has a schedule, or else of the last one; `starts` are known schedules."""
-    from poetopt.report.report import Report
-
     for problem in problems:
         found = _solution(problem, options, starts)
         if not _without(found):
@@ -39,9 +45,6 @@ def search(problems: Iterable[Problem], options: SolvingOptions, starts: tuple[S
 
 
 def _solution(problem: Problem, options: SolvingOptions, starts: tuple[Schedule, ...]) -> Solution:
-    from poetopt.search.diagnosis.least_budget import least_budget
-    from poetopt.search.diagnosis.solve import solve
-
     asked = engine_options(problem, options)
     if asked.ram_bytes <= 0 and options.ram is None:
         return _no_room(problem, asked, total_bytes(options))
@@ -52,24 +55,14 @@ def _solution(problem: Problem, options: SolvingOptions, starts: tuple[Schedule,
 
 def run_of(problem: Problem, options: SolvingOptions) -> WholeTraining | None:
     """The training that is asked about; None for a step alone. Raises OptionError."""
-    from poetopt.report.goals import training_run
-
     return training_run(problem, steps=options.steps, epochs=options.epochs, samples=options.samples)
 
 
 def engine_options(problem: Problem, options: SolvingOptions) -> Options:
     """The engine's options for a problem: every text is read and checked. Raises OptionError, TypeError."""
-    from poetopt.util import imports
-
-    imports.check_solving()
-    from poetopt.formulations import formulation as formulation_of
-    from poetopt.formulations.options import with_options
-    from poetopt.ops.runtimes.c.steps import check_runs
-    from poetopt.search.diagnosis.least_budget import limited
-    from poetopt.search.solution import DeadlineModel, Options
-
     check_problem(problem)
-    if problem.runtime == "c" and problem.graph is not None:
+    check_runs = {"c": calls.check_runs, DEFAULT: sessions.check_runs}.get(problem.runtime)
+    if problem.graph is not None and check_runs is not None:
         check_runs(problem.graph.joint)
     run = run_of(problem, options)
     steps = 1 if run is None else run.steps
@@ -101,13 +94,11 @@ def engine_options(problem: Problem, options: SolvingOptions) -> Options:
 
 def _limit_j(problem: Problem, found: Options, options: SolvingOptions, steps: int) -> float | None:
     """Joules of a step within which the least RAM is looked for."""
-    from poetopt.formulations import formulation
-
     if options.energy_limit is None:
         return None
     limit = parse_energy(options.energy_limit, option="--with energy-limit=")
     if isinstance(limit, Factor):
-        return limit.times * formulation(found.formulation).baseline_j(problem)
+        return limit.times * formulation_of(found.formulation).baseline_j(problem)
     return limit / steps
 
 
@@ -154,16 +145,11 @@ def checked_scope(scope: str) -> str:
 
 def _without(solution: Solution) -> bool:
     """Tell whether more time would find no plan: another way of asking may."""
-    from poetopt.search.solution import Status
-
     return (solution.status is Status.INFEASIBLE or solution.exhausted) and not solution.interrupted
 
 
 def _no_room(problem: Problem, options: Options, total: int | None) -> Solution:
     """The answer where no `--ram` was given and what lies beside the schedule fills the device, or `--total-ram`."""
-    from poetopt.search.limits import kind
-    from poetopt.search.solution import Solution, Status
-
     stack = f" and {problem.stack_bytes:,} of stack" if problem.stack_bytes else ""
     what = f"{problem.resident_bytes:,} resident bytes of parameters, gradients and constants{stack}"
     bound = problem.least_ram_bytes

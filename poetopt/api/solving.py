@@ -14,8 +14,13 @@ from poetopt.api.problems import costed, differentiated, read, total_bytes
 from poetopt.api.searching import run_of, search
 from poetopt.api.training import Training, TrainingFile
 from poetopt.graph.problem import Problem
+from poetopt.report.layout import listening
+from poetopt.report.proof import failure_words
+from poetopt.search.solution import Status
+from poetopt.util import imports, interrupts
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
 from poetopt.util.files import write_atomically
+from poetopt.util.progress import telling
 from poetopt.util.units import Factor
 
 if TYPE_CHECKING:
@@ -37,8 +42,6 @@ def solve(problem: Solvable, options: SolveOptions) -> Report:
     runtime c can't run, BackendUnavailableError for a solver that isn't installed. An interrupt (Ctrl-C) gives
     the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
     """
-    from poetopt.util import imports
-
     imports.check_solving()
     now = time.monotonic() if options.begin is None else options.begin
     options = _checked(options)
@@ -74,9 +77,6 @@ class _Log(os.PathLike[str]):
 
 def _checked(options: SolveOptions) -> SolveOptions:
     """The options with their listener, and an energy limit as the block of that name. Raises OptionError."""
-    from poetopt.report.layout import listening
-    from poetopt.util.progress import telling
-
     total_bytes(options)
     minimize, blocks, limit = options.minimize, options.blocks, options.energy_limit
     if minimize not in ("energy", "ram"):
@@ -95,10 +95,6 @@ def _checked(options: SolveOptions) -> SolveOptions:
 
 def _reported(report: Report, options: SolveOptions) -> Report:
     """The report with the training that was asked about. Raises where there is no plan, as `solve` says."""
-    from poetopt.report.proof import failure_words
-    from poetopt.search.solution import Status
-    from poetopt.util import interrupts
-
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
     problem = report.problem

@@ -8,23 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from poetopt.api.plans import budget_of, load_plan, plan_in, read_plan
-from poetopt.util.errors import OptionError, PlanError
+from poetopt.autodiff.optimizers import CLIP
+from poetopt.backends.onnxruntime.prepared import Prepared
+from poetopt.devices.meters import Meter, open_meter
+from poetopt.training.checkpoint import newest
+from poetopt.training.export import Exporting
+from poetopt.training.learner import Learner
+from poetopt.training.loop import Fit, FitOptions, Position, Trained
+from poetopt.training.source import checked_batch, parse_schedule, source_of
+from poetopt.util.errors import PlanError
 from poetopt.util.files import Closing
 from poetopt.util.progress import telling
+from poetopt.util.units import parse_whole
 
 if TYPE_CHECKING:
     import onnx
 
-    from poetopt.backends.onnxruntime.prepared import Prepared
-    from poetopt.devices.meters import Meter
     from poetopt.graph import Array
     from poetopt.plan.codec import PlanFile
     from poetopt.plan.instructions import Plan
     from poetopt.report.report import Report
     from poetopt.training.augment import Asked as Augment
     from poetopt.training.evaluate import Evaluation
-    from poetopt.training.export import Exporting
-    from poetopt.training.loop import Position, Trained
     from poetopt.training.metrics import Asked
     from poetopt.training.source import Data
     from poetopt.util.progress import Told
@@ -82,14 +87,8 @@ class Trainer(Closing):
         told: Told | None = None,
         progress: bool = False,
     ) -> None:
-        from poetopt.autodiff.optimizers import CLIP
-        from poetopt.backends.onnxruntime.prepared import Prepared
-        from poetopt.training.learner import Learner
-        from poetopt.training.source import parse_schedule
-
-        if seed < 0:
-            raise OptionError(f"--seed {seed}: must be 0 or more")
-        self.seed, self.lr_schedule, self._schedule = seed, lr_schedule, parse_schedule(lr_schedule)
+        self.seed = parse_whole(seed, option="--seed", least=0)
+        self.lr_schedule, self._schedule = lr_schedule, parse_schedule(lr_schedule)
         self._told = told or telling(progress)
         if isinstance(plan, Prepared):
             made: Plan | Prepared = plan
@@ -151,8 +150,6 @@ class Trainer(Closing):
         Raises ModelError for a batch that doesn't fit or holds what `fit` refuses (NaN, labels out of range),
         OptionError for rates that make no sense and after `close`, ExecutionError where a kernel or the storage fails.
         """
-        from poetopt.training.source import checked_batch
-
         self._learner.check_open(lr)
         return self._learner.take(checked_batch(self._learner.graph.whole, batch, f"step {self.taken + 1:,}"), lr)
 
@@ -168,8 +165,6 @@ class Trainer(Closing):
 
         Raises ModelError for what can't be read, or fits no input; its message names file and row.
         """
-        from poetopt.training.source import source_of
-
         learner = self._learner
         return source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir).epoch(epoch)
 
@@ -253,11 +248,8 @@ class Trainer(Closing):
         times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
         would be returned, and the checkpoints are from before.
         """
-        from poetopt.devices.meters import open_meter
         from poetopt.training.augment import Augmented, augment_words
         from poetopt.training.evaluate import validation_of
-        from poetopt.training.loop import Fit, FitOptions
-        from poetopt.training.source import source_of
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
@@ -282,8 +274,6 @@ class Trainer(Closing):
 
         Raises PlanError where there is none, it is damaged, or another network's.
         """
-        from poetopt.training.checkpoint import newest
-
         self._learner.check_open()
         found = newest(Path(folder))
         if found is None:
@@ -309,8 +299,6 @@ class Trainer(Closing):
         exporting.write(self.values(), None, self._learner.step.given())
 
     def _exporting(self, training_form: bool) -> Exporting:
-        from poetopt.training.export import Exporting
-
         recipe = self.plan.problem.recipe
         return Exporting(self.graph, recipe, self._model, training_form, self._allow_symlinks)
 

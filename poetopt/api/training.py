@@ -8,17 +8,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from poetopt import autodiff
 from poetopt.api.options import TrainingOptions, changed, keywords
-from poetopt.devices.cost import STREAM
+from poetopt.autodiff.passes.blocks import blocks
+from poetopt.autodiff.passes.dequantized import dequantized_within
+from poetopt.autodiff.passes.in_place import in_place
+from poetopt.autodiff.passes.rows import OPTIMIZERS
+from poetopt.devices import Device
+from poetopt.devices import device as device_of
+from poetopt.devices.cost import STREAM, cost, of_all_parts
+from poetopt.devices.loading import canonical, is_path
+from poetopt.devices.profile import Profile, load_profile, with_profile
+from poetopt.devices.sanity import check_usable
 from poetopt.ops.runtimes import DEFAULT, unknown
+from poetopt.ops.runtimes import runtime as runtime_of
 from poetopt.util.errors import DeviceError, OptionError
 from poetopt.util.process import building
+from poetopt.util.progress import telling
 from poetopt.util.text import shown
 
 if TYPE_CHECKING:
     from poetopt.backends.c.profiling import EmulatedProfile
-    from poetopt.devices import Device
-    from poetopt.devices.profile import Profile
     from poetopt.frontends.problem_file import ProblemFile
     from poetopt.graph import Graph, TrainingGraph
     from poetopt.graph.problem import Problem
@@ -75,35 +85,30 @@ class Training:
 
     def with_optimizer(self, optimizer: str, *, fuse: bool = True) -> Training:
         """The step with the updates of an optimizer, where it has none yet. Raises OptionError where it has."""
-        from poetopt.autodiff.optimizers import with_updates
-
         if self.derived is None or self.graph.optimizer != "none":
             raise OptionError(f"--optimizer {optimizer}: the step is made already; give its model with that option")
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
-        return self._scheduled(with_updates(self.derived, optimizer, fuse=fuse), **recipe)
+        return self._scheduled(autodiff.with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
-    def _to_page(self, runtime: str, unit: int) -> Training:
-        """The step for paged parameters: with updates, and tables by rows where the others stay as they are.
+    def _for_device(self, device: Device, parameters: str = "resident") -> Training:
+        """The step as it is scheduled on a device: `cost` counts what it takes, and changes nothing of it.
 
-        `unit` is the block of the device's storage.
+        Where parameters are paged, it has updates, and tables by rows where the other rows stay as they are.
         """
-        from poetopt.autodiff.passes.rows import OPTIMIZERS
-        from poetopt.ops.runtimes import runtime as runtime_of
+        updates = self.graph.optimizer == "none" and not self.graph.forward_only
+        paged = parameters == "paged" and (updates or self.by_rows is not None)
+        return (self._to_page(device) if paged else self).on(device.runtime)
 
+    def _to_page(self, device: Device) -> Training:
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
-        anew = self.by_rows if optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True else None
-        takes = runtime_of(runtime)
-        multiple = getattr(takes, "block_bytes", lambda unit: 1)(unit)
-        whole = self.graph.parts > 1 and not getattr(takes, "rows_of_parts", True)
-        derived = (
-            None
-            if anew is None
-            else anew(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
-        )
-        plain = replace(self, by_rows=None)
-        if derived is None or (not derived.rows and derived.parts == 1):
-            return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
-        return plain._scheduled(derived, optimizer=optimizer)
+        plain, takes = replace(self, by_rows=None), runtime_of(device.runtime)
+        if self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True):
+            multiple = takes.block_bytes(1 if device.storage is None else device.storage.block_bytes)
+            whole = self.graph.parts > 1 and not takes.rows_of_parts
+            derived = self.by_rows(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
+            if derived.rows or derived.parts > 1:
+                return plain._scheduled(derived, optimizer=optimizer)
+        return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
 
     def cost(
         self,
@@ -130,50 +135,37 @@ class Training:
 
         Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
         """
-        from poetopt.devices import Device
-        from poetopt.devices import device as device_of
-        from poetopt.devices.cost import cost
-        from poetopt.devices.sanity import check_usable
-        from poetopt.ops.runtimes import runtime as runtime_of
-
         found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
         if not isinstance(found, Device):
             raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
         check_usable(found)
         found = running(found, runtime)
-        if self.graph.label_weight and not getattr(runtime_of(found.runtime), "rows_of_parts", True):
+        if self.graph.label_weight and not runtime_of(found.runtime).rows_of_parts:
             raise OptionError(
                 f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
                 f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
             )
-        updates = self.graph.optimizer == "none" and not self.graph.forward_only
-        if parameters == "paged" and (updates or self.by_rows is not None):
-            paged = self._to_page(found.runtime, 1 if found.storage is None else found.storage.block_bytes)
-            return paged.cost(device, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
-        graph = self.on(found.runtime).graph
+        step = self._for_device(found, parameters)
+        graph = step.graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
-            over = self.recipe.get(OVER) is True
+            over = step.recipe.get(OVER) is True
             problem = cost(graph, found, parameters=parameters, stream=ways, over=over)
             after = graph.closing
             last = None if after is None else cost(after, found, parameters=parameters, stream=ways, over=over)
-        recipe = {**self.recipe, **_of_file(device)}
+        recipe = {**step.recipe, **_of_file(device)}
         if parameters != "resident":
             recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
         if ways != STREAM[1]:
             recipe |= {STREAMS: ways}
-        notes = (*_lazy_notes(graph, self.recipe.get(LAZY) is True), _pedigree(found))
+        notes = (*_lazy_notes(graph, step.recipe.get(LAZY) is True), _pedigree(found))
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, *notes))
         if profile is not None:
-            from poetopt.devices.profile import Profile, load_profile, with_profile
-
             measured = profile if isinstance(profile, Profile) else load_profile(profile)
             problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
             problem = with_profile(problem, found, measured)
         if graph.parts == 1:
             return problem
-        from poetopt.devices.cost import of_all_parts
-
         return of_all_parts(problem, last, graph, found, parameters)
 
     def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
@@ -206,7 +198,6 @@ class Training:
         BackendUnavailableError without compiler or emulator, ExecutionError where the step fails.
         """
         from poetopt.backends.c.profiling import profile_on
-        from poetopt.util.progress import telling
 
         problem = self.cost(SAME_BYTES, runtime="c")
         return profile_on(problem, on, clock_hz=clock_hz, seed=seed, told=told or telling(progress))
@@ -256,18 +247,14 @@ class TrainingFile:
             raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
         name = os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name
         if name not in self.file.costs:
-            from poetopt.devices.loading import canonical
-
             name = canonical(name) or name
         return self.file.cost(name)
 
 
 def bytes_alone(recipe: Mapping[str, object]) -> Device:
     """A device on which a problem has the operators, tensors and homes of the one with that recipe, at any costs."""
-    from poetopt.devices import device
-
     flash = recipe.get(FLASH)
-    return replace(device(SAME_BYTES), flash_bytes=flash if isinstance(flash, int) and flash > 0 else None)
+    return replace(device_of(SAME_BYTES), flash_bytes=flash if isinstance(flash, int) and flash > 0 else None)
 
 
 def running(device: Device, runtime: str | None) -> Device:
@@ -291,12 +278,7 @@ def stream_of(recipe: Mapping[str, object]) -> str:
 
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
     """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
-    from poetopt.autodiff.passes.blocks import blocks
-    from poetopt.autodiff.passes.dequantized import dequantized_within
-    from poetopt.autodiff.passes.in_place import in_place
-    from poetopt.ops.runtimes import runtime
-
-    takes = runtime(name)
+    takes = runtime_of(name)
     with building():
         graph = in_place(dequantized_within(derived, takes), takes)
     return blocks(graph, takes) if granularity == "block" else graph
@@ -309,8 +291,6 @@ def described(graph: Graph) -> str:
 
 def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
     """A recipe's words on a device that has a file of its own."""
-    from poetopt.devices.loading import is_path
-
     return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
 
 

@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from poetopt import devices
 from poetopt.api.plans import again, beside, model_place
 from poetopt.api.training import DEVICE, PROFILE, bytes_alone, parameters_of, stream_of
 from poetopt.formulations.scope import ALL, scope_option
@@ -37,6 +38,8 @@ from poetopt.util.text import shown as printable
 from poetopt.util.units import finite
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from poetopt.api.training import Training, TrainingFile
     from poetopt.devices import Device
     from poetopt.devices.profile import Profile
@@ -144,8 +147,6 @@ def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) ->
 
 def _device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] | None) -> Device | None:
     """The device: as given, the file that the plan names, or the catalogue's; None where it isn't there."""
-    from poetopt import devices
-
     if given is not None:
         return devices.device(given) if isinstance(given, (str, os.PathLike)) else given
     file = problem.recipe.get(DEVICE)
@@ -181,7 +182,7 @@ def _named_by_file(problem: Problem) -> bool:
     return problem.name == PurePath(problem.model_ref).stem
 
 
-def _unlike(here: Any, there: Any) -> Iterator[tuple[str, object, object]]:
+def _unlike(here: DataclassInstance, there: DataclassInstance) -> Iterator[tuple[str, object, object]]:
     for entry in fields(here):
         if entry.name in APART:
             continue

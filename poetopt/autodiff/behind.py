@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from poetopt.autodiff.registry import is_float
-from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
-from poetopt.ops.op import ANYWHERE, Origin, Range, op_of
+from poetopt.graph import Node, Operator, Role, Tensor
+from poetopt.ops.op import ANYWHERE, MASKED, Origin, Range, op_of
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -60,13 +60,6 @@ class Behind:
         tensor = self.tensors.get(name)
         return None if tensor is None or tensor.role is Role.PARAMETER else self.values.get(name)
 
-    def near(self, name: str, value: float, tolerance: float = 0.0) -> bool:
-        """Says whether `name` is a constant, each element of which is `value`, give or take `tolerance`."""
-        array = self.constant(name)
-        if array is None or not array.size or array.dtype.kind not in "fiu":
-            return False
-        return bool(np.all(np.abs(np.asarray(array, np.float64) - value) <= tolerance))
-
     def operands(self, node: Node) -> list[str]:
         """Gives what `node` reads that isn't stored, of floats."""
         return [name for name in node.inputs if name and self.constant(name) is None and is_float(self.tensors[name])]
@@ -74,11 +67,13 @@ class Behind:
 
 def has_pole(node: Node, behind: Behind) -> bool:
     """Says whether a derivative of `node` may be infinite, as far as the ranges of its operands tell."""
-    place = None if node.domain not in {"", "ai.onnx"} else op_of(node.op_type).pole
-    if node.op_type in ("Softmax", "LogSoftmax"):  # all of a row may be masked by an infinity, and is NaN then
+    place = op_of(node.op_type).pole
+    if place == MASKED:
         return _reads_infinity(node.inputs[0], behind)
-    if place is None or place == ANYWHERE:
-        return place is not None
+    if place is None or node.domain not in {"", "ai.onnx"}:
+        return False
+    if place == ANYWHERE:
+        return True
     if node.op_type == "Pow":
         exponent = behind.constant(node.inputs[1])
         if exponent is not None and bool(np.all(np.asarray(exponent, np.float64) >= 1)):
@@ -95,8 +90,10 @@ def _reads_infinity(name: str, behind: Behind) -> bool:
         stored = behind.constant(name)
         if stored is not None:
             return stored.dtype.kind == "f" and bool(np.isinf(np.asarray(stored, np.float64)).any())
-        node = behind.node(name, "Where", "Add", "Sub", "Mul", "Expand", "Cast", *VIEW_OPS)
-        return node is not None and any(ask(operand) for operand in node.inputs if operand)
+        node = behind.node(name)
+        if node is None or not (op_of(node.op_type).is_linear or node.op_type in ("Where", "Expand")):
+            return False
+        return any(ask(operand) for operand in node.inputs if operand)
 
     return going_back(name, answer, False, _DEEPEST)
 
@@ -129,8 +126,7 @@ def _of(node: Node, behind: Behind, ask: Callable[[str], Range]) -> Range:
         return ask(node.inputs[0])
     if isinstance(op.range, tuple):
         return op.range
-    squares = node.op_type == "Mul" and node.inputs[0] == node.inputs[1]
-    if squares or (node.op_type == "Pow" and behind.near(node.inputs[1], 2.0)):
+    if node.op_type == "Mul" and node.inputs[0] == node.inputs[1]:
         return 0.0, math.inf
     return _ANY if op.range is None else op.range([ask(name) if name else _ANY for name in node.inputs])
 
@@ -170,6 +166,11 @@ def monotone(function: Callable[[float], float]) -> Callable[[Sequence[Range]], 
 def exp(x: float) -> float:
     """Exponential; infinite where floats end."""
     return math.exp(x) if x < 700 else math.inf
+
+
+def power(operands: Sequence[Range]) -> Range:
+    """Range of a power, of squares alone."""
+    return (0.0, math.inf) if operands[1] == (2.0, 2.0) else _ANY
 
 
 def pair(function: Callable[[Range, Range], Range]) -> Callable[[Sequence[Range]], Range]:

@@ -22,7 +22,7 @@ import numpy as np
 from poetopt.autodiff.behind import Behind, going_back
 from poetopt.autodiff.registry import is_float
 from poetopt.graph import VIEW_OPS, Graph, Node, Role, Tensor
-from poetopt.ops.op import op_of
+from poetopt.ops.op import Origin, op_of
 from poetopt.util.errors import ModelError, OptionError
 
 Piece = tuple[int, int, int]
@@ -66,14 +66,15 @@ def tail_of(name: str, behind: Behind) -> Tail | None:
     """The Softmax or Sigmoid that `name` comes from, if each element is one of its results (Clip: to `SMALL`)."""
     after: list[Node] = []
     node = behind.node(name)
-    while node is not None and node.op_type not in {"Softmax", "LogSoftmax", "Sigmoid"}:
-        if node.op_type not in VIEW_OPS | {"Cast", "CastLike", "Clip", "Log", "Transpose"}:
+    while node is not None and not op_of(node.op_type).loss:
+        if not (_rearranges(node, behind) or node.op_type in ("Clip", "Log")):
             return None
         after.insert(0, node)
         node = behind.node(node.inputs[0])
     if node is None:
         return None
-    logged = node.op_type == "LogSoftmax"
+    op = op_of(node.op_type)
+    logged = not op.is_probability
     for step in after:
         if step.op_type == "Clip" and not _harmless(step, logged, behind):
             return None
@@ -86,7 +87,15 @@ def tail_of(name: str, behind: Behind) -> Tail | None:
         return None
     kind = ("Log" if logged else "") + node.op_type.removeprefix("Log")
     steps = tuple(step.op_type for step in after if step.op_type not in VIEW_OPS)
-    return Tail(kind, logits, -1 if node.op_type == "Sigmoid" else axis % len(logits.shape), axes, steps)
+    return Tail(kind, logits, -1 if op.loss == "bce" else axis % len(logits.shape), axes, steps)
+
+
+def _rearranges(node: Node, behind: Behind) -> bool:
+    """Return whether a node moves each element of its first operand to a place of its own."""
+    op = op_of(node.op_type)
+    if op.numbers is not Origin.MOVED or op.picks:
+        return False
+    return behind.tensors[node.inputs[0]].size == behind.tensors[node.outputs[0]].size
 
 
 def _harmless(node: Node, logged: bool, behind: Behind) -> bool:
@@ -256,7 +265,8 @@ def _source(name: str, behind: Behind, ask: Callable[[str], ValueSource]) -> Val
         stored = behind.tensors[name].role is Role.PARAMETER or name in behind.values
         return ValueSource.STORED if stored else ValueSource.OTHER
     op = op_of(node.op_type)
-    read = [name for name in (node.inputs[1:] if node.op_type == "Where" else node.inputs) if name]
+    conditional = op.blocked == (0,)
+    read = [name for name in node.inputs[conditional:] if name]
     sources = [ask(name) for name in read]
     computed = [source for source in sources if source is not ValueSource.STORED]
     if not computed:
@@ -280,7 +290,7 @@ def _weighs(name: str, behind: Behind) -> bool:
 def _of_layer(name: str, behind: Behind) -> bool:
     """Says whether a layer wrote a scalar: a prediction for a batch of one."""
     node = behind.node(name)
-    while node is not None and node.op_type in VIEW_OPS | {"Add", "Cast"}:
+    while node is not None and (op := op_of(node.op_type)).keeps_scores and op.is_linear:
         node = next((n for operand in behind.operands(node) if (n := behind.node(operand)) is not None), None)
     return node is not None and op_of(node.op_type).is_product
 
@@ -302,7 +312,7 @@ def class_axis(y: Tensor, behind: Behind) -> int:
         axis: int | None = len(shape) - 1 if op_of(node.op_type).filter_axis is None else 1
         for step in after:
             before = behind.tensors[step.inputs[0]].shape
-            if axis is not None and step.op_type in VIEW_OPS | {"Transpose"}:
+            if axis is not None and _rearranges(step, behind):
                 axes = through(before, [step], behind)
                 axis = None if axes is None else place_of(axes, axis, before[axis])
         if axis is not None:

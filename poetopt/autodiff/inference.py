@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from poetopt.autodiff.emit import GraphBuilder
 from poetopt.autodiff.forward import prepare
 from poetopt.graph import FORWARD_ONLY, VIEW_OPS, Graph, Node, Operator, Role, TrainingGraph
+from poetopt.ops.op import Origin, op_of
 from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.notes import About, Note, listed
 from poetopt.util.text import closest
@@ -65,10 +66,10 @@ def _statistics(graph: TrainingGraph, nodes: list[Node], producers: Mapping[str,
 def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
     """Says whether it is the product with a Dropout's mask: (x factor) mask."""
     inner, mask = (producers.get(name) for name in node.inputs)
-    while mask is not None and mask.op_type == "Cast":
+    while mask is not None and op_of(mask.op_type).numbers is Origin.MOVED:
         mask = producers.get(mask.inputs[0])
     drawn = None if mask is None or mask.op_type != "GreaterOrEqual" else producers.get(mask.inputs[0])
-    return drawn is not None and drawn.op_type == "RandomUniform" and inner is not None and inner.op_type == "Mul"
+    return drawn is not None and op_of(drawn.op_type).random and inner is not None and inner.op_type == "Mul"
 
 
 def needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]:

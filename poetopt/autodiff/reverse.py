@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from poetopt.autodiff import quantization
-from poetopt.autodiff.alternatives import Choice, floor_bytes
+from poetopt.autodiff.alternatives import floor_bytes
 from poetopt.autodiff.behind import Behind, has_pole
 from poetopt.autodiff.emit import OLDEST_OPSET, GraphBuilder, OperatorBuilder, finish
 from poetopt.autodiff.forward import one_value_note, prepare
@@ -80,29 +81,21 @@ def differentiate(
     if not graph.trained:
         raise ModelError(f"{graph.name}: no parameter is trained; name some with --train PATTERN")
     graph = compose(quantization.straight_through(graph) if straight_through else graph)
-    rule = label_rule or LabelRule()
-    step = partial(_step, graph, loss, output, rule, straight_through=straight_through, maxima=maxima, over=over)
-    first, choices = step(floor=None)
-    floor = floor_bytes(first, choices, over=over)
-    return first if floor is None else step(floor=floor)[0]
+    rule, needed = label_rule or LabelRule(), frozenset[str]()
+    sweep = partial(_sweep, graph, loss, output, rule, maxima=maxima, over=over)
+    step = partial(_step, graph, rule, straight_through=straight_through)
+    swept = sweep(needed, None)
+    if swept.builder.asked:
+        needed = swept.builder.required()
+        swept = sweep(needed, None)
+    made = step(swept)
+    floor = floor_bytes(made, swept.builder.choices, over=over)
+    return made if floor is None else step(sweep(needed, floor))
 
 
-def _step(
-    graph: Graph,
-    loss: str,
-    output: str | None,
-    label_rule: LabelRule,
-    *,
-    straight_through: bool,
-    maxima: bool,
-    over: bool,
-    floor: int | None,
-) -> tuple[TrainingGraph, list[Choice]]:
-    """The step, whose constructions may be as large as `floor`, in bytes; and what choices of them there were."""
-    swept = partial(_swept, graph, loss, output, label_rule, maxima=maxima, over=over, floor=floor)
-    builder, forward, states, attached, totals = swept(frozenset())
-    if builder.asked:
-        builder, forward, states, attached, totals = swept(builder.required())
+def _step(graph: Graph, label_rule: LabelRule, swept: _Swept, *, straight_through: bool) -> TrainingGraph:
+    """The step that a sweep wrote the operators of."""
+    builder, forward, states, attached, totals = swept
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     stopped = quantization.stopped(
         graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
@@ -133,7 +126,7 @@ def _step(
     used = {name for o in (*operators, *aside) for node in o.nodes for name in (*node.inputs, *node.outputs)}
     weighed = (attached.label_weight,) if attached.label_weight else ()
     used.update(graph.tensors.keys() - {*attached.gone}, attached.inputs)
-    made = TrainingGraph(
+    return TrainingGraph(
         name=graph.name,
         tensors={name: tensor for name, tensor in tensors.items() if name in used},
         operators=operators,
@@ -158,7 +151,6 @@ def _step(
         parts=graph.parts,
         split=(*graph.split, *attached.inputs) if graph.parts > 1 else (),
     )
-    return made, builder.choices
 
 
 def _empty(graph: Graph) -> str:
@@ -170,18 +162,27 @@ def _empty(graph: Graph) -> str:
     )
 
 
-def _swept(
-    graph: Graph,
-    loss: str,
-    output: str | None,
-    label_rule: LabelRule,
-    needed: frozenset[str],
-    *,
-    maxima: bool,
-    over: bool,
-    floor: int | None,
-) -> tuple[GraphBuilder, tuple[Operator, ...], Mapping[str, str], Attached, dict[str, Tensor]]:
-    """The reverse loop over `graph`, whose rules know that the backward pass reads the storages `needed` anyway."""
+class _Swept(NamedTuple):
+    """Results of the reverse loop; `totals` are the gradients of all tensors that the loss reaches."""
+
+    builder: GraphBuilder
+    forward: tuple[Operator, ...]
+    states: Mapping[str, str]
+    attached: Attached
+    totals: dict[str, Tensor]
+
+
+def _sweep(
+    graph: Graph, loss: str, output: str | None, label_rule: LabelRule, needed: frozenset[str], floor: int | None, *,
+    maxima: bool, over: bool,
+) -> _Swept:  # fmt: skip
+    """Run the reverse loop over `graph`.
+
+    needed
+        Storages that the backward pass reads whatever its rules choose.
+    floor
+        Bytes that constructions may be as large as; None: not known yet.
+    """
     builder = GraphBuilder(
         graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima, over=over,
         label_rule=label_rule,
@@ -192,7 +193,7 @@ def _swept(
     forward, states = prepare(graph, builder)
     attached = attach(graph, forward, builder, loss, output)
     sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
-    return builder, forward, states, attached, sweep.run(attached.loss, 1 / graph.parts)
+    return _Swept(builder, forward, states, attached, sweep.run(attached.loss, 1 / graph.parts))
 
 
 def unsupported(graph: Graph, *, straight_through: bool = False) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from poetopt import zoo as networks
 from poetopt.cli.console import complain, end, guarded, leave, own_the_process, say
 from poetopt.cli.models import devices, formulations, grad, inspect, lora, quantize, zoo
 from poetopt.cli.options import Paneled
@@ -85,10 +86,8 @@ def _no_command(text: str) -> str | None:
     match = re.match(r"no such command '(.*?)'$", text)
     if match is None:
         return None
-    from poetopt import zoo
-
     name = match[1]
-    found = name.lower() if name.lower() in zoo.names() else name if Path(name).suffix == ".onnx" else None
+    found = name.lower() if name.lower() in networks.names() else name if Path(name).suffix == ".onnx" else None
     return None if found is None else f"{text}; did you mean poetopt solve {found} --device a72?"
 
 

@@ -12,6 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
+import poetopt as po
+from poetopt import zoo as networks
+from poetopt.api.options import READ
 from poetopt.cli.console import check_outputs, say, write_json
 from poetopt.cli.options import (
     BATCH,
@@ -27,7 +30,9 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.files import write_atomically
 from poetopt.util.text import closest
+from poetopt.util.units import show_bytes
 
 
 def formulations(
@@ -61,9 +66,7 @@ def devices(
     from poetopt.report.catalogue import device_document, device_lines, table_lines
 
     check_outputs([], {"--json": json})
-    from poetopt import devices as catalogue
-
-    shown = [catalogue.device(name) for name in ([show] if show else catalogue.names())]
+    shown = [po.devices.device(name) for name in ([show] if show else po.devices.names())]
     documents = [device_document(device) for device in shown]
     write_json(documents[0] if show else {"devices": documents}, json)
     say("\n".join(device_lines(shown[0]) if show else table_lines(shown)), unless=[json])
@@ -82,8 +85,6 @@ def zoo(
     **options: Any,
 ) -> int:
     """List the built-in networks, or write one as an ONNX file."""
-    from poetopt import zoo as networks
-
     if name is None:
         if out is not None:
             raise OptionError(f"-o {out}: say which network: {', '.join(networks.names())}")
@@ -96,8 +97,6 @@ def zoo(
     if out is None:
         raise OptionError(f"say where to write {name}, as in: poetopt zoo {name} -o {name}.onnx")
     check_outputs([], {"-o": out})
-    from poetopt.util.files import write_atomically
-
     write_atomically(out, networks.build(name, options["batch"]).SerializeToString())
     say(f"{out}: {networks.ZOO[name].about}")
     return 0
@@ -114,8 +113,6 @@ def zoo(
 )  # fmt: skip
 def lora(model: ModelArgument, **options: Any) -> int:
     """Write a network with LoRA's pairs beside some of its products: they alone are trained."""
-    from poetopt.frontends.lora import lora as adapted
-    from poetopt.frontends.lora import merge_lora
     from poetopt.frontends.proto import PARAMETERS
 
     out, merge = options.pop("out"), options.pop("merge")
@@ -124,10 +121,10 @@ def lora(model: ModelArgument, **options: Any) -> int:
     if merge:
         if given:
             raise OptionError(f"--merge, --{next(iter(given))}: pairs are as the file has them; leave it out")
-        merge_lora(model, out=out)
+        po.merge_lora(model, out=out)
         say(f"{out}: without pairs; what they had learned is in the weights")
         return 0
-    made = adapted(model, out=out, **given)
+    made = po.lora(model, out=out, **given)
     trained = next(entry.value for entry in made.metadata_props if entry.key == PARAMETERS).split("\n")
     numbers = sum(math.prod(one.dims) for one in made.graph.initializer if one.name in trained)
     say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all else is frozen")
@@ -143,12 +140,9 @@ def lora(model: ModelArgument, **options: Any) -> int:
 )  # fmt: skip
 def quantize(model: ModelArgument, **options: Any) -> int:
     """Write a network whose matrices and tables are integers of 4 or 8 bits, to be frozen."""
-    from poetopt.frontends.quantizing import quantize as quantized
-    from poetopt.util.units import show_bytes
-
     out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
-    made = quantized(model, **options)
+    made = po.quantize(model, **options)
     size = sum(one.ByteSize() for one in made.graph.initializer)
     say(f"{out}: {show_bytes(size)} of weights, of {kind} where a product or a table has them")
     return 0
@@ -164,10 +158,8 @@ def inspect(
     **options: Any,
 ) -> int:
     """Show what a model consists of and what training it takes, without solving anything."""
-    from poetopt.api.inspection import inspect as look
-
     check_outputs([model], {"--json": json})
-    found = look(model, device=device, **options)
+    found = po.inspect(model, device=device, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     return 0
@@ -181,10 +173,9 @@ def grad(
     **options: Any,
 ) -> int:
     """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
-    import poetopt as po
-    from poetopt.api.options import READ
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
+    from poetopt.report.layout import table
 
     check_outputs([model], {"-o": out, "--json": json})
     loaded = po.load(model, **{name: options.pop(name) for name in READ})
@@ -192,8 +183,6 @@ def grad(
         raise ModelError(
             f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
         )
-    from poetopt.report.layout import table
-
     graph = loaded.training_graph(**options)
     save_model(graph.joint, out)
     document = {"loss": graph.loss_kind, "gradients": dict(graph.gradients), "states": dict(graph.states)}

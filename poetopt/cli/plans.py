@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import poetopt as po
+from poetopt.backends.c.targets import target
 from poetopt.cli import training
 from poetopt.cli.console import check_outputs, doing, say, without_parser, write_json, write_text
 from poetopt.cli.options import (
@@ -51,7 +53,7 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         raise OptionError("--meter: a step alone is too short to measure; give --steps 1000 --lr 0.001, or use train")
     course = None if steps is None or lr is None else (steps, lr, momentum)
     if on is not None:
-        check_on(on)
+        target(on, "--on")
     else:
         every = _every(check, steps)
         try:
@@ -81,7 +83,6 @@ def _run_in_c(
     json: str | None,
 ) -> int:
     """Execute a step in C, or a course of steps: their number, learning rate and momentum."""
-    import poetopt as po
     from poetopt.report import on_device as report
     from poetopt.report.execution import document
 
@@ -129,11 +130,10 @@ def _train(
     json: str | None,
 ) -> int:
     from poetopt.api.apart import prepared
-    from poetopt.api.plans import train
 
     steps, lr, momentum = course
     with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as (made, _):
-        ended = train(made, steps, lr, momentum=momentum, **given, told=told)
+        ended = po.train(made, steps, lr, momentum=momentum, **given, told=told)
         from poetopt.report.execution import document, training_text
 
         said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended)
@@ -165,25 +165,16 @@ def _run_step(
     return _shown({**found.document, **alone.figures}, text, found.message or (other_bits if wrong else ""), json)
 
 
-def check_on(on: str) -> None:
-    """Raise OptionError where `--on` names nothing that a step can be run on."""
-    from poetopt.backends.c.targets import target
-
-    target(on, "--on")
-
-
 @sharing(*EMITTING, ALLOW_SYMLINKS)
 def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
-    import poetopt as po
-    from poetopt.api.on_device import emit as write
     from poetopt.report.on_device import emitted_text
 
     check_outputs([plan, options["model"]], {"--json": json})
     out, how = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **options)
-    emitted = write(loaded, out, **how)
+    emitted = po.emit(loaded, out, **how)
     write_json(emitted.to_dict(), json)
     say(emitted_text(loaded.plan, emitted), unless=[json])
     return 0
@@ -200,7 +191,6 @@ def restore(
     **options: Any,
 ) -> int:
     """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
-    import poetopt as po
 
     out, training_form = options.pop("out"), options.pop("keep_training_form")
     check_outputs([plan, options["model"], storage], {"-o": out})
@@ -218,8 +208,6 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     A figure of the file that isn't the one computed again is code 5. What isn't there is listed as taken from the file.
     --bound proves the bound again, without the solver's word.
     """
-    from poetopt.api.verification import verify as check
-
     no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
     check_outputs([plan, options["model"], options["profile"]], {"--json": json})
     if no_model and options["model"] is not None:
@@ -228,7 +216,7 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
     strict = options["strict"]
     with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
-        found = check(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
+        found = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     if found.differs or (strict and not found.whole):
@@ -254,11 +242,9 @@ def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
 )
 def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     """Show a schedule: as a page for the browser, a picture, or a text."""
-    from poetopt.report.show import show as display
-
     out = options["out"]
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
-    shown = display(plan, **options)
+    shown = po.show(plan, **options)
     if out == "-":
         write_text(f"{shown}\n", out, option="-o")
     write_json(shown.to_dict(), json)

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import poetopt as po
+from poetopt.api.options import ModelOptions
 from poetopt.cli.console import check_outputs, doing, say, write_json, write_text
 from poetopt.cli.options import BATCH, LOSS, PROFILING, READING, UPDATES, JsonOption, ModelArgument, sharing
 from poetopt.util.errors import ModelError, OptionError
-
-
-def check_modelled(on: str) -> None:
-    """Raise OptionError where `--on` names no core whose cycles are modelled."""
-    from poetopt.backends.c.tracing import core
-
-    core(on)
+from poetopt.util.units import parse_frequency, parse_watts
 
 
 @sharing(*PROFILING, BATCH, *READING, *LOSS, UPDATES[0])
@@ -23,14 +19,11 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 
     With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
     """
-    import poetopt as po
-    from poetopt.api.options import ModelOptions
     from poetopt.api.problems import step_of
+    from poetopt.backends.c.tracing import core
+    from poetopt.devices import profile_csv
     from poetopt.devices.profile import load_profile
-    from poetopt.devices.profile_csv import from_csv as read_csv
-    from poetopt.devices.profile_csv import template as empty_csv
     from poetopt.report.on_device import instructions_text, profile_document, profile_text
-    from poetopt.util.units import parse_frequency, parse_watts
 
     out, from_csv, template, power, on, clock, dma, workdir = (options.pop(one.name) for one in PROFILING)
     power_w = None if power is None else parse_watts(power, option="--power")
@@ -46,7 +39,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
             f"--on, {given}: an emulated core has no power or storage, and takes no file; give one of both"
         )
     if on is not None:
-        check_modelled(on)
+        core(on)
     if on is None and (clock or options["optimizer"] != "none"):
         raise OptionError(
             "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
@@ -60,7 +53,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     if not isinstance(training, po.Training):
         raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
     if template is not None:
-        text = empty_csv(training.graph)
+        text = profile_csv.template(training.graph)
         rows = text.count("\n") - 1
         write_text(text, template, option="--template")
         write_json({"template": template, "rows": rows}, json)
@@ -74,7 +67,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
             emulated = training.profile_on(on, clock_hz=clock_hz, told=told)
         found = emulated.profile
     elif from_csv is not None:
-        found = read_csv(from_csv, training.graph, power_w=power_w, dma=dma)
+        found = profile_csv.from_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
         from poetopt.backends.onnxruntime.profiling import machine
 

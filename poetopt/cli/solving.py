@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import poetopt as po
 from poetopt.cli.console import check_outputs, complain, live_line, live_progress, say, write_json, write_text
 from poetopt.cli.options import (
     COMPARING,
@@ -29,6 +30,7 @@ from poetopt.cli.options import (
     sharing,
 )
 from poetopt.util.errors import ExecutionError, InfeasibleError, NoScheduleError, OptionError
+from poetopt.util.files import check_folder
 from poetopt.util.progress import silent
 from poetopt.util.units import parse_fraction, parse_whole
 
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
 def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     begin = time.monotonic()
-    import poetopt as po
-
     outputs = {"-o": out, "--json": json, "--with log": options["log"]}
     check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
     if options["batch"] == "max" and options["micro_batch"] is not None:
@@ -79,11 +79,10 @@ def sweep(
 ) -> int:
     """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
     from poetopt.api.sweeps import ERROR
-    from poetopt.api.sweeps import sweep as run
 
     check_outputs([file], {"-o": options["out"], "--json": json})
     with _told("starting workers") as told:
-        found = run(file, **options, told=told)
+        found = po.sweep(file, **options, told=told)
     write_json(found.to_dict(), json)
     say(str(found), unless=[json])
     if found.lost:
@@ -115,9 +114,6 @@ def sweep(
 )  # fmt: skip
 def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
-    import poetopt as po
-    from poetopt.util.files import check_folder
-
     out, plans = _picture(model, json, options), options.pop("plans")
     if plans is not None:
         if not plans:
@@ -149,8 +145,6 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 )
 def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
-    import poetopt as po
-
     out = _picture(model, json, options)
     with _told() as told:
         try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import poetopt as po
 from poetopt.autodiff.optimizers import CLIP, NAMES
+from poetopt.backends.c.targets import target
 from poetopt.cli.console import check_outputs, doing, say, say_meanwhile, write_json
+from poetopt.training.course_log import check_log, in_events
 from poetopt.util.errors import ExecutionError, OptionError, OtherRuntimeError, OutputError, PlanError
 
 if TYPE_CHECKING:
@@ -29,7 +33,6 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
     rates = {name: options[name] for name in ("lr", "momentum", "weight_decay", CLIP)}
     training_form = options["keep_training_form"]
     from poetopt.report.execution import document, epoch_text, trained_text
-    from poetopt.training.course_log import check_log, in_events
 
     events = log is not None and log != "-" and in_events(Path(log))
     check_outputs([plan, where["model"], data, validate], {"-o": out, "--json": json, "--log": None if events else log})
@@ -57,12 +60,11 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
         made = stack.enter_context(_prepared(plan, where, workdir, options["check"], validate is not None, told))
         check_outputs([made.graph.source], {"-o": out})
         check_optimizer(made.graph.optimizer, optimizer, plan)
-        from poetopt.api.trainer import Trainer
         from poetopt.training.loop import DivergedError
 
         schedule = options["lr_schedule"]
         trainer = stack.enter_context(
-            Trainer(made, **where, **rates, lr_schedule=schedule, seed=seed, workdir=workdir, told=told)
+            po.Trainer(made, **where, **rates, lr_schedule=schedule, seed=seed, workdir=workdir, told=told)
         )
         trainer.check_export(out, training_form=training_form)
         diverged: DivergedError | None = None
@@ -122,8 +124,6 @@ def _kept(trainer: Trainer, ended: Trained) -> str:
     """The place of the trained parameters, though they couldn't be written as ONNX."""
     if ended.checkpoint:
         return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
-    import tempfile
-
     try:
         kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
     except OSError as error:
@@ -142,12 +142,10 @@ def _train_in_c(
     where: Mapping[str, Any],
     json: str | None,
 ) -> int:
-    import poetopt as po
-    from poetopt.cli.plans import check_on
     from poetopt.report.execution import document
     from poetopt.report.on_device import device_fit_text
 
-    check_on(on)
+    target(on, "--on")
     given = {name: value for name, value in said.items() if value is not None}
     with doing("reading the plan and its model") as told:
         loaded = po.load_plan(plan, **where)

@@ -1,1 +1,1 @@
-"""Methods side by side on the same budgets, and the front of energy against RAM."""
+"""Comparison of methods on the same budgets, and the Pareto front of energy against RAM."""

@@ -1,9 +1,9 @@
-"""Every method on every budget, judged by one simulator.
+"""Comparison of every method on every budget, evaluated by one simulator.
 
-Budgets are taken in ascending order, since a plan that fits one fits all larger ones: each method with a
-proof starts from the best plans found so far, of all methods, that lie in its kind of space. POET comes last at each
-budget, and may take the seconds that the other methods with a proof left of their limits there. A plan that is better
-than POET's own answer becomes it.
+Budgets are taken in ascending order, because a plan that fits one budget fits all larger ones. Each method with a proof
+starts from the best plans of all methods so far that lie in its space. POET runs last at each budget; it may use the
+time that the other methods with a proof left of their limits there. A plan that is better than POET's own answer
+replaces it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from poetopt.util.errors import InfeasibleError, NoScheduleError
 from poetopt.util.figures import figures
 
 Told = Callable[[str, int], None]
-"""Told the method and the budget that are at hand."""
+"""Called with the current method and budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Rows in the order of budgets, then of methods.
+    """Rows of a comparison, ordered by budget, then by method.
 
+    Attributes
+    ----------
     store_all_peak_bytes
-        What percentages of RAM are of.
+        Reference of RAM percentages.
     plans
-        By method and budget.
+        Plans by method and budget.
     """
 
     problem: Problem = field(repr=False)
@@ -61,7 +63,7 @@ class Comparison:
         return f"<Comparison of {len(self.methods)} methods at {len(self.budgets)} budgets: {self.problem!r}>"
 
     def to_dict(self) -> dict[str, object]:
-        """The object of `poetopt compare --json`."""
+        """Return the object of `poetopt compare --json`."""
         return {
             **about(self.problem, self.store_all_peak_bytes),
             "resident_bytes": self.problem.resident_bytes,
@@ -79,28 +81,33 @@ def compare(
 ) -> Comparison:
     """Run methods at budgets.
 
+    Parameters
+    ----------
     budgets
-        In bytes.
+        Budgets in bytes.
     methods
-        Their names, or Baselines; all that there are by default.
+        Names or Baselines; by default all methods.
     settings
         Deadline, time limit of one solve, gap.
 
-    Raises OptionError for an unknown method.
+    Raises
+    ------
+    OptionError
+        For an unknown method.
     """
     begin = time.monotonic()
-    found_of = {found.name: found for found in map(method, names() if methods is None else methods)}
-    asked = tuple(found_of)
-    chosen = sorted(found_of.values(), key=lambda found: (found.name == "poet", found.features.proof))
-    run = _Comparing(problem, settings or Settings(), told or (lambda _name, _ram: None))
+    by_name = {baseline.name: baseline for baseline in map(method, names() if methods is None else methods)}
+    method_names = tuple(by_name)
+    ordered = sorted(by_name.values(), key=lambda baseline: (baseline.name == "poet", baseline.features.proof))
+    run = _ComparisonRun(problem, settings or Settings(), told or (lambda _name, _ram: None))
     for ram_bytes in sorted(set(budgets)):
-        for found in chosen:
-            run.one(found, ram_bytes)
-    order = {name: place for place, name in enumerate(asked)}
+        for baseline in ordered:
+            run.one(baseline, ram_bytes)
+    order = {name: place for place, name in enumerate(method_names)}
     return Comparison(
         problem=problem,
         budgets=tuple(sorted(set(budgets))),
-        methods=asked,
+        methods=method_names,
         store_all_peak_bytes=store_all_bytes(problem),
         deadline_s=run.settings.deadline_s,
         rows=tuple(sorted(run.rows, key=lambda row: (row.ram_budget_bytes, order[row.method]))),
@@ -110,8 +117,8 @@ def compare(
 
 
 @dataclass
-class _Comparing:
-    """Plans and rows found so far."""
+class _ComparisonRun:
+    """Plans and rows so far."""
 
     problem: Problem = field(repr=False)
     settings: Settings
@@ -119,117 +126,119 @@ class _Comparing:
     rows: list[ComparisonRow] = field(default_factory=list)
     plans: dict[tuple[str, int], Plan] = field(default_factory=dict)
     known: list[tuple[float, str, Plan]] = field(default_factory=list)
-    """Overhead, method and plan, of all plans so far: they fit all budgets to come."""
+    """Overhead, method and plan of all plans so far: they fit all later budgets."""
     solved: dict[tuple[str, int], Solution] = field(default_factory=dict)
     spare_s: dict[int, float] = field(default_factory=dict)
-    """By budget: what methods with a proof have left of their time limits."""
+    """Unused seconds of the methods with a proof, by budget."""
 
-    def one(self, found: Baseline, ram_bytes: int) -> None:
-        self.told(found.name, ram_bytes)
-        refusal, unable = self._refusal(found, ram_bytes), found.unable(self.problem)
+    def one(self, baseline: Baseline, ram_bytes: int) -> None:
+        self.told(baseline.name, ram_bytes)
+        refusal, unable = self._infeasible_reason(baseline, ram_bytes), baseline.unable(self.problem)
         if unable is not None:
-            row = ComparisonRow(method=found.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
+            row = ComparisonRow(method=baseline.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
         elif refusal is not None:
-            row = ComparisonRow(method=found.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
-        elif found.solve is None:
-            row = self._heuristic(found, ram_bytes)
+            row = ComparisonRow(method=baseline.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
+        elif baseline.solve is None:
+            row = self._run_heuristic(baseline, ram_bytes)
         else:
-            row = self._exact(found, ram_bytes)
+            row = self._run_exact(baseline, ram_bytes)
         self.rows.append(row)
 
-    def _refusal(self, found: Baseline, ram_bytes: int) -> str | None:
-        """The reason that none of a method's plans can keep the budget, where that is plain from sums."""
-        features = found.features
-        asked = options(ram_bytes, self.settings, paging=features.paging, remat=features.remat)
-        refusal = impossible(self.problem, asked)
+    def _infeasible_reason(self, baseline: Baseline, ram_bytes: int) -> str | None:
+        """Return the reason that no plan of a method fits the budget, if sums prove it."""
+        features = baseline.features
+        search_options = options(ram_bytes, self.settings, paging=features.paging, remat=features.remat)
+        refusal = impossible(self.problem, search_options)
         if refusal is not None:
             return refusal["reason"]
-        if features.proof:  # says it itself, and of which scope
+        if features.proof:  # its own proof names the scope
             return None
-        step = hardest_step(self.problem, asked)
+        step = hardest_step(self.problem, search_options)
         if step.nbytes <= ram_bytes:
             return None
         name = self.problem.operators[step.operator].name
         without = "" if features.paging else " without paging"
         return f"operator {step.operator} '{name}' needs {step.nbytes:,} bytes{without}"
 
-    def _heuristic(self, found: Baseline, ram_bytes: int) -> ComparisonRow:
+    def _run_heuristic(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
         begin = time.monotonic()
         try:
-            plan = found.schedule(self.problem, ram_bytes, self.settings)
+            plan = baseline.schedule(self.problem, ram_bytes, self.settings)
         except (NoScheduleError, InfeasibleError) as error:
-            # A method with one plan is proven not to fit by that plan.
-            proven = isinstance(error, InfeasibleError) or found.name == "checkpoint-all"
+            # If a method has only one plan, that plan proves infeasibility.
+            is_proven = isinstance(error, InfeasibleError) or baseline.name == "checkpoint-all"
             return ComparisonRow(
-                method=found.name,
+                method=baseline.name,
                 ram_budget_bytes=ram_bytes,
-                status="infeasible" if proven else FAILED,
+                status="infeasible" if is_proven else FAILED,
                 reason=str(error),
                 solve_s=time.monotonic() - begin,
             )
-        row = row_of_plan(found.name, ram_bytes, plan, time.monotonic() - begin)
-        self._keep(found.name, ram_bytes, plan, row.overhead_j)
+        row = row_of_plan(baseline.name, ram_bytes, plan, time.monotonic() - begin)
+        self._record(baseline.name, ram_bytes, plan, row.overhead_j)
         return row
 
-    def _exact(self, found: Baseline, ram_bytes: int) -> ComparisonRow:
-        solution = self._solution(found, ram_bytes)
-        row = row_of_solution(found.name, ram_bytes, solution)
-        if found.name == "poet":
-            row = self._adopted(row, ram_bytes, solution)
+    def _run_exact(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
+        solution = self._solution(baseline, ram_bytes)
+        row = row_of_solution(baseline.name, ram_bytes, solution)
+        if baseline.name == "poet":
+            row = self._with_best_plan(row, ram_bytes, solution)
         elif solution.plan is not None:
-            self._keep(found.name, ram_bytes, solution.plan, row.overhead_j)
+            self._record(baseline.name, ram_bytes, solution.plan, row.overhead_j)
         return row
 
-    def _solution(self, found: Baseline, ram_bytes: int) -> Solution:
-        """The method's, or that of another which solves the same program."""
-        alike = found.name == "checkmate" and proportional(self.problem)
-        twin = method("poet-remat-only") if alike else found
-        limit, spare = self.settings.time_limit_s, self.spare_s.get(ram_bytes, 0.0)
-        taken = 0.0
+    def _solution(self, baseline: Baseline, ram_bytes: int) -> Solution:
+        """Return the solution of a method, or of another method that solves the same program."""
+        is_equivalent = baseline.name == "checkmate" and proportional(self.problem)
+        twin = method("poet-remat-only") if is_equivalent else baseline
+        limit_s, spare_s = self.settings.time_limit_s, self.spare_s.get(ram_bytes, 0.0)
+        used_s = 0.0
         if (twin.name, ram_bytes) not in self.solved:
             solve = twin.solve
             assert solve is not None
-            settings = replace(self.settings, time_limit_s=limit + spare) if found.name == "poet" else self.settings
-            solution = solve(self.problem, ram_bytes, settings, self._starts(found.features))
+            settings = (
+                replace(self.settings, time_limit_s=limit_s + spare_s) if baseline.name == "poet" else self.settings
+            )
+            solution = solve(self.problem, ram_bytes, settings, self._starts(baseline.features))
             self.solved[twin.name, ram_bytes] = solution
-            taken = solution.total_s
-        self.spare_s[ram_bytes] = spare + max(0.0, limit - taken)
+            used_s = solution.total_s
+        self.spare_s[ram_bytes] = spare_s + max(0.0, limit_s - used_s)
         return self.solved[twin.name, ram_bytes]
 
     def _starts(self, features: Features) -> tuple[Schedule, ...]:
-        found: list[Schedule] = []
+        schedules: list[Schedule] = []
         for _, _, plan in sorted(self.known, key=lambda entry: entry[0]):
             schedule = schedule_of(plan)
             if (schedule.page_ins and not features.paging) or (schedule.recomputes and not features.remat):
                 continue
-            if schedule not in found:
-                found.append(schedule)
-            # number of the best plans that a solve is offered
-            if len(found) == 6:
+            if schedule not in schedules:
+                schedules.append(schedule)
+            # a solve gets at most six plans
+            if len(schedules) == 6:
                 break
-        # The best last: each is taken only where it improves on those before.
-        return tuple(reversed(found))
+        # The best comes last: a start is used only if it improves on those before.
+        return tuple(reversed(schedules))
 
-    def _keep(self, name: str, ram_bytes: int, plan: Plan, overhead_j: float | None) -> None:
+    def _record(self, name: str, ram_bytes: int, plan: Plan, overhead_j: float | None) -> None:
         assert overhead_j is not None
         self.plans[name, ram_bytes] = plan
         self.known.append((overhead_j, name, plan))
 
-    def _adopted(self, row: ComparisonRow, ram_bytes: int, solution: Solution) -> ComparisonRow:
-        """POET's row, with the best plan that any method has found at this budget or a smaller one."""
+    def _with_best_plan(self, row: ComparisonRow, ram_bytes: int, solution: Solution) -> ComparisonRow:
+        """Return POET's row with the best plan of any method at this budget or a smaller one."""
         plan = solution.plan
         best = min(self.known, key=lambda entry: entry[0], default=None)
         # relative: overheads are sums of floats
         if best is not None and (row.overhead_j is None or best[0] < row.overhead_j * (1 - 1e-9)):
             plan = best[2]
-            taken = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
-            bound, of_scope = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
+            simulated_row = row_of_plan(row.method, ram_bytes, plan, row.solve_s)
+            bound, scope_bound = solution.overhead_bound_j or 0.0, solution.scope_bound_j or 0.0
             row = replace(
-                taken,
+                simulated_row,
                 scope=solution.scope,
                 reason=f"the plan is that of {best[1]}",
-                **bounded(best[0], bound, of_scope, self.settings.gap),
+                **bounded(best[0], bound, scope_bound, self.settings.gap),
             )
         if plan is not None:
-            self._keep("poet", ram_bytes, plan, row.overhead_j)
+            self._record("poet", ram_bytes, plan, row.overhead_j)
         return row

@@ -1,6 +1,6 @@
-"""One method at one budget: what it found, or why it found nothing.
+"""Rows of a comparison: the plan of one method at one budget, or the reason that there is none.
 
-Several RAM budgets in one option: `20%..100%/9`, `3MB..9MB/4`, `20%,35%,1MiB`.
+An option may hold several RAM budgets: `20%..100%/9`, `3MB..9MB/4`, `20%,35%,1MiB`.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from poetopt.util.figures import Figures
 from poetopt.util.units import Share, parse_ram, parse_whole
 
 MOST = 1000
-"""Budgets in one option at most."""
+"""Maximum number of budgets in a range."""
 
 
 def parse_budgets(text: str, *, option: str = "--ram") -> tuple[int | Share, ...]:
-    """Budgets in the order given: a list, of single ones and of ranges `LOW..HIGH/COUNT`, both ends included.
+    """Parse a list of budgets and ranges `LOW..HIGH/COUNT` (both ends included), in the given order.
 
-    Raises OptionError for anything else, and for a range whose ends are not both shares or both sizes.
+    Raises OptionError for anything else, and for a range whose ends are neither both shares nor both sizes.
     """
-    found: list[int | Share] = []
+    budgets: list[int | Share] = []
     for part in text.split(","):
         if not part.strip():
-            raise OptionError(f"{option} '{text}': a budget in it is empty; give one, as in 40%, or several: 30%,50%")
+            raise OptionError(f"{option} '{text}': it has an empty budget. Give one like 40%, or several like 30%,50%.")
         ends, _, count = part.partition("/")
         low_text, dots, high_text = ends.partition("..")
         if not dots:
             if count:
-                raise OptionError(f"{option} {text}: '/{count}' counts the budgets of a range, as in 20%..100%/9")
+                raise OptionError(f"{option} {text}: '/{count}' needs a range before it, as in 20%..100%/9")
             _check_range(part.strip(), option)
-            found.append(parse_ram(part.strip(), option=option))
+            budgets.append(parse_ram(part.strip(), option=option))
             continue
         try:
             steps = parse_whole(count, option=option, least=2, most=MOST) - 1
         except OptionError:
             raise OptionError(
-                f"{option} {text}: say how many budgets the range has (2 to {MOST}), as in 20%..100%/9"
+                f"{option} {text}: the range lacks its number of budgets (2 to {MOST}). Add it, as in 20%..100%/9."
             ) from None
         low, high = parse_ram(low_text.strip(), option=option), parse_ram(high_text.strip(), option=option)
         if isinstance(low, Share) and isinstance(high, Share):
-            found += [Share(low.fraction + (high.fraction - low.fraction) * k / steps) for k in range(steps + 1)]
+            budgets += [Share(low.fraction + (high.fraction - low.fraction) * k / steps) for k in range(steps + 1)]
         elif isinstance(low, int) and isinstance(high, int):
-            found += [low + (high - low) * k // steps for k in range(steps + 1)]
+            budgets += [low + (high - low) * k // steps for k in range(steps + 1)]
         else:
             raise OptionError(f"{option} {text}: both ends must be percentages, or both sizes")
-    return tuple(found)
+    return tuple(budgets)
 
 
 def _check_range(text: str, option: str) -> None:
-    """Refuse what was meant for a range, as `20%-100%` or `20%..100%`. Raises OptionError."""
+    """Raise OptionError for a range in another notation, such as `20%-100%` or `20%..100%`."""
     ends = re.fullmatch(r"(\S+?)\s*(?:-|–|:|to)\s*(\d\S*)", text)
     if ends is not None and "e" not in text.lower():
-        raise OptionError(f"{option} {text}: a range is written {ends[1]}..{ends[2]}/9, with how many budgets it has")
+        raise OptionError(f"{option} {text}: write a range with its number of budgets, as in {ends[1]}..{ends[2]}/9")
 
 
 def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tuple[int, ...]:
-    """The budgets in bytes, without repetition, ascending."""
-    # Rounded before it is cut: 20%..100%/9 has 100 %, not a hair less.
+    """Return the distinct budgets in bytes, ascending."""
+    # Rounded before truncation, so that 20%..100%/9 ends at exactly 100 %.
     sizes = {
         int(round(budget.fraction * store_all_peak_bytes, 6)) if isinstance(budget, Share) else budget
         for budget in budgets
@@ -74,26 +74,28 @@ def in_bytes(budgets: tuple[int | Share, ...], store_all_peak_bytes: int) -> tup
 
 
 FAILED = "failed"
-"""The status of a heuristic that found no plan though one may exist, and of a solve that proved too little."""
+"""Status of a heuristic without a plan though one may exist, and of a solve whose proof is incomplete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRow(Figures):
-    """A method at a budget. Figures are None where there is no plan.
+    """Result of a method at a budget; figures are None without a plan.
 
+    Attributes
+    ----------
     status
         `optimal`, `within-gap`, `feasible`, `infeasible` (proven of all plans that the method could make), or `failed`.
     reason
-        Why there is no plan; of a plan, what has to be known of it; else empty.
+        Reason that there is no plan, or a note on the plan, or "".
     overhead_bound_j, overhead_gap
-        Of a method with a proof in joules: no schedule has less overhead than the bound.
+        Lower bound of the overhead of any schedule, and the gap to it, for methods with a proof in joules.
     scope, scope_bound_j, scope_gap
-        The same of those in the scope.
+        Scope of the proof, with bound and gap of schedules in it.
     solve_s
         Seconds that the method took to schedule.
     beyond_scope
-        Whether the plan is better than anything in the scope, so that it lies outside: the scope's bound is then its
-        own value.
+        Whether the plan lies outside of the scope, because it is better than any plan in it. The scope's bound is then
+        the plan's own value.
     """
 
     method: str
@@ -121,27 +123,27 @@ COLUMNS = tuple(field.name for field in fields(ComparisonRow))
 
 
 def row_of_plan(method: str, ram_bytes: int, plan: Plan, solve_s: float) -> ComparisonRow:
-    """Of a method without a proof; its plan is simulated again, at the budget."""
-    found = simulate(plan, ram_bytes=ram_bytes)
-    # Nothing costs less than no overhead: that needs no other proof.
-    status = Status.OPTIMAL if found.overhead_j <= 0 else Status.FEASIBLE
+    """Return the row of a method without a proof; its plan is simulated again, at the budget."""
+    simulation = simulate(plan, ram_bytes=ram_bytes)
+    # A plan without overhead is optimal without further proof.
+    status = Status.OPTIMAL if simulation.overhead_j <= 0 else Status.FEASIBLE
     return ComparisonRow(
-        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **simulated(found)
+        method=method, ram_budget_bytes=ram_bytes, status=str(status), solve_s=solve_s, **simulated(simulation)
     )
 
 
 def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> ComparisonRow:
-    """Of a method with a proof; its plan is simulated again, at the budget."""
+    """Return the row of a method with a proof; its plan is simulated again, at the budget."""
     if solution.plan is None:
-        impossible = solution.status is Status.INFEASIBLE
-        # scopes beyond which there is no plan of the method; `store-all` is of arguments that hold for every schedule
-        whole = solution.scope in ("full", "store-all")
-        within = f"no schedule with {proven_words(solution.scope)}, by proof; wider scopes may have one"
+        is_infeasible = solution.status is Status.INFEASIBLE
+        # Scopes that cover all plans of the method; proofs in `store-all` hold for every schedule.
+        is_exhaustive = solution.scope in ("full", "store-all")
+        within = f"no schedule with {proven_words(solution.scope)} exists (proven). Wider scopes may have one."
         return ComparisonRow(
             method=method,
             ram_budget_bytes=ram_bytes,
-            status=str(solution.status) if impossible and whole else FAILED,
-            reason=within if impossible and not whole else solution.reason,
+            status=str(solution.status) if is_infeasible and is_exhaustive else FAILED,
+            reason=within if is_infeasible and not is_exhaustive else solution.reason,
             scope=solution.scope,
             solve_s=solution.total_s,
         )
@@ -162,21 +164,21 @@ def row_of_solution(method: str, ram_bytes: int, solution: Solution) -> Comparis
 
 
 def bounded(overhead_j: float, bound_j: float, scope_bound_j: float, gap: float) -> dict[str, Any]:
-    """Status, bounds that are no higher than the plan, and gaps, by their keys."""
-    bound, open_ = min(bound_j, overhead_j), share_open(overhead_j, bound_j)
-    of_scope = min(max(scope_bound_j, bound), overhead_j)
+    """Return status, bounds no higher than the plan, and gaps, by their keys."""
+    bound, gap_to_bound = min(bound_j, overhead_j), share_open(overhead_j, bound_j)
+    scope_bound = min(max(scope_bound_j, bound), overhead_j)
     return {
-        "status": str(graded(open_, gap)),
+        "status": str(graded(gap_to_bound, gap)),
         "overhead_bound_j": bound,
-        "overhead_gap": open_,
-        "scope_bound_j": of_scope,
-        "scope_gap": share_open(overhead_j, of_scope),
+        "overhead_gap": gap_to_bound,
+        "scope_bound_j": scope_bound,
+        "scope_gap": share_open(overhead_j, scope_bound),
         "beyond_scope": outdone(overhead_j, scope_bound_j),
     }
 
 
 def about(problem: Problem, store_all_peak_bytes: int) -> dict[str, object]:
-    """The figures of a problem that stand before those of comparisons and fronts."""
+    """Return the figures of a problem that head comparisons and fronts."""
     return {
         "model": problem.name,
         "device": problem.device,
@@ -188,6 +190,6 @@ def about(problem: Problem, store_all_peak_bytes: int) -> dict[str, object]:
     }
 
 
-def simulated(found: Simulation) -> dict[str, Any]:
-    """The figures of a simulation that rows and points have, by their keys."""
-    return {name: getattr(found, name) for name in SIMULATED}
+def simulated(simulation: Simulation) -> dict[str, Any]:
+    """Return the figures of a simulation for rows and points, by their keys."""
+    return {name: getattr(simulation, name) for name in SIMULATED}

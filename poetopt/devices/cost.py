@@ -193,10 +193,9 @@ def cost(
                 zero_first=name in zero_first(graph),
             )
         )
-    numbers = getattr(takes, "row_numbers_bytes", lambda count: 0)
     chosen = [name for name, rows in graph.rows.items() if rows.ids in graph.inputs and not rows.of]
-    kept += sum(numbers(graph.tensors[name].shape[0]) for name in chosen)
-    kept += getattr(takes, "losses_bytes", lambda graph: 0)(graph)
+    kept += sum(takes.row_numbers_bytes(graph.tensors[name].shape[0]) for name in chosen)
+    kept += takes.losses_bytes(graph)
     known = {*graph.inputs, *where.storage}
     for operator in scheduled:
         given = streamable(operator, graph, index, constants, block) if streams else {}

@@ -192,7 +192,8 @@ class Sensor:
 class Table:
     """A bench supply's readings, in a file that others write: it is read at the end.
 
-    What is there in the beginning is read too, so that no training is measured in vain. Raises ModelError.
+    What is there in the beginning is read too, and must have a reading: those of a training begin before its steps.
+    Raises ModelError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -231,6 +232,8 @@ class Table:
         try:
             text = read_text(self._path, TABLE_BYTES, encoding="utf-8-sig", named_by_file=True)
             rows = [row for row in csv.DictReader(io.StringIO(text)) if None not in row.values()]
+            if not rows:
+                raise ValueError("it has no readings yet; start what writes it, or name a file that isn't there yet")
             found = sorted((_seconds(row["time"]), _watts(row)) for row in rows)
         except (OSError, ValueError, OverflowError, KeyError, csv.Error) as error:
             what = f"no column {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
@@ -238,7 +241,7 @@ class Table:
                 f"{self._path}: it is no table of readings ({what}); it has columns time (seconds since 1970, or ISO "
                 "8601) and power in W, or voltage and current"
             ) from error
-        both = np.array(found, np.float64).reshape(-1, 2)
+        both = np.array(found, np.float64)
         return both[:, 0], both[:, 1]
 
 

@@ -1,4 +1,4 @@
-"""A model becomes a graph: ONNX files, problem files, the built-in zoo, and what others register.
+"""Frontends turn a model into a graph: ONNX files, problem files, the built-in zoo, registered frontends.
 
     load("resnet18-cifar")        a network of the zoo
     load("model.onnx", batch=8)   an ONNX file
@@ -9,11 +9,12 @@ file ending (such as `tflite`), its object a function
 
     def read(path: Path, *, batch: int | None, train: str | Sequence[str] | None) -> Graph
 
-that is called with a path at which there is something, and with `--batch` and `--train` as the user gave them, or None.
-It raises `ModelError`, with the file's name, for what it can't read. The Graph is a forward network with static shapes,
-of nodes of ONNX's default domain; the shortest way to one is to make an `onnx.ModelProto` and to return
-`load(model, batch=batch, train=train)`, which checks it, fixes the batch, and decides what is trained. The result's
-`source` becomes the path, where plans look for the model again, and an empty `content_hash` that of the file's bytes.
+that is called with an existing path, and with `--batch` and `--train` as the user gave them, or None. It raises
+`ModelError`, with the file's name, for a file that it can't read. The Graph is a forward network with static shapes
+and nodes of ONNX's default domain. The shortest way to one is to build an `onnx.ModelProto` and to return
+`load(model, batch=batch, train=train)`, which checks it, fixes the batch and selects the trained parameters. poetopt
+sets the result's `source` to the path, where plans look for the model again, and an empty `content_hash` to the hash of
+the file's bytes.
 """
 
 from __future__ import annotations
@@ -53,14 +54,21 @@ def load(
     batch: int | None = None,
     train: str | Sequence[str] | None = None,
 ) -> Graph | ProblemFile:
-    """`load_model` with the batch and what is trained said alone.
+    """Read `model` with a given batch and given trained parameters.
 
+    Parameters
+    ----------
+    model
+        A zoo name, a file, or an ONNX model in memory.
     batch
-        Size of the batch dimension, where it is symbolic or is to be changed.
+        Size of the batch dimension, if it is symbolic or has to change.
     train
         Glob patterns of the parameters to train (comma separated, or a sequence); default: all.
 
-    Raises as `load_model`.
+    Raises
+    ------
+    ModelError, OptionError
+        As `load_model` raises them.
     """
     return load_model(model, read_options(batch=batch, train=train))
 
@@ -68,35 +76,39 @@ def load(
 def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Graph | ProblemFile:
     """Read `model`: a zoo name, a problem file (`.json`), a file of a registered ending, or else ONNX.
 
-    Without an ending, as a pipe has none, the content tells a problem file.
+    A path without an ending, such as a pipe, is a problem file if its content is a JSON object.
 
-    Raises `ModelError` for an unknown name (with the closest ones) and for whatever is wrong with a file, `OptionError`
-    for options that don't fit it.
+    Raises
+    ------
+    ModelError
+        For an unknown name (the message has the closest ones) and for a file that can't be read.
+    OptionError
+        For options that don't fit the model.
     """
     if options.micro_batches > 1:
         from poetopt.frontends.parts import in_parts
 
         if isinstance(model, (str, os.PathLike)) and is_special(os.fspath(model)):
-            raise ModelError(f"{os.fspath(model)}: --micro-batch reads the model twice; give a file")
+            raise ModelError(f"{os.fspath(model)}: --micro-batch reads the model twice: a pipe can't be. Give a file")
         return in_parts(partial(load_model, model), options)
     if not isinstance(model, (str, os.PathLike)):
         from poetopt.frontends.onnx_file import load_onnx
 
         return load_onnx(model, options)
-    if _names_network(model):
-        return _from_zoo(os.fspath(model), options)
-    path, plugin, content = _found(model)
+    if _is_zoo_name(model):
+        return _load_from_zoo(os.fspath(model), options)
+    path, plugin, content = _locate(model)
     if plugin is not None:
-        return _by_plugin(plugin, path, options)
+        return _load_by_plugin(plugin, path, options)
     if _is_problem(path, content):
         from poetopt.frontends.problem_file import load_problem_file
 
         if options.fixes_inputs:
             raise OptionError(
-                f"{path}: a problem file has fixed sizes and no inputs; leave {' and '.join(options.fixes_inputs)} out"
+                f"{path}: a problem file has fixed sizes and no inputs. Leave {' and '.join(options.fixes_inputs)} out"
             )
         if options.batch is not None or options.train is not None:
-            raise ModelError(f"{path}: a problem file has a fixed batch and no weights; leave --batch and --train out")
+            raise ModelError(f"{path}: a problem file has a fixed batch and no weights. Leave --batch and --train out")
         return load_problem_file(path, content)
     _check_not_foreign(path, content)
     from poetopt.frontends.onnx_file import load_onnx
@@ -105,10 +117,15 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
 
 
 def read_network(model: str | os.PathLike[str] | onnx.ModelProto) -> Document:
-    """Read an ONNX network that is to be written anew, with its weights: of the zoo, in a file, or in memory.
+    """Read an ONNX network with its weights, to rewrite it: a zoo name, a file, or a model in memory.
 
-    It is what `load_model` can read, as far as that goes without sizes that the file leaves open. Nodes that no output
-    needs are left out. Raises `ModelError`.
+    The network is checked as `load_model` checks it, as far as open sizes allow. Nodes that no output needs are
+    removed.
+
+    Raises
+    ------
+    ModelError
+        For a model that isn't ONNX, or that `load_model` can't read.
     """
     from poetopt.frontends.onnx_file import check_readable
     from poetopt.frontends.read import read_model
@@ -116,14 +133,14 @@ def read_network(model: str | os.PathLike[str] | onnx.ModelProto) -> Document:
 
     if not isinstance(model, (str, os.PathLike)):
         document = read_model(model)
-    elif _names_network(model):
+    elif _is_zoo_name(model):
         from poetopt import zoo
 
-        document = read_model(zoo.build(_known(os.fspath(model))))
+        document = read_model(zoo.build(_check_zoo_name(os.fspath(model))))
     else:
-        path, plugin, content = _found(model)
+        path, plugin, content = _locate(model)
         if plugin is not None or _is_problem(path, content):
-            raise ModelError(f"{path}: no ONNX network, which alone can be written anew; give an .onnx file")
+            raise ModelError(f"{path}: not an ONNX network, and no other kind can be rewritten. Give an .onnx file")
         _check_not_foreign(path, content)
         document = read_model(path, content)
     check_readable(document)
@@ -132,26 +149,26 @@ def read_network(model: str | os.PathLike[str] | onnx.ModelProto) -> Document:
     return document
 
 
-def _names_network(model: str | os.PathLike[str]) -> bool:
-    """Says whether a text can only be the name of a network of the zoo."""
+def _is_zoo_name(model: str | os.PathLike[str]) -> bool:
+    """Return whether a text can only be a zoo name: no ending, and no such file."""
     text = os.fspath(model)
     return isinstance(model, str) and text != "" and not Path(text).suffix and not Path(text).exists()
 
 
-def _found(model: str | os.PathLike[str]) -> tuple[Path, EntryPoint | None, bytes | None]:
-    """The file of a model, the package that reads it where that isn't poetopt itself, and what a stream held."""
+def _locate(model: str | os.PathLike[str]) -> tuple[Path, EntryPoint | None, bytes | None]:
+    """Return the path of a model, the entry point that reads it (None: poetopt), and the content of a pipe."""
     text = os.fspath(model)
     if not text:
-        raise ModelError(f"the name of the model is empty; {_zoo_names()}")
+        raise ModelError(f"the name of the model is empty. {_model_hint()}")
     path = Path(text)
-    plugin = _registered(path.suffix.lower().lstrip("."))
+    plugin = _entry_point(path.suffix.lower().lstrip("."))
     if not path.exists():
-        raise ModelError(f"{text}: no such file{_closest_files(path)}; {_zoo_names()}")
-    return path, plugin, None if plugin is not None else _piped(path)
+        raise ModelError(f"{text}: no such file{_closest_files(path)}. {_model_hint()}")
+    return path, plugin, None if plugin is not None else _read_pipe(path)
 
 
 def _is_problem(path: Path, content: bytes | None) -> bool:
-    """Says whether it is a problem file, by its ending or, where it has none, by its content."""
+    """Return whether a file is a problem file, by its ending or, without one, by its content."""
     ending = path.suffix.lower()
     return ending == ".json" or (not ending and _begins_as_object(path, content))
 
@@ -159,68 +176,68 @@ def _is_problem(path: Path, content: bytes | None) -> bool:
 def _check_not_foreign(path: Path, content: bytes | None) -> None:
     from poetopt.frontends.foreign import foreign
 
-    told = foreign(path, content)
-    if told is not None:
-        raise ModelError(told)
+    message = foreign(path, content)
+    if message is not None:
+        raise ModelError(message)
 
 
-def _registered(ending: str) -> EntryPoint | None:
-    """Gives what another package reads files of this ending with. Raises ModelError where that isn't theirs alone."""
-    found = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == ending]
-    if not found:
+def _entry_point(ending: str) -> EntryPoint | None:
+    """Return the entry point for an ending, or None. Raise ModelError if several packages read it."""
+    points = [point for point in entry_points(group=ENTRY_POINTS) if point.name.lower() == ending]
+    if not points:
         return None
-    whose = " and ".join(sorted(imports.origin(point) for point in found))
-    # the endings that no other package may take over
+    packages = " and ".join(sorted(imports.origin(point) for point in points))
+    # poetopt reads these endings itself: no package may replace it
     if ending in ("onnx", "json"):
-        raise ModelError(f".{ending} files are read by poetopt itself, and by {whose}; uninstall that")
-    if len(found) > 1:
-        raise ModelError(f".{ending} files are read by {whose}; uninstall one of them")
-    return found[0]
+        raise ModelError(f".{ending} files are read by poetopt itself, and by {packages}. Uninstall {packages}")
+    if len(points) > 1:
+        raise ModelError(f".{ending} files are read by {packages}. Uninstall one of them")
+    return points[0]
 
 
-def _piped(path: Path) -> bytes | None:
-    """All of what can be read but once; None for a file. Raises ModelError."""
+def _read_pipe(path: Path) -> bytes | None:
+    """Return the content of a pipe, which can be read once; None for a file. Raise ModelError."""
     if path.is_file() or path.is_dir():
         return None
     try:
         return read_bytes(path, STREAM_BYTES)
     except OSError as error:
-        raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
+        raise ModelError(f"{path}: can't be read ({error.strerror or error}). Check the path") from error
 
 
 def _begins_as_object(path: Path, content: bytes | None) -> bool:
-    """Says whether a file is a JSON object, if it is anything that can be read: what ONNX writes begins otherwise."""
+    """Return whether a file is a JSON object if it is readable: an ONNX file begins with another byte."""
     if content is None:
         with suppress(OSError), path.open("rb") as file:
             content = file.read(512)
     return (content or b"").lstrip().startswith(b"{")
 
 
-def _from_zoo(name: str, options: ReadOptions) -> Graph:
+def _load_from_zoo(name: str, options: ReadOptions) -> Graph:
     from poetopt import zoo
     from poetopt.frontends.onnx_file import load_onnx
 
-    _known(name)
+    _check_zoo_name(name)
     tokens = zoo.tokens_of(name, dict(options.shapes))
     return load_onnx(zoo.build(name, options.batch, tokens), replace(options, batch=None), reference=name)
 
 
-def _known(name: str) -> str:
-    """The name itself, where a network of the zoo has it. Raises ModelError."""
+def _check_zoo_name(name: str) -> str:
+    """Return the name if the zoo has such a network. Raise ModelError otherwise."""
     from poetopt import zoo
 
     if name not in zoo.names():
         raise ModelError(
-            f"{name}: neither a file nor a network of the zoo{closest(name, zoo.names())}{_closest_files(Path(name))}; "
-            "give an .onnx file, a problem file (.json), or a name that `poetopt zoo` lists"
+            f"{name}: neither a file nor a network of the zoo{closest(name, zoo.names())}{_closest_files(Path(name))}. "
+            "Give an .onnx file, a problem file (.json), or a name that `poetopt zoo` lists"
         )
     return name
 
 
-def _zoo_names() -> str:
+def _model_hint() -> str:
     from poetopt import zoo
 
-    return f"give an .onnx file, a problem file (.json), or a network: {', '.join(zoo.names())}"
+    return f"Give an .onnx file, a problem file (.json), or a network: {', '.join(zoo.names())}"
 
 
 def _closest_files(path: Path) -> str:
@@ -232,38 +249,38 @@ def _closest_files(path: Path) -> str:
     return f" (did you mean {', '.join(str(path.parent / name) for name in close)}?)" if close else ""
 
 
-def _by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
-    """Gives what another package's frontend reads. Raises ModelError, naming the package, where it fails."""
+def _load_by_plugin(point: EntryPoint, path: Path, options: ReadOptions) -> Graph:
+    """Return the graph that another package's frontend reads. Raise ModelError, naming the package, if it fails."""
     from poetopt.frontends.summary import gap
     from poetopt.graph import Graph
 
     read = imports.load(point, "frontend", ModelError)
     where = f"{path}: frontend '{point.name}' ({imports.origin(point)})"
     if not callable(read):
-        raise ModelError(f"{where} is a {type(read).__name__}, not a function of a path; tell its authors")
+        raise ModelError(f"{where} is a {type(read).__name__}, not a function of a path. Tell its authors")
     if options.fixes_inputs:
-        raise OptionError(f"{where} takes --batch and --train alone; leave {' and '.join(options.fixes_inputs)} out")
+        raise OptionError(f"{where} takes only --batch and --train. Leave {' and '.join(options.fixes_inputs)} out")
     train = list(options.train) if isinstance(options.train, tuple) else options.train
     try:
-        found = cast("Callable[..., object]", read)(path, batch=options.batch, train=train)
+        graph = cast("Callable[..., object]", read)(path, batch=options.batch, train=train)
     except (PoetError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise ModelError(f"{where} failed: {imports.failure(error)}; check the file, or tell its authors") from error
-    if not isinstance(found, Graph):
-        raise ModelError(f"{where} returned a {type(found).__name__}, not a Graph; tell its authors")
-    missing = gap(found)
-    if missing is not None:
-        raise ModelError(f"{where} returned a graph that isn't whole: {missing}; tell its authors")
+        raise ModelError(f"{where} failed: {imports.failure(error)}. Check the file, or tell its authors") from error
+    if not isinstance(graph, Graph):
+        raise ModelError(f"{where} returned a {type(graph).__name__}, not a Graph. Tell its authors")
+    defect = gap(graph)
+    if defect is not None:
+        raise ModelError(f"{where} returned an incomplete graph: {defect}. Tell its authors")
     from poetopt.frontends.summary import structure_hash
 
-    content_hash = found.content_hash or _content_hash(path)
-    structure = found.structure_hash or structure_hash(found)
-    return replace(found, source=str(path), content_hash=content_hash, structure_hash=structure)
+    content_hash = graph.content_hash or _content_hash(path)
+    structure = graph.structure_hash or structure_hash(graph)
+    return replace(graph, source=str(path), content_hash=content_hash, structure_hash=structure)
 
 
 def _content_hash(path: Path) -> str:
-    """SHA-256 of a file, or of all files of a folder with their names."""
+    """SHA-256 of a file, or of a folder's files with their names."""
     files = sorted(entry for entry in path.rglob("*") if entry.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
     for file in files:

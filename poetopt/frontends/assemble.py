@@ -1,4 +1,4 @@
-"""From a draft to the frozen `Graph`: names, roles, views, and the statistics that training writes."""
+"""Turn a draft into the frozen `Graph`: names, roles, views, and the statistics that training writes."""
 
 from __future__ import annotations
 
@@ -32,51 +32,57 @@ def assemble(
     notes: Sequence[str],
     unread: Mapping[str, str],
 ) -> Graph:
-    """The graph that `draft` describes: one operator a node, without what no output needs.
+    """Return the graph that `draft` describes: one operator per node, without nodes that no output needs.
 
-    `trained` holds the values of the trained parameters in the order of the file. Parameters that no kept
-    node reads are dropped, inputs that none reads too. `unread` has the outputs that were lost, and why.
+    Parameters and inputs that no kept node reads are dropped.
+
+    Parameters
+    ----------
+    trained
+        Values of the trained parameters, in the order of the file.
+    unread
+        Outputs that can't be imported, and why.
     """
     nodes = needed(draft.nodes, outputs)
     if not nodes:
-        raise ModelError(f"{draft.where}: every output is constant, there is nothing to train; export the model again")
+        raise ModelError(f"{draft.where}: every output is constant: nothing to train. Export the model again")
     notes = list(notes)
     types = dict(draft.types)
     _list_masks(nodes, types)
-    states = _statistics(nodes)
-    seeded = _seed(nodes)
-    if seeded:
-        notes.append(f"{seeded} Dropout nodes without a seed were given one each, so that runs can be compared")
-    read = {name for node in nodes for name in node.input if name} | set(outputs)
-    unused = [name for name in inputs if name not in read]
+    states = _updated_statistics(nodes)
+    seeded_count = _seed_dropouts(nodes)
+    if seeded_count:
+        notes.append(f"each of {seeded_count} Dropout nodes without a seed got one, so that runs can be compared")
+    read_names = {name for node in nodes for name in node.input if name} | set(outputs)
+    unused = [name for name in inputs if name not in read_names]
     if unused:
-        notes.append(f"inputs that no operator reads were left out: {', '.join(unused)}")
-    values = {name: _packed(array) for name, array in (*trained.items(), *draft.constants.items()) if name in read}
+        notes.append(f"removed the inputs that no operator reads: {', '.join(unused)}")
+    values = {name: _pack(array) for name, array in (*trained.items(), *draft.constants.items()) if name in read_names}
     tensors: dict[str, Tensor] = {}
 
-    def add(name: str, role: Role) -> None:
+    def add_tensor(name: str, role: Role) -> None:
         elem, shape = types[name]
         tensors[name] = Tensor(name, shape, dtype_name(elem), role)
 
     for tensor in inputs:
-        if tensor in read:
-            add(tensor, Role.INPUT)
+        if tensor in read_names:
+            add_tensor(tensor, Role.INPUT)
     for tensor in values:
-        add(tensor, Role.PARAMETER if tensor in trained else Role.CONSTANT)
+        add_tensor(tensor, Role.PARAMETER if tensor in trained else Role.CONSTANT)
     operators = []
     names = _operator_names(nodes)
     for node, operator_name in zip(nodes, names, strict=True):
         for tensor in filter(None, node.output):
-            add(tensor, Role.STATE if tensor in states else Role.ACTIVATION)
+            add_tensor(tensor, Role.STATE if tensor in states else Role.ACTIVATION)
         operators.append(_operator(node, operator_name))
     return Graph(
         name=name,
         tensors=tensors,
         operators=tuple(operators),
-        inputs=tuple(tensor for tensor in inputs if tensor in read),
+        inputs=tuple(tensor for tensor in inputs if tensor in read_names),
         outputs=tuple(outputs),
         values=values,
-        trained=tuple(tensor for tensor in trained if tensor in read),
+        trained=tuple(tensor for tensor in trained if tensor in read_names),
         opset=draft.opset,
         source=source,
         content_hash=content_hash,
@@ -85,8 +91,8 @@ def assemble(
     )
 
 
-def _packed(array: Array) -> Array:
-    """`array`, or the bytes that hold its elements (`poetopt.graph.PACKED`)."""
+def _pack(array: Array) -> Array:
+    """Return `array`, or the bytes that hold its elements (`poetopt.graph.PACKED`)."""
     if array.dtype.name not in PACKED:
         return array
     packed = np.frombuffer(numpy_helper.from_array(array).raw_data, np.uint8)
@@ -97,21 +103,21 @@ def _packed(array: Array) -> Array:
 def list_statistics(document: Document) -> None:
     """List the updated statistics among the outputs of each training-mode BatchNormalization.
 
-    ONNX makes them optional, but runtimes overwrite the old ones in place where the new ones are not listed.
+    ONNX makes them optional, but a runtime overwrites the old ones in place if the new ones are not listed.
     """
     nodes = document.proto.graph.node
-    taken = document.names
+    used_names = document.names
     for node in nodes:
         if node.op_type == "BatchNormalization" and attribute_int(node, "training_mode", 0):
             node.output.extend([""] * (3 - len(node.output)))
             for index, suffix in ((1, "running_mean"), (2, "running_var")):
                 if not node.output[index]:
-                    node.output[index] = unique(f"{node.output[0]}.{suffix}", taken)
-                    taken.add(node.output[index])
+                    node.output[index] = unique(f"{node.output[0]}.{suffix}", used_names)
+                    used_names.add(node.output[index])
 
 
 def _list_masks(nodes: Sequence[NodeProto], types: dict[str, tuple[int, tuple[int, ...]]]) -> None:
-    """List the mask among the outputs of each Dropout: it is what the backward pass needs."""
+    """List the mask among the outputs of each Dropout: the backward pass needs it."""
     for node in nodes:
         if node.op_type == "Dropout":
             node.output.extend([""] * (2 - len(node.output)))
@@ -120,7 +126,7 @@ def _list_masks(nodes: Sequence[NodeProto], types: dict[str, tuple[int, tuple[in
                 types[node.output[1]] = (elem_type("bool"), types[node.input[0]][1])
 
 
-def _statistics(nodes: Sequence[NodeProto]) -> set[str]:
+def _updated_statistics(nodes: Sequence[NodeProto]) -> set[str]:
     return {
         name
         for node in nodes
@@ -129,7 +135,7 @@ def _statistics(nodes: Sequence[NodeProto]) -> set[str]:
     }
 
 
-def _seed(nodes: Sequence[NodeProto]) -> int:
+def _seed_dropouts(nodes: Sequence[NodeProto]) -> int:
     count = 0
     for index, node in enumerate(nodes):
         if node.op_type == "Dropout" and not any(attribute.name == "seed" for attribute in node.attribute):
@@ -139,29 +145,29 @@ def _seed(nodes: Sequence[NodeProto]) -> int:
 
 
 def _operator_names(nodes: Sequence[NodeProto]) -> list[str]:
-    """Unique names: the node's own where it has one and it is the first so called, else op and place, numbered."""
-    taken = {node.name for node in nodes if node.name}
-    given: set[str] = set()
+    """Return unique names: the first node of a name keeps it; others get the name or op type with a number."""
+    used_names = {node.name for node in nodes if node.name}
+    assigned: set[str] = set()
     numbers: dict[str, int] = {}
     names = []
     for index, node in enumerate(nodes):
-        if node.name and node.name not in given:
+        if node.name and node.name not in assigned:
             name = node.name
         else:
-            name = unique(node.name or f"{node.op_type}_{index}", taken, numbers)
-        taken.add(name)
-        given.add(name)
+            name = unique(node.name or f"{node.op_type}_{index}", used_names, numbers)
+        used_names.add(name)
+        assigned.add(name)
         names.append(name)
     return names
 
 
 def _operator(node: NodeProto, name: str) -> Operator:
-    plain = copied(node)
-    plain.name = name
+    copy = copied(node)
+    copy.name = name
     return Operator(
         name=name,
         kind=node.op_type,
-        nodes=(from_node_proto(plain),),
+        nodes=(from_node_proto(copy),),
         inputs=tuple(dict.fromkeys(filter(None, node.input))),
         outputs=tuple(filter(None, node.output)),
         view=node.op_type in VIEW_OPS and not node.domain,

@@ -1,17 +1,17 @@
-"""The form that the rules are written for: an opset, weights as tensors of their own, pads spelt out.
+"""Normalise a model to the form that the VJP rules expect: opset, separate weight tensors, explicit pads.
 
-Older files are converted up with ONNX's own converter to `WORKING_OPSET`: from there on reductions, Squeeze, Unsqueeze
-and Split take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files are kept
-as they are up to `NEWEST_OPSET`, the newest that released runtimes execute; beyond it they are converted down where the
-converter can, and further down where the step has operators that onnxruntime has in older opsets alone (`LAST`). All
-that is emitted is in the opset that the file has then.
+ONNX's converter raises older files to `WORKING_OPSET`: from that opset on, reductions, Squeeze, Unsqueeze and Split
+take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files keep their opset up
+to `NEWEST_OPSET`, the newest that released runtimes execute. Beyond it, the converter lowers them if it can. It lowers
+them further if onnxruntime supports an operator of the step only in older opsets (`Op.newest_opset`). poetopt emits all
+nodes in the resulting opset.
 
-Weights stand behind no Identity, share no tensor with a statistic, and are filled by no node. Automatic pads of dilated
-windows are spelt out, as onnxruntime's Conv refuses them and its pools forget the dilation: dilation x (kernel - 1) in
-all, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
+Weights are read directly rather than through an Identity, share no tensor with a statistic, and no node fills them.
+Automatic pads of dilated windows become explicit, because onnxruntime's Conv refuses them and its pools ignore the
+dilation. The pads are dilation x (kernel - 1) in total, the odd one at the end (SAME_UPPER) or in front (SAME_LOWER).
 
-The converter infers shapes of the whole file, before those are known that the checks of a node need. So settings are
-checked first, and operators that inference can't be trusted with take no part: no opset means anything else by them.
+The converter infers shapes of the whole file before the shapes that a node's checks need are known. So settings are
+checked first, and operators that crash shape inference are hidden from it: their meaning is the same in all opsets.
 """
 
 from __future__ import annotations
@@ -33,25 +33,21 @@ from poetopt.util.errors import ModelError, UnsupportedOpError
 
 WORKING_OPSET = 18
 NEWEST_OPSET = 26
-LAST: Mapping[str, int] = dict.fromkeys((
-    "Bernoulli", "GlobalLpPool", "MaxRoiPool", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-    "RandomUniformLike", "RoiAlign",
-), 21)  # fmt: skip
-"""The newest opset in which onnxruntime has an operator, where it doesn't have it in newer ones: ONNX gave it more
-types there, and onnxruntime didn't follow. A Dropout in training form draws with RandomUniform."""
-
 _TRAINING_MODE_SINCE = 14
 _HIDDEN = "poetopt.hidden"
-"""Domain of nodes that take no part in a conversion."""
+"""Domain of nodes that are hidden from the converter."""
 _SMALL_BYTES, _LARGEST_NUMBER_BYTES = 1024, 8
-"""Protobuf would serialize a weight, twice, to say how long it is."""
+"""The size of a weight is estimated from its shape: protobuf would serialize it twice to measure it."""
 _CONVERTER_ERRORS = (*LIBRARY_ERRORS, version_converter.ConvertError)
 
 
 def lift_constants(document: Document) -> set[str]:
-    """Turn Constant nodes of dense numbers into weights; the result has their names.
+    """Turn Constant nodes of dense numbers into weights, and return their names.
 
-    Raises `UnsupportedOpError` for a sparse one.
+    Raises
+    ------
+    UnsupportedOpError
+        For a sparse constant.
     """
     graph = document.proto.graph
     lifted: set[str] = set()
@@ -59,17 +55,17 @@ def lift_constants(document: Document) -> set[str]:
     for node in graph.node:
         if node.op_type == "Constant" and any(a.name == "sparse_value" for a in node.attribute):
             at = describe(document.where, node, document.opset)
-            raise UnsupportedOpError(f"{at}: its value is sparse, which is not supported; export it as a dense tensor")
+            raise UnsupportedOpError(f"{at}: its value is sparse, which is not supported. Export it as a dense tensor")
         tensor = constant_tensor(node)
         if tensor is None or len(node.output) != 1:
             kept.append(node)
             continue
-        own = TensorProto()
-        own.CopyFrom(tensor)
-        own.name = node.output[0]
-        check_size(describe(document.where, node, document.opset), tuple(own.dims), own.data_type)
-        document.weights[own.name] = own
-        lifted.add(own.name)
+        weight = TensorProto()
+        weight.CopyFrom(tensor)
+        weight.name = node.output[0]
+        check_size(describe(document.where, node, document.opset), tuple(weight.dims), weight.data_type)
+        document.weights[weight.name] = weight
+        lifted.add(weight.name)
     document.put_nodes(kept)
     return lifted
 
@@ -77,58 +73,67 @@ def lift_constants(document: Document) -> set[str]:
 def convert(
     document: Document, least: int = WORKING_OPSET, elements: Callable[[str], int | None] = lambda name: None
 ) -> str:
-    """Convert `document` to a suitable opset in place, `least` or newer; the result is a note for people, or "".
+    """Convert `document` in place to a suitable opset, and return a note for the user, or "".
 
-    Weights don't take part, except the small ones that the converter may have to read. Nothing is
-    rejected for its age: where the converter fails, the nearest opset that it reaches is used.
+    The converter sees only the small weights, which it may have to read. No file is rejected for its age: if the
+    converter fails, the nearest opset that it reaches is used.
 
+    Parameters
+    ----------
+    least
+        Oldest opset of the result.
     elements
-        Says how many elements a tensor has that no weight is, where that can be told.
+        Returns the number of elements of a tensor that isn't a weight; None if unknown.
 
-    Raises `ModelError` for settings that nothing can have.
+    Raises
+    ------
+    ModelError
+        For invalid settings of a node.
+    UnsupportedOpError
+        For an operator that onnxruntime lacks in the resulting opset.
     """
     opset = document.opset
-    newest = max(least, min(_last(document), default=NEWEST_OPSET))
+    newest = max(least, min(_last_opsets(document), default=NEWEST_OPSET))
     if least <= opset <= newest:
         return ""
     for node in document.proto.graph.node:
         check_settings(describe(document.where, node, opset), node)
     _hide(document, elements, down=opset > newest)
     try:
-        note = _converted(document, least, newest)
+        note = _convert_stepwise(document, least, newest)
     finally:
         for node in document.proto.graph.node:
             if node.domain == _HIDDEN:
                 node.domain = ""
-    for last, node in _last(document).items():
+    for last, node in _last_opsets(document).items():
         if document.opset > max(last, least):
             raise UnsupportedOpError(
-                f"{describe(document.where, node, document.opset)}: onnxruntime has what it needs up to opset {last}, "
-                f"and the model can't be converted to that: {note}; export it with opset {last} or older"
+                f"{describe(document.where, node, document.opset)}: onnxruntime supports it up to opset {last}, "
+                f"and the model can't be converted to that: {note}. Export it with opset {last} or older"
             )
     return note
 
 
-def _last(document: Document) -> Mapping[int, NodeProto]:
-    """The opsets beyond which onnxruntime lacks what a node needs, each with a node of which that is so."""
-    found: dict[int, NodeProto] = {}
+def _last_opsets(document: Document) -> Mapping[int, NodeProto]:
+    """Return the opsets beyond which onnxruntime lacks an operator, each with a node that needs it."""
+    nodes: dict[int, NodeProto] = {}
     for node in document.proto.graph.node:
         if node.domain:
             continue
-        if node.op_type in LAST:
-            found[LAST[node.op_type]] = node
-        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            mode = stored(document, node.input[2])
-            if mode is None or mode.any():
-                found[LAST["RandomUniform"]] = node
-    return found
+        drawn = node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] != ""
+        mode = stored(document, node.input[2]) if drawn else None
+        # in training mode, a Dropout draws with RandomUniform
+        newest = op_of("RandomUniform" if drawn and (mode is None or mode.any()) else node.op_type).newest_opset
+        if newest is not None:
+            nodes[newest] = node
+    return nodes
 
 
 def _hide(document: Document, elements: Callable[[str], int | None], *, down: bool) -> None:
-    """Give those nodes another domain that make ONNX's inference loop or crash, or could.
+    """Move nodes on which ONNX's shape inference may loop or crash to a domain of their own.
 
-    LayerNormalization writes past the end where its axis isn't one of its input's, and Expand makes as many axes as its
-    shape has elements. The converter has no step down for GlobalMaxPool.
+    Inference of LayerNormalization writes past the end if its input lacks the axis, and Expand creates as many axes as
+    its shape has elements. The converter can't lower GlobalMaxPool.
     """
     for node in document.proto.graph.node:
         if node.domain:
@@ -142,10 +147,10 @@ def _hide(document: Document, elements: Callable[[str], int | None], *, down: bo
             node.domain = _HIDDEN
 
 
-def _converted(document: Document, least: int, newest: int) -> str:
+def _convert_stepwise(document: Document, least: int, newest: int) -> str:
     opset = document.opset
     targets = range(newest, opset) if opset > newest else range(least, opset, -1)
-    training = _training_statistics(document) if opset < _TRAINING_MODE_SINCE else {}
+    training = _drop_training_outputs(document) if opset < _TRAINING_MODE_SINCE else {}
     skeleton = _skeleton(document)
     failure = ""
     for target in targets:
@@ -154,33 +159,33 @@ def _converted(document: Document, least: int, newest: int) -> str:
         except _CONVERTER_ERRORS as error:
             failure = failure or first_line(error)
             continue
-        _adopt(document, converted)
+        _replace_proto(document, converted)
         if opset <= 10:
-            _keep_old_resize(document)
+            _set_old_resize_modes(document)
         if target >= _TRAINING_MODE_SINCE:
-            _keep_training(document, training)
+            _restore_training(document, training)
         suffix = f" (not {targets[0]}: {failure})" if failure else ""
         return f"converted from opset {opset} to {target}{suffix}"
-    return f"kept at opset {opset}, the converter failed: {failure}"
+    return f"kept at opset {opset}, because the converter failed: {failure}"
 
 
-def _training_statistics(document: Document) -> dict[str, list[str]]:
-    """Cut BatchNormalization down to its first output; the result has its two statistics, by the first output's name.
+def _drop_training_outputs(document: Document) -> dict[str, list[str]]:
+    """Remove all but the first output of BatchNormalization; return the two statistics by the first output's name.
 
-    Up to opset 13 a node with five outputs trains and one with a single output does not; the converter knows
+    Up to opset 13 a node with five outputs trains and one with a single output does not. The converter knows
     only the latter.
     """
-    found: dict[str, list[str]] = {}
+    statistics: dict[str, list[str]] = {}
     read = {name for node in document.proto.graph.node for name in node.input}
     for node in document.proto.graph.node:
         if node.op_type == "BatchNormalization" and len(node.output) > 1 and not read.intersection(node.output[3:]):
-            found[node.output[0]] = list(node.output[1:3])
+            statistics[node.output[0]] = list(node.output[1:3])
             del node.output[1:]
-    return found
+    return statistics
 
 
-def _keep_training(document: Document, training: Mapping[str, list[str]]) -> None:
-    """Give the nodes that train their statistics again, and say that they train."""
+def _restore_training(document: Document, training: Mapping[str, list[str]]) -> None:
+    """Restore the statistics of the nodes that train, and set their training mode."""
     for node in document.proto.graph.node:
         if node.op_type == "BatchNormalization" and node.output[0] in training:
             node.output.extend(training[node.output[0]])
@@ -189,11 +194,11 @@ def _keep_training(document: Document, training: Mapping[str, list[str]]) -> Non
             node.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
 
 
-def _keep_old_resize(document: Document) -> None:
-    """Up to opset 10, Resize and Upsample scaled coordinates from the corner; the converter forgets to say so.
+def _set_old_resize_modes(document: Document) -> None:
+    """Set the coordinate and rounding modes that Resize and Upsample had up to opset 10.
 
-    The nearest neighbour was the one before where an axis grows, and the one behind where it shrinks: where a node
-    does both, it becomes two.
+    They scaled coordinates from the corner, and the converter drops that. The nearest neighbour was rounded down on an
+    axis that grows, and up on one that shrinks. A node that does both becomes two nodes.
     """
     kept: list[onnx.NodeProto] = []
     for original in document.proto.graph.node:
@@ -215,29 +220,29 @@ def _keep_old_resize(document: Document) -> None:
 
 
 def _scales(document: Document, node: onnx.NodeProto) -> NDArray[np.float32]:
-    """The scales of a Resize where the file has them."""
+    """Return the scales of a Resize; empty if the file doesn't store them."""
     name = node.input[2] if len(node.input) > 2 else ""
     return np.asarray(array_of(document, name) if name in document.weights else [], np.float32)
 
 
 def _shrink_first(document: Document, node: onnx.NodeProto, scales: NDArray[np.float32]) -> onnx.NodeProto:
-    """A Resize of the axes that shrink; `node` is left with those that grow."""
+    """Return a Resize of the axes that shrink, and leave `node` those that grow."""
     first = copied(node)
     first.attribute.append(helper.make_attribute("nearest_mode", "ceil"))
     first.name = f"{node.name or node.output[0]}.shrink"
-    taken = document.names
-    first.output[0] = node.input[0] = unique(f"{node.output[0]}.shrink", taken)
+    used_names = document.names
+    first.output[0] = node.input[0] = unique(f"{node.output[0]}.shrink", used_names)
     for part, values in ((first, np.minimum(scales, 1)), (node, np.maximum(scales, 1))):
-        part.input[2] = unique(f"{part.output[0]}.scales", taken)
+        part.input[2] = unique(f"{part.output[0]}.scales", used_names)
         document.weights[part.input[2]] = numpy_helper.from_array(values, part.input[2])
     return first
 
 
 def leave_out_empty(document: Document) -> None:
-    """Leave out region and scales of a Resize that are tensors of no element.
+    """Remove the region and scales of a Resize if they are empty tensors.
 
-    Up to opset 12 the file must have them where sizes are given; a kernel that is run alone, with these as inputs,
-    takes them for scales.
+    Up to opset 12 the file must have them if it has sizes. A kernel that runs alone, with these as inputs, would read
+    them as scales.
     """
     if document.opset < 13:
         return
@@ -250,7 +255,7 @@ def leave_out_empty(document: Document) -> None:
 
 
 def _skeleton(document: Document) -> onnx.ModelProto:
-    """The model with its large weights as inputs, and without shapes of intermediate tensors."""
+    """Return the model with its large weights as inputs and without shapes of intermediate tensors."""
     skeleton = onnx.ModelProto()
     skeleton.CopyFrom(document.proto)
     # The converter requires each default-domain import once, and an IR in which initializers need not be inputs.
@@ -275,13 +280,13 @@ def _skeleton(document: Document) -> onnx.ModelProto:
     return skeleton
 
 
-def _adopt(document: Document, converted: onnx.ModelProto) -> None:
+def _replace_proto(document: Document, converted: onnx.ModelProto) -> None:
     graph = converted.graph
     for proto in graph.initializer:
         if proto.name not in document.weights:
-            own = TensorProto()
-            own.CopyFrom(proto)
-            document.weights[proto.name] = own
+            copy = TensorProto()
+            copy.CopyFrom(proto)
+            document.weights[proto.name] = copy
     del graph.initializer[:]
     inputs = list(document.proto.graph.input)
     del graph.input[:]
@@ -293,9 +298,9 @@ def _adopt(document: Document, converted: onnx.ModelProto) -> None:
 
 
 def resolve_identities(document: Document) -> dict[str, str]:
-    """Let readers of an Identity of a weight read the weight; the result maps the vanished names to the weights'.
+    """Let readers of an Identity of a weight read the weight; return the weight's name by the removed name.
 
-    Exporters write such nodes where they merged initializers of equal value: the readers share one parameter.
+    Exporters write such nodes when they merge initializers of equal value: the readers share one parameter.
     """
     graph = document.proto.graph
     outputs = {info.name for info in graph.output}
@@ -317,10 +322,10 @@ def resolve_identities(document: Document) -> dict[str, str]:
 
 
 def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
-    """Give running statistics a tensor of their own where a merged initializer serves another purpose too.
+    """Separate running statistics from parameters that share their initializer; return notes.
 
     A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
-    what is equal. But a statistic changes with each step, and no gradient flows to it. Returns notes.
+    equal tensors. But a statistic changes with each step, and no gradient flows to it.
     """
     graph = document.proto.graph
     uses: dict[str, int] = {}
@@ -328,7 +333,7 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
         for name in node.input:
             root = aliases.get(name, name)
             uses[root] = uses.get(root, 0) + 1
-    taken = document.names | aliases.keys()
+    used = document.names | aliases.keys()
     separated = 0
     for node in graph.node:
         if node.op_type != "BatchNormalization":
@@ -339,33 +344,33 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
             if root not in document.weights or uses[root] == 1:
                 node.input[index] = root
                 continue
-            own = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", taken)
-            if own not in document.weights:
+            new = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", used)
+            if new not in document.weights:
                 proto = TensorProto()
                 proto.CopyFrom(document.weights[root])
-                proto.name = own
-                document.weights[own] = proto
-                taken.add(own)
+                proto.name = new
+                document.weights[new] = proto
+                used.add(new)
                 separated += 1
-            node.input[index] = own
+            node.input[index] = new
             uses[root] -= 1
     if separated:
-        return [f"{separated} running statistics that the file merges with equal weights were given their own tensors"]
+        return [f"{separated} running statistics got separate tensors, because the file merges them with equal weights"]
     return []
 
 
 def fill_constants(document: Document) -> set[str]:
-    """Turn ConstantOfShape nodes that fill a layer's weight into weights; the result has their names.
+    """Turn ConstantOfShape nodes that fill a layer's weight into weights, and return their names.
 
-    Files without their weights (benchmark networks) are written so. The array is made when it is read.
+    Files without their weights (benchmark networks) have such nodes. The array is allocated when it is read.
     """
     graph = document.proto.graph
-    wanted = {name for n in graph.node for k, name in enumerate(n.input) if k in op_of(n.op_type).weights}
+    weight_names = {name for n in graph.node for k, name in enumerate(n.input) if k in op_of(n.op_type).weights}
     kept: list[NodeProto] = []
     filled: set[str] = set()
     for node in graph.node:
         name = node.output[0]
-        if node.op_type != "ConstantOfShape" or name not in wanted or node.input[0] not in document.weights:
+        if node.op_type != "ConstantOfShape" or name not in weight_names or node.input[0] not in document.weights:
             kept.append(node)
             continue
         dims = tuple(int(dim) for dim in array_of(document, node.input[0]).reshape(-1))
@@ -380,30 +385,33 @@ def fill_constants(document: Document) -> set[str]:
 
 
 def spell_out_pads(document: Document) -> None:
-    """Give dilated windows with automatic pads explicit ones, in place.
+    """Replace automatic pads of dilated windows by explicit ones, in place.
 
-    Raises `ModelError` where the pads depend on the input's size, or the kernel's size is not in the file.
+    Raises
+    ------
+    ModelError
+        If the pads depend on the input's size, or the file lacks the kernel's size.
     """
     for node in document.proto.graph.node:
         auto = next((a.s.decode("utf-8", "replace") for a in node.attribute if a.name == "auto_pad"), "")
         if auto not in ("SAME_UPPER", "SAME_LOWER") or node.domain:
             continue
-        added = _ints(node, "output_padding")
+        added = _int_attributes(node, "output_padding")
         if node.op_type == "ConvTranspose" and any(added):
             raise ModelError(
                 f"{describe(document.where, node, document.opset)}: auto_pad {auto} with output_padding {added} has "
-                "one size in onnxruntime and another in ONNX's shape inference; export the model with explicit pads"
+                "one size in onnxruntime and another in ONNX's shape inference. Export the model with explicit pads"
             )
-        dilations = _ints(node, "dilations")
-        if node.op_type not in {"Conv", "MaxPool", "AveragePool", "LpPool"} or all(d == 1 for d in dilations):
+        dilations = _int_attributes(node, "dilations")
+        if not op_of(node.op_type).window or node.op_type == "ConvTranspose" or all(d == 1 for d in dilations):
             continue
-        kernel = _ints(node, "kernel_shape")
-        if not kernel and node.op_type == "Conv" and len(node.input) > 1 and node.input[1] in document.weights:
+        kernel = _int_attributes(node, "kernel_shape")
+        if not kernel and len(node.input) > 1 and node.input[1] in document.weights:
             kernel = list(document.weights[node.input[1]].dims)[2:]
-        if len(kernel) != len(dilations) or any(stride != 1 for stride in _ints(node, "strides")):
+        if len(kernel) != len(dilations) or any(stride != 1 for stride in _int_attributes(node, "strides")):
             raise ModelError(
                 f"{describe(document.where, node, document.opset)}: auto_pad {auto} with dilations {dilations} is "
-                "something that onnxruntime doesn't compute; export the model with explicit pads"
+                "not supported by onnxruntime. Export the model with explicit pads"
             )
         total = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
         before = [t // 2 if auto == "SAME_UPPER" else t - t // 2 for t in total]
@@ -413,5 +421,5 @@ def spell_out_pads(document: Document) -> None:
         node.attribute.extend([*kept, helper.make_attribute("pads", pads)])
 
 
-def _ints(node: NodeProto, name: str) -> list[int]:
+def _int_attributes(node: NodeProto, name: str) -> list[int]:
     return next((list(a.ints) for a in node.attribute if a.name == name and a.type == AttributeProto.INTS), [])

@@ -1,9 +1,9 @@
-"""A graph on its way from a file: nodes with static types, the constants known so far, and what folding may cost.
+"""A graph while it is read from a file: nodes with static types, known constants, and the budget of constant folding.
 
-The budget is in bytes and work of one node, and of all of a file, told before anything is computed: a file of a
-kilobyte can ask for a constant of a gigabyte, or for a pooling that takes minutes. What is over it stays an operator,
-which is scheduled like any other. Weights that the file stores raise the budget in proportion: transposing or
-dequantizing them is what folding is for.
+The budget limits bytes and work of one node and of a whole file, and is checked before anything is computed: a file of
+a kilobyte can ask for a constant of a gigabyte, or for a pooling that takes minutes. A node over the budget stays an
+operator, which is scheduled like any other. Weights that the file stores raise the budget in proportion, because
+transposing or dequantizing them is the purpose of folding.
 """
 
 from __future__ import annotations
@@ -28,43 +28,45 @@ if TYPE_CHECKING:
 
 
 NODE_BYTES, TOTAL_BYTES = 2**26, 2**28
-"""That many bytes one node may write, and all together may hold at once."""
+"""Bytes that one node may write, and that all constants together may hold at once."""
 NODE_WORK, TOTAL_WORK = 2**28, 2**31
-"""Elements that are read, written or multiplied: a thousand million take about a second."""
+"""Elements that one node, and all nodes, may read, write or multiply: 10^9 take about a second."""
 PER_BYTE_READ = 4
-"""So many bytes more a node may write for each that it reads, and all for each that the file stores: a byte becomes a
-float. Work is allowed four times that."""
+"""Additional bytes that a node may write for each byte that it reads, and all nodes for each byte that the file stores:
+a byte becomes a float. The limit of work is four times that."""
 
 
 def work(node: NodeProto, read: Sequence[tuple[int, ...]], written: Sequence[tuple[int, ...]]) -> int | None:
-    """Elements that are read, written or computed with, at most; None where that can't be told.
+    """Return the number of elements that a node reads, writes or computes with, at most; None if unknown.
 
+    Parameters
+    ----------
     read, written
         Shapes of the inputs and outputs that the node has.
     """
     kind = op_of(node.op_type).steps
     if kind is Steps.UNKNOWN:
         return None
-    plain = sum(map(math.prod, read)) + sum(map(math.prod, written))
+    elements = sum(map(math.prod, read)) + sum(map(math.prod, written))
     if kind is Steps.PLAIN:
-        return plain
+        return elements
     if kind is Steps.COUNTED:
         try:
-            return plain + node_flops(from_node_proto(node), read, written)
+            return elements + node_flops(from_node_proto(node), read, written)
         except (ValueError, LookupError):
             return None
     if node.op_type == "DFT":
-        return plain * max((max(shape, default=1) for shape in (*read, *written)), default=1)
+        return elements * max((max(shape, default=1) for shape in (*read, *written)), default=1)
     if node.op_type == "RoiAlign":
         ratio = attribute_int(node, "sampling_ratio", 0)
         # steps of one sample between four neighbours
-        return plain * ratio**2 * 16 if ratio > 0 else None
-    # steps an element of what is neither plain nor counted: interpolation, sorting, scattering
-    return plain * 64
+        return elements * ratio**2 * 16 if ratio > 0 else None
+    # steps per element of the remaining operators: interpolation, sorting, scattering
+    return elements * 64
 
 
 def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
-    """The most elements of each output whose shape depends on values; None where that can't be told."""
+    """Return the largest number of elements of each output whose shape depends on values; None if unknown."""
     if not read:
         return None
     match node.op_type:
@@ -77,55 +79,55 @@ def most_elements(node: NodeProto, read: Sequence[Array]) -> int | None:
 
 @dataclass
 class FoldingBudget:
-    """Holds what is left of it. `stored_bytes` is what the file stores."""
+    """Bytes and work that constant folding has used; `stored_bytes` are the bytes of weights in the file."""
 
     stored_bytes: int = 0
     held_bytes: int = 0
     spent: int = 0
 
     def excess(self, nbytes: int, read_bytes: int, steps: int | None) -> str:
-        """Says why a node can't be folded, in a few words; empty where it can."""
+        """Return the reason, in a few words, why a node is over the budget; empty if it isn't."""
         if steps is None:
-            return "its work can't be told"
-        one, all_ = NODE_BYTES + PER_BYTE_READ * read_bytes, TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes
-        if nbytes > one:
-            return f"it would write {show_bytes(nbytes)}, and {show_bytes(one)} are allowed"
-        if self.held_bytes + nbytes > all_:
-            return f"constants would take more than {show_bytes(all_)}"
+            return "its work is unknown"
+        limit, total = NODE_BYTES + PER_BYTE_READ * read_bytes, TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes
+        if nbytes > limit:
+            return f"it would write {show_bytes(nbytes)}, and the limit is {show_bytes(limit)}"
+        if self.held_bytes + nbytes > total:
+            return f"constants would take more than {show_bytes(total)}"
         if steps > NODE_WORK + 4 * PER_BYTE_READ * read_bytes:
-            return f"it would take {steps:.1e} steps, and {NODE_WORK:.1e} are allowed"
+            return f"it would take {steps:.1e} steps, and the limit is {NODE_WORK:.1e}"
         if self.spent + steps > TOTAL_WORK + 4 * PER_BYTE_READ * self.stored_bytes:
             return f"constants would take more than {TOTAL_WORK:.1e} steps"
         return ""
 
     def take(self, nbytes: int, steps: int) -> None:
-        """Count a node that is folded."""
+        """Charge the budget for a node that is folded."""
         self.held_bytes += nbytes
-        # work of beginning a node at all
+        # fixed work of each node
         self.spent += steps + 2**12
 
     def give_back(self, nbytes: int) -> None:
-        """Count a constant that nothing reads any more."""
+        """Release the bytes of a constant that no node reads any more."""
         self.held_bytes -= nbytes
 
 
 def released(left: dict[str, int], node: NodeProto, kept: Collection[str]) -> list[str]:
-    """The operands of `node` that no later node reads: `left` counts readers, and is counted down."""
-    gone = []
-    for name, times in Counter(filter(None, node.input)).items():
-        left[name] = left.get(name, 0) - times
+    """Return the operands of `node` that no later node reads, and reduce the counts of readers in `left`."""
+    released_names = []
+    for name, reads in Counter(filter(None, node.input)).items():
+        left[name] = left.get(name, 0) - reads
         if left[name] <= 0 and name not in kept:
-            gone.append(name)
-    return gone
+            released_names.append(name)
+    return released_names
 
 
 def readers(nodes: Sequence[NodeProto]) -> dict[str, int]:
-    """Says how often each tensor is read."""
-    found: dict[str, int] = {}
+    """Return the number of reads of each tensor."""
+    counts: dict[str, int] = {}
     for node in nodes:
         for name in filter(None, node.input):
-            found[name] = found.get(name, 0) + 1
-    return found
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 Type = tuple[int, Shape]
@@ -134,7 +136,7 @@ Type = tuple[int, Shape]
 
 @dataclass(frozen=True)
 class Rebatch:
-    """Baked-in shapes to rewrite for another batch: types of all tensors before, old batch, new batch."""
+    """A change of batch that stored shapes must follow: previous types of all tensors, old batch, new batch."""
 
     before: Mapping[str, Type]
     old: int
@@ -143,22 +145,24 @@ class Rebatch:
 
 @dataclass
 class Draft:
-    """A graph on its way: nodes with static types, constants evaluated.
+    """A graph while it is read: nodes with static types, and evaluated constants.
 
+    Attributes
+    ----------
     nodes
-        In topological order, folded ones left out, Dropout in evaluation mode turned into Identity.
+        Nodes that aren't folded, in topological order; Dropout in evaluation mode is an Identity.
     types
-        Of every tensor, folded ones included.
+        Types of all tensors, folded ones included.
     constants
         Untrained weights and folded tensors.
     folded
-        How many nodes were folded.
+        Number of folded nodes.
     gone
-        Constants that were folded into others, and are kept no longer.
+        Constants that were folded into others and dropped.
     unfolded
-        What is constant but over the budget of folding, or depends on that, and why.
+        Constant tensors over the folding budget, and those that depend on them, with the reason.
     repeated
-        First states of recurrent layers that were for another batch, and the batch that they are repeated for.
+        Initial states of recurrent layers that were for another batch, and the batch that they are repeated for.
     unread
         Outputs of the graph that can't be imported, and why.
     """
@@ -177,17 +181,17 @@ class Draft:
     unread: dict[str, str] = field(default_factory=dict)
 
     def at(self, node: NodeProto) -> str:
-        """Says where `node` is, as messages say it."""
+        """Return the location of `node` for messages."""
         return describe(self.where, node, self.opset)
 
     def put(self, name: str, array: Array) -> None:
-        """Have `array`, read-only from here on, as the constant `name`."""
+        """Add `array` as the constant `name`, and make it read-only."""
         array.setflags(write=False)
         self.constants[name] = array
         self.types[name] = (elem_type(array.dtype.name), array.shape)
 
     def put_beside(self, name: str, array: Array) -> str:
-        """Have `array` as a constant of a name that nothing has: `name`, or with underscores behind it."""
+        """Add `array` as a constant under a free name, `name` or that with underscores; return the name."""
         while name in self.types:
             name += "_"
         self.put(name, array)

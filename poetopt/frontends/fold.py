@@ -1,10 +1,10 @@
-"""Types and values of outputs: inferred from the inputs, and computed ahead where all inputs are constant.
+"""Infer the types of outputs from those of the inputs, and fold nodes whose inputs are all constant.
 
-Small nodes that move, compare or count are evaluated by ONNX's reference implementation, others by onnxruntime. Its
-sines and products differ from numpy's in the last bit, and folding must not change what the model computes; and the
-reference implementation takes minutes for a pooling that onnxruntime does in milliseconds. Nothing random is folded,
-nothing over the budget (`poetopt.frontends.draft`), no quantized weight, and nothing that a trained parameter leads to
-(its reader is simply never given as constant).
+ONNX's reference implementation evaluates small nodes that move, compare or count, onnxruntime the others. onnxruntime's
+sines and products differ from numpy's in the last bit, and folding must not change the model's results. And the
+reference implementation takes minutes for a pooling that takes onnxruntime milliseconds. These nodes are never folded:
+random ones, those over the budget (`poetopt.frontends.draft`), quantized weights, and nodes that depend on a trained
+parameter (which is never among the constants).
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 
 
 def computed(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
-    """The outputs of `node` by name, on one thread, or None where onnxruntime refuses its settings or types.
+    """Return the outputs of `node` by name, computed by onnxruntime on one thread; None if it refuses the node.
 
-    feeds
-        All inputs that it has, by name.
+    `feeds` has all inputs of the node by name.
     """
     import onnxruntime as ort
 
@@ -43,47 +42,53 @@ def computed(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[st
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4
-    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # an arena takes twice what it is asked for
+    options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # an arena allocates twice the requested bytes
     errors = ort.capi.onnxruntime_pybind11_state
     try:
         infos = [helper.make_tensor_value_info(n, elem_type(a.dtype.name), a.shape) for n, a in feeds.items()]
         graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=name) for name in written])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        found = session.run(written, dict(feeds))
+        results = session.run(written, dict(feeds))
     except (errors.Fail, errors.InvalidArgument, errors.InvalidGraph, errors.NotImplemented, errors.RuntimeException):
         return None
     except (ModelError, *LIBRARY_ERRORS):
         return None
-    return dict(zip(written, (np.asarray(value) for value in found), strict=True))
+    return dict(zip(written, (np.asarray(value) for value in results), strict=True))
 
 
 _SMALL = 2**15
-"""Work up to which a plain node is not worth a session."""
+"""Work (elements) up to which a plain node is not worth a session."""
 
 
 def evaluate(
     node: NodeProto, constants: Mapping[str, Array], opset: int, steps: int, shape: tuple[int, ...] | None
 ) -> dict[str, Array] | None:
-    """The outputs of `node`, or None where neither implementation can tell.
+    """Return the outputs of `node` as read-only arrays; None if neither implementation supports it.
 
-    Every input is in `constants`; `steps` is the node's work, `shape` that of its first output where it is known.
-    Arrays are read-only.
+    Parameters
+    ----------
+    constants
+        Has every input of the node.
+    steps
+        Work of the node in elements.
+    shape
+        Shape of the first output; None if unknown.
     """
     first = constants[node.input[0]] if node.input and node.input[0] else None
     if node.op_type == "Identity" and first is not None:
         return {node.output[0]: first}
-    if node.op_type in {"Flatten", "Reshape", "Squeeze", "Unsqueeze"} and first is not None and shape is not None:
+    if node.op_type in VIEW_OPS and first is not None and shape is not None:
         return {node.output[0]: first.reshape(shape)} if first.size == math.prod(shape) else None
     feeds = {name: np.asarray(constants[name]) for name in node.input if name}
     floats = any(array.dtype.kind == "f" for array in feeds.values())
     op = op_of(node.op_type)
-    plain = op.steps is Steps.PLAIN
+    is_plain = op.steps is Steps.PLAIN
     results = None
-    if not plain or steps > _SMALL or (floats and op.computes):
+    if not is_plain or steps > _SMALL or (floats and op.computes):
         results = computed(node, feeds, opset)
-    if results is None and (plain or steps <= _SMALL):
-        results = _by_reference(node, feeds, opset)
+    if results is None and (is_plain or steps <= _SMALL):
+        results = _evaluate_by_reference(node, feeds, opset)
     for array in (results or {}).values():
         if array.dtype.kind in "OUS":
             return None
@@ -91,24 +96,19 @@ def evaluate(
     return results
 
 
-def _by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
+def _evaluate_by_reference(node: NodeProto, feeds: Mapping[str, Array], opset: int) -> dict[str, Array] | None:
     from onnx.reference import ReferenceEvaluator
 
     try:
         with np.errstate(all="ignore"):
-            found = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
+            results = ReferenceEvaluator(node, opsets={"": opset}).run(None, dict(feeds))
     except LIBRARY_ERRORS:
         return None
-    return {name: np.asarray(value) for name, value in zip(node.output, found, strict=False) if name}
-
-
-_POOLS, _POOLS_AS_COMPUTED = frozenset({"AveragePool", "LpPool", "MaxPool"}), 22
-"""From this opset on ONNX says what torch and onnxruntime do in all: a window that would begin in the padding behind
-isn't there, in ceil mode either."""
+    return {name: np.asarray(value) for name, value in zip(node.output, results, strict=False) if name}
 
 
 def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: bool = True) -> dict[str, Type]:
-    """Types of the outputs of `node`; where `must` is false, unknown ones are left out instead of refused."""
+    """Return the types of the outputs of `node`; raise for unknown ones, or skip them if `must` is false."""
     at = draft.at(node)
     protos: dict[str, onnx.TypeProto] = {}
     problem = ""
@@ -116,95 +116,98 @@ def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: boo
         protos = _infer_alone(draft, node)
     except LIBRARY_ERRORS as error:
         problem = first_line(error)
-        # What a file declares of an output helps where inference can't tell, not where inputs don't fit each other.
-        misfit = isinstance(error, onnx.shape_inference.InferenceError)
-        if must and (misfit or not all(name in declared for name in node.output if name)):
-            problem = f"{_shapes(draft, node)}{problem}; the model is inconsistent, export it again"
+        # A declared output type replaces one that can't be inferred, but not one of inconsistent inputs.
+        is_misfit = isinstance(error, onnx.shape_inference.InferenceError)
+        if must and (is_misfit or not all(name in declared for name in node.output if name)):
+            problem = f"{_describe_misfit(draft, node)}{problem}. The model is inconsistent: export it again"
             raise ModelError(f"{at}: {problem}") from error
     types: dict[str, Type] = {}
     for name in filter(None, node.output):
         proto = protos.get(name)
         if proto is not None and proto.WhichOneof("value") not in (None, "tensor_type"):
-            raise UnsupportedOpError(f"{at}: its output {name!r} is not a plain tensor, which is not supported")
-        kind = (_static(proto) if proto is not None else None) or declared.get(name)
-        if kind is None:
+            raise UnsupportedOpError(f"{at}: its output {name!r} is no plain tensor. Export the model without it")
+        type_ = (_static_type(proto) if proto is not None else None) or declared.get(name)
+        if type_ is None:
             if not must:
                 continue
-            decided = _deciding(draft, node)
+            remedy = _inputs_to_fix(draft, node)
             raise UnsupportedOpError(
                 f"{at}: the shape of its output {name!r} is unknown before it runs{': ' + problem if problem else ''}"
-                f"{_why(draft, node)}; "
-                f"schedules need static shapes, so {decided or 'export the model with them'}"
+                f"{_why_not_folded(draft, node)}. "
+                f"Schedules need static shapes: {remedy or 'export the model with them'}"
             )
-        check_size(f"{at}: output {name!r}", kind[1], kind[0])
+        check_size(f"{at}: output {name!r}", type_[1], type_[0])
         try:
-            dtype_name(kind[0])
+            dtype_name(type_[0])
         except ModelError as error:
             raise ModelError(f"{at}: output {name!r}: {error}") from error
-        types[name] = kind
+        types[name] = type_
     return types
 
 
-def _deciding(draft: Draft, node: NodeProto) -> str:
-    """Says what holds where inputs decide the integers that `node` reads."""
-    known = draft.constants.keys() | {name for one in draft.nodes for name in one.output}
+def _inputs_to_fix(draft: Draft, node: NodeProto) -> str:
+    """Return the remedy if inputs of the model decide the integers that `node` reads; else an empty text."""
+    known = draft.constants.keys() | {name for other in draft.nodes for name in other.output}
     inputs = {name: is_setting(*kind) for name, kind in draft.types.items() if name not in known}
-    open_ = [name for name in node.input if name and name not in draft.constants]
-    integers = [name for name in open_ if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
+    unknown = [name for name in node.input if name and name not in draft.constants]
+    integers = [name for name in unknown if dtype_name(draft.types[name][0]).startswith(("int", "uint", "bool"))]
     options = value_options(draft.nodes, inputs, draft.constants.get, integers)
-    return options and f"say the value of the input that decides it: {options}"
+    return options and f"give the value of the input that decides it: {options}"
 
 
-def _why(draft: Draft, node: NodeProto) -> str:
-    """Says which constant operand, or result, of a node isn't computed ahead."""
+def _why_not_folded(draft: Draft, node: NodeProto) -> str:
+    """Return the reason why a constant operand, or result, of a node isn't folded; empty if all are."""
     name = next((name for name in (*node.input, *node.output) if name in draft.unfolded), None)
-    return "" if name is None else f", as {name!r} is not computed ahead: {draft.unfolded[name]}"
+    return "" if name is None else f", because {name!r} is not computed ahead: {draft.unfolded[name]}"
 
 
 def check_view(draft: Draft, node: NodeProto) -> None:
-    """Shape inference takes a Reshape's word for the number of elements; a graph must not."""
+    """Raise `ModelError` if a view changes the number of elements: shape inference doesn't check a Reshape."""
     if node.op_type not in VIEW_OPS:
         return
     before, after = (draft.types[name][1] for name in (node.input[0], node.output[0]))
     if math.prod(before) != math.prod(after):
         at = draft.at(node)
-        raise ModelError(f"{at}: can't turn shape {list(before)} into {list(after)}; the model is inconsistent")
+        raise ModelError(
+            f"{at}: can't turn shape {list(before)} into {list(after)}. The model is inconsistent: export it again"
+        )
 
 
-def _shapes(draft: Draft, node: NodeProto) -> str:
+def _describe_misfit(draft: Draft, node: NodeProto) -> str:
     shown = ", ".join(f"{name} {list(draft.types[name][1])}" for name in node.input if name)
     return f"its inputs don't fit ({shown}): " if shown else ""
 
 
-def _proto(draft: Draft, name: str) -> onnx.TypeProto:
+def _type_proto(draft: Draft, name: str) -> onnx.TypeProto:
     elem, shape = draft.types[name]
     return helper.make_tensor_type_proto(elem, list(shape))
 
 
-def _small(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
-    found = {name: draft.constants[name] for name in node.input if name in draft.constants}
-    # constants of at most this many elements are shown to shape inference
+def _small_constants(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
+    known = {name: draft.constants[name] for name in node.input if name in draft.constants}
+    # larger constants are never shapes, and slow shape inference down
     return {
-        name: numpy_helper.from_array(np.asarray(array), name) for name, array in found.items() if array.size <= 4096
+        name: numpy_helper.from_array(np.asarray(array), name) for name, array in known.items() if array.size <= 4096
     }
 
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
-    # operators that ONNX defines by a function alone, without shape inference
-    if node.op_type in {"GroupNormalization", "MeanVarianceNormalization"}:
-        return {node.output[0]: _proto(draft, node.input[0])}
-    opset = draft.opset
-    if node.op_type in _POOLS and attribute_int(node, "ceil_mode", 0):
-        opset = max(opset, _POOLS_AS_COMPUTED)
+    op, opset = op_of(node.op_type), draft.opset
+    # from opset 22 on, ONNX specifies what torch and onnxruntime do in all opsets: even in ceil mode, they drop a
+    # window that would begin in the trailing padding
+    if op.window and attribute_int(node, "ceil_mode", 0):
+        opset = max(opset, 22)
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
-    types = {name: _proto(draft, name) for name in node.input if name}
+    if op.normalizes and not schema.has_type_and_shape_inference_function:  # ONNX defines it only as a function
+        return {node.output[0]: _type_proto(draft, node.input[0])}
+    types = {name: _type_proto(draft, name) for name in node.input if name}
     imports = [helper.make_opsetid("", opset)]
     return onnx.shape_inference.infer_node_outputs(
-        schema, node, types, _small(draft, node), opset_imports=imports, ir_version=8
+        schema, node, types, _small_constants(draft, node), opset_imports=imports, ir_version=8
     )
 
 
-def _static(proto: onnx.TypeProto) -> Type | None:
+def _static_type(proto: onnx.TypeProto) -> Type | None:
     if proto.WhichOneof("value") != "tensor_type" or not proto.tensor_type.HasField("shape"):
         return None
     dims = proto.tensor_type.shape.dim
@@ -214,23 +217,24 @@ def _static(proto: onnx.TypeProto) -> Type | None:
 
 
 def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
+    """Fold `node` into constants if all its inputs are constant and the budget allows; return whether it did."""
     if op_of(node.op_type).asks_shape:
         shape = np.array(draft.types[node.input[0]][1], dtype=np.int64)
         if node.op_type == "Size":
-            found = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
+            value = np.array(int(np.prod(shape, dtype=np.int64)), dtype=np.int64)
         else:
             start, end = attribute_int(node, "start", 0), attribute_int(node, "end", len(shape))
-            found = shape[_clamp(start, len(shape)) : _clamp(end, len(shape))]
-        draft.put(node.output[0], found.copy())
+            value = shape[_clamp(start, len(shape)) : _clamp(end, len(shape))]
+        draft.put(node.output[0], value.copy())
         return True
     if op_of(node.op_type).random or any(name and name not in draft.constants for name in node.input):
-        draft.unfolded.update(_inherited(draft, node))
+        draft.unfolded.update(_inherited_reasons(draft, node))
         return False
     if stays(draft, node):
         return False
     types = infer(draft, node, {}, must=False)
     if node.op_type == "Range":
-        types = _range(draft, node)
+        types = _range_type(draft, node)
     read = [draft.constants[name] for name in node.input if name]
     unknown = sum(map(bool, node.output)) - len(types)
     most = most_elements(node, read) if unknown else 0
@@ -244,7 +248,7 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
     first = types.get(node.output[0])
     results = evaluate(node, draft.constants, draft.opset, steps or 0, first[1] if first else None)
     expected = {**declared, **types}
-    if results is None or any(expected.get(name, _type(array)) != _type(array) for name, array in results.items()):
+    if results is None or any(expected.get(name, _kind(array)) != _kind(array) for name, array in results.items()):
         return False
     draft.budget.take(sum(array.nbytes for array in results.values()), steps or 0)
     for name, array in results.items():
@@ -253,9 +257,9 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
 
 
 def stays(draft: Draft, node: NodeProto) -> bool:
-    """Says whether `node` dequantizes a weight: then it is an operator of the step, and the weight what the file holds.
+    """Return whether `node` dequantizes a weight: then it stays an operator, and the weight stays quantized.
 
-    What has one axis or none (biases, numbers) is folded, and so is what takes no more room as a float.
+    Tensors of at most one axis (biases, scalars) are folded, and so are those that are no larger as floats.
     """
     if node.op_type != "DequantizeLinear":
         return False
@@ -263,8 +267,8 @@ def stays(draft: Draft, node: NodeProto) -> bool:
     return len(shape) > 1 and DTYPE_BYTES[dtype_name(data)] < DTYPE_BYTES[dtype_name(scale)]
 
 
-def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
-    """Gives the notes on the outputs of a node that reads only constants, some of which weren't folded."""
+def _inherited_reasons(draft: Draft, node: NodeProto) -> dict[str, str]:
+    """Return the reasons for the outputs of a node that reads only constants, some of them not folded."""
     names = [name for name in node.input if name]
     if op_of(node.op_type).random or not all(name in draft.constants or name in draft.unfolded for name in names):
         return {}
@@ -272,18 +276,20 @@ def _inherited(draft: Draft, node: NodeProto) -> dict[str, str]:
     return {name: reason for name in node.output if name}
 
 
-def _range(draft: Draft, node: NodeProto) -> dict[str, Type]:
-    """The type of a Range of constants; inference would take what doesn't fit 64 bits for nothing."""
+def _range_type(draft: Draft, node: NodeProto) -> dict[str, Type]:
+    """Return the type of a Range of constants: inference takes a count beyond 64 bits for an empty one."""
     at = draft.at(node)
     start, limit, delta = (draft.constants[name] for name in node.input)
     if any(value.size != 1 for value in (start, limit, delta)):
-        raise ModelError(f"{at}: start, limit and delta must be one number each; the model is inconsistent")
+        raise ModelError(
+            f"{at}: start, limit and delta must be one number each. The model is inconsistent: export it again"
+        )
     first, end, step = (value.reshape(-1)[0].item() for value in (start, limit, delta))
     try:
         count = max(0, math.ceil((end - first) / step))
     except (ArithmeticError, ValueError) as error:
         raise ModelError(
-            f"{at}: from {first} to {end} in steps of {step} is no finite number of elements; export the model again"
+            f"{at}: from {first} to {end} in steps of {step} is not a finite number of elements. Export the model again"
         ) from error
     check_size(f"{at}: output {node.output[0]!r}", (count,), elem_type(start.dtype.name))
     return {node.output[0]: (elem_type(start.dtype.name), (count,))}
@@ -293,7 +299,7 @@ def _clamp(index: int, rank: int) -> int:
     return min(max(index + rank if index < 0 else index, 0), rank)
 
 
-def _type(array: Array) -> Type:
+def _kind(array: Array) -> Type:
     return elem_type(array.dtype.name), array.shape
 
 

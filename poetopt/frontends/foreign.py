@@ -1,6 +1,6 @@
-"""Files that are models, but not in ONNX: told by their first bytes and their ending, with the way to ONNX.
+"""Recognise models in other formats by their first bytes and ending, and explain how to get to ONNX.
 
-Nothing is unpacked, and nothing unpickled.
+No file is unpacked or unpickled.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from poetopt.util.files import MODEL_BYTES, read_bytes
 
 KINDS: dict[str, tuple[str, str]] = {
     "torch": (
-        "a PyTorch file or a Python pickle, which is never opened here",
-        "load the module in PyTorch, and export it: import poetopt as po; po.torch.export(module, x, {out!r}), "
-        "with a batch x as the module takes it",
+        "a PyTorch file or a Python pickle, which poetopt never opens",
+        "Load the module in PyTorch and export it: import poetopt as po; po.torch.export(module, x, {out!r}), "
+        "where x is a batch of inputs",
     ),
     "tensorflow": (
         "a TensorFlow model",
-        "pip install tf2onnx, then python -m tf2onnx.convert --saved-model FOLDER --output {out} (or --tflite FILE, or "
-        "--graphdef FILE)",
+        "Run pip install tf2onnx, then python -m tf2onnx.convert --saved-model FOLDER --output {out} (--tflite FILE "
+        "and --graphdef FILE work too)",
     ),
-    "keras": ("a Keras model", "load it in Keras and export it: model.export({out!r}, format='onnx')"),
+    "keras": ("a Keras model", "Load it in Keras and export it: model.export({out!r}, format='onnx')"),
     "weights": (
         "a file of weights",
-        "they hold no network; load them into the model and export that, as by po.torch.export(module, x, {out!r})",
+        "It has no network. Load it into the model and export that, as by po.torch.export(module, x, {out!r})",
     ),
     "other": (
         "a model in another format",
-        "give the ONNX file that it was made of, or export the network, as by po.torch.export",
+        "Give the ONNX file that it was made from, or export the network, as by po.torch.export",
     ),
-    "arrays": ("arrays of numpy's", "a model is wanted here; batches are given to `poetopt run --data`"),
-    "packed": ("an archive or compressed", "unpack it, and give the .onnx file"),
-    "lfs": ("a pointer of Git LFS, not the file itself", "fetch it with git lfs pull"),
-    "html": ("a web page, not a model", "download the file itself"),
-    "folder": ("a folder", "give the .onnx file in it"),
+    "arrays": ("numpy arrays", "Give a model; batches of data belong to `poetopt run --data`"),
+    "packed": ("an archive or compressed", "Unpack it, and give the .onnx file"),
+    "lfs": ("a pointer of Git LFS, not the file itself", "Fetch it with git lfs pull"),
+    "html": ("a web page, not a model", "Download the file itself"),
+    "folder": ("a folder", "Give the .onnx file in it"),
 }
-"""Of each kind what it is, and what to do."""
+"""Description and remedy of each kind of file."""
 
 _STARTS = (
     (4, b"TFL3", "tensorflow"), (4, b"ORTM", "other"), (0, b"\x89HDF\r\n\x1a\n", "keras"), (0, b"GGUF", "weights"),
@@ -47,7 +47,7 @@ _STARTS = (
     (0, b"<html", "html"), (0, b"<?xml", "other"),
 )  # fmt: skip
 _MEMBERS = ((b"data.pkl", "torch"), (b"archive_format", "torch"), (b"model.weights.h5", "keras"), (b".npy", "arrays"))
-"""Names in a zip archive."""
+"""Kinds by the names in a zip archive."""
 _ENDINGS = {
     **dict.fromkeys(("pt", "pth", "ckpt", "pt2", "pkl", "pickle", "joblib"), "torch"),
     **dict.fromkeys(("tflite", "lite", "pb"), "tensorflow"),
@@ -59,10 +59,12 @@ _ENDINGS = {
 
 
 def foreign(path: Path, content: bytes | None = None) -> str | None:
-    """The notes on a file that is a model in another format; None for what may be ONNX.
+    """Return the error message for a file in another format; None for a file that may be ONNX.
 
+    Parameters
+    ----------
     content
-        What is at `path`, where that has been read.
+        Content of `path`, if it has been read.
     """
     ending = _ENDINGS.get(path.suffix.lower().lstrip("."))
     if path.is_dir():
@@ -71,7 +73,7 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
             ending = "tensorflow" if "saved_model.pb" in names else ending
             inside = sorted(str(path / name) for name in names if name.lower().endswith(".onnx"))
             if inside and ending is None:
-                return f"{path}: it is a folder, not an ONNX model; give the .onnx file in it: {', '.join(inside[:4])}"
+                return f"{path}: it is a folder, not an ONNX model. Give the .onnx file in it: {', '.join(inside[:4])}"
         kind = ending or "folder"
     else:
         head = content
@@ -80,20 +82,20 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
                 head = file.read(65536)
         if not head:
             return None
-        found = _of_bytes(head, ending)
-        if found is None and ending is not None:
+        kind_found = _kind_of(head, ending)
+        if kind_found is None and ending is not None:
             with suppress(OSError):
-                found = None if _is_onnx(read_bytes(path, MODEL_BYTES) if content is None else content) else ending
-        if found is None:
+                kind_found = None if _is_onnx(read_bytes(path, MODEL_BYTES) if content is None else content) else ending
+        if kind_found is None:
             return None
-        kind = found
+        kind = kind_found
     what, remedy = KINDS[kind]
     out = f"{path.stem or 'model'}.onnx"
-    return f"{path}: it is {what}, not an ONNX model; {remedy.replace('{out!r}', repr(out)).replace('{out}', out)}"
+    return f"{path}: it is {what}, not an ONNX model. {remedy.replace('{out!r}', repr(out)).replace('{out}', out)}"
 
 
-def _of_bytes(content: bytes, ending: str | None) -> str | None:
-    """The kind that the first bytes tell, or the names in an archive."""
+def _kind_of(content: bytes, ending: str | None) -> str | None:
+    """Return the kind by the first bytes, or by the names in an archive; None if unknown."""
     if content.startswith(b"PK\x03\x04"):
         return next((kind for name, kind in _MEMBERS if name in content), ending or "packed")
     for at, magic, kind in _STARTS:

@@ -1,14 +1,14 @@
-"""An If whose condition is known becomes the branch that is taken.
+"""Replace each If whose condition is known by its branch, and inline functions.
 
-PyTorch's older exporter leaves such nodes behind (`diagonal`, `local_response_norm`, `scatter_reduce`): the condition
-is a literal, or compares shapes, which are fixed here: they are inferred, and integers computed, for the nodes behind
-one tensor, with the batch put in. Stored floats stay unknown, as training changes those. An If whose condition depends
-on what the network computes, or on its weights, is left, to be refused.
+PyTorch's older exporter writes such nodes (`diagonal`, `local_response_norm`, `scatter_reduce`): the condition is a
+literal or compares shapes. The shapes are static for the given batch, so they are inferred, and integers computed, for
+the nodes that one tensor depends on. Stored floats stay unknown, because training changes them. An If whose condition
+depends on activations or weights stays, and is refused later.
 
-Calls of functions that the file itself defines become the functions' bodies (torch's newer exporter writes some).
+Calls of functions that the file defines become the functions' bodies (torch's newer exporter writes some).
 
-ONNX's own inliner knows nothing of an attribute's default in the definition: what a call leaves out, it leaves out in
-the body too, where the operator's default then counts. So the calls state every attribute before they are inlined.
+ONNX's inliner ignores the default of an attribute in the definition: if a call omits the attribute, so does the inlined
+body, where the operator's default then applies. So each call gets all attributes before it is inlined.
 """
 
 from __future__ import annotations
@@ -37,34 +37,33 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 MOST_NODES = 50_000
-"""No network that is trained has this many, and reading them takes ten seconds."""
+"""Limit of nodes after inlining: no trained network has as many, and reading them takes ten seconds."""
 _Key = tuple[str, str]
-"""Domain and name of a function; those that differ in their overload alone are inlined together."""
+"""Domain and name of a function; overloads are inlined together."""
 
 
 def inline_functions(document: Document) -> None:
-    """Replace calls of the file's own functions by their bodies, in place.
+    """Replace calls of the file's functions by their bodies, in place.
 
-    Raises `ModelError` for functions that call each other in a circle, `UnsupportedOpError` for one of another opset
-    than the model's.
+    Raise `ModelError` for recursive functions, `UnsupportedOpError` for a function of another opset than the model's.
     """
     if not document.proto.functions:
         return
-    _keep(document, _called(document))
-    _bounded(document)
+    _keep_functions(document, _called_functions(document))
+    _check_inlined_size(document)
     while document.proto.functions:
-        chosen = _callers(document.proto.functions)
-        _state_defaults(document)
+        chosen = _next_functions(document.proto.functions)
+        _add_defaults(document)
         try:
             inlined = onnx.inliner.inline_selected_functions(document.proto, sorted(chosen))
         except LIBRARY_ERRORS as error:
             raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
         document.proto.CopyFrom(inlined)
-        _keep(document, {_key(function) for function in inlined.functions} - chosen)
+        _keep_functions(document, {_key(function) for function in inlined.functions} - chosen)
 
 
-def _bounded(document: Document) -> None:
-    """Refuse what a few functions that call each other several times would become."""
+def _check_inlined_size(document: Document) -> None:
+    """Raise `ModelError` if inlining would give more than `MOST_NODES` nodes: nested calls grow exponentially."""
     functions = {_key(function): function for function in document.proto.functions}
     counts: dict[_Key, int] = {}
 
@@ -72,16 +71,14 @@ def _bounded(document: Document) -> None:
         return sum(counts.get(_domain_and_op(node), 1) for node in all_nodes(nodes))
 
     todo = list(functions)
-    open_: set[_Key] = set()
+    opened: set[_Key] = set()
     while todo:
         key = todo[-1]
         called = {_domain_and_op(node) for node in all_nodes(functions[key].node)}
         calls = {other for other in called if other in functions and other not in counts}
-        if key not in counts and calls and key not in open_:
-            open_.add(key)
-            todo += sorted(
-                other for other in calls if other not in open_
-            )  # who calls itself, in the end, is refused by the inliner
+        if key not in counts and calls and key not in opened:
+            opened.add(key)
+            todo += sorted(other for other in calls if other not in opened)  # ONNX's inliner refuses loops
             continue
         counts[key] = expanded(functions[key].node)
         todo.pop()
@@ -90,18 +87,18 @@ def _bounded(document: Document) -> None:
     if total > MOST_NODES:
         worst = max(calls_of, key=lambda node: counts[_domain_and_op(node)])
         raise ModelError(
-            f"{describe(document.where, worst, document.opset)}: a function of the file that is "
-            f"{_many(counts[_domain_and_op(worst)])} nodes when written out, of {_many(total)} in all; at most "
-            f"{MOST_NODES:,} are read. Export the model without functions, or a part of it"
+            f"{describe(document.where, worst, document.opset)}: inlined, this function of the file has "
+            f"{_node_count_text(counts[_domain_and_op(worst)])} nodes, of {_node_count_text(total)} in all, and the "
+            f"limit is {MOST_NODES:,}. Export the model without functions, or a part of it"
         )
 
 
-def _many(count: int) -> str:
-    """A number of nodes; functions that call one another make it as long as one likes."""
+def _node_count_text(count: int) -> str:
+    """Return a number of nodes as text, shortened: nested calls make it arbitrarily long."""
     return f"{count:,}" if count < 10**15 else "more than 10^15"
 
 
-def _keep(document: Document, keys: Set[_Key]) -> None:
+def _keep_functions(document: Document, keys: Set[_Key]) -> None:
     kept = [function for function in document.proto.functions if _key(function) in keys]
     copy = onnx.ModelProto(functions=kept)
     del document.proto.functions[:]
@@ -112,16 +109,16 @@ def _key(function: FunctionProto) -> _Key:
     return function.domain, function.name
 
 
-def _callers(functions: Iterable[FunctionProto]) -> set[_Key]:
-    """Functions to inline at once: all of them, but where there are defaults those alone that no other one calls.
+def _next_functions(functions: Iterable[FunctionProto]) -> set[_Key]:
+    """Return the functions to inline next: all, or, if there are defaults, only those that no other one calls.
 
-    A default of the outer function may reach the inner call, or leave it to the inner one's default.
+    The default of an outer function may set an attribute of the inner call, or leave it to the inner default.
     """
-    found = list(functions)
-    keys = {_key(function) for function in found}
-    if not any(function.attribute_proto for function in found):
+    listed = list(functions)
+    keys = {_key(function) for function in listed}
+    if not any(function.attribute_proto for function in listed):
         return keys
-    called = {_domain_and_op(node) for function in found for node in all_nodes(function.node)}
+    called = {_domain_and_op(node) for function in listed for node in all_nodes(function.node)}
     return keys - called or keys
 
 
@@ -129,20 +126,20 @@ def _domain_and_op(node: NodeProto) -> _Key:
     return node.domain, node.op_type
 
 
-def _state_defaults(document: Document) -> None:
-    """Give each call in the graph the defaults of the attributes that it leaves out."""
+def _add_defaults(document: Document) -> None:
+    """Add to each call in the graph the default attributes that it omits."""
     functions = {(*_key(function), function.overload): function for function in document.proto.functions}
     for node in all_nodes(document.proto.graph.node):
         function = functions.get((*_domain_and_op(node), node.overload))
         if function is not None:
-            given = {attribute.name for attribute in node.attribute}
-            node.attribute.extend(default for default in function.attribute_proto if default.name not in given)
+            stated = {attribute.name for attribute in node.attribute}
+            node.attribute.extend(default for default in function.attribute_proto if default.name not in stated)
 
 
-def _called(document: Document) -> set[_Key]:
-    """The functions that the graph calls, in the end.
+def _called_functions(document: Document) -> set[_Key]:
+    """Return the functions that the graph calls, directly or not.
 
-    Refuses those whose operators are of another version than the model's: the inliner would leave their calls.
+    Raise `UnsupportedOpError` for a function of another opset than the model's: the inliner would leave its calls.
     """
     functions = {_key(function): function for function in document.proto.functions}
     versions = _versions(document.proto.opset_import)
@@ -158,25 +155,25 @@ def _called(document: Document) -> set[_Key]:
         for domain, version in _versions(function.opset_import).items():
             if versions.get(domain, version) != version:
                 raise UnsupportedOpError(
-                    f"{describe(document.where, node, document.opset)}: calls a function of the file that is written "
-                    f"in opset {version} of {domain or 'ai.onnx'}, and the model is in opset {versions[domain]}; "
-                    "export the model with one opset for both"
+                    f"{describe(document.where, node, document.opset)}: calls a function of the file in "
+                    f"opset {version} of {domain or 'ai.onnx'}, and the model is in opset {versions[domain]}. "
+                    "Export the model with one opset for both"
                 )
         todo.extend(all_nodes(function.node))
     return seen
 
 
 def _versions(imports: Iterable[onnx.OperatorSetIdProto]) -> Mapping[str, int]:
-    found: dict[str, int] = {}
+    versions: dict[str, int] = {}
     for entry in imports:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
-        found[domain] = max(int(entry.version), found.get(domain, int(entry.version)))
-    return found
+        versions[domain] = max(int(entry.version), versions.get(domain, int(entry.version)))
+    return versions
 
 
 @dataclass
 class Ahead:
-    """Holds what is known for one batch: types of all tensors that were asked for, and constants."""
+    """Types and constants known for one batch, for the tensors requested so far and their inputs."""
 
     types: dict[str, Type]
     constants: dict[str, Array] = field(default_factory=dict)
@@ -184,8 +181,8 @@ class Ahead:
     budget: FoldingBudget = field(default_factory=FoldingBudget)
 
     def reach(self, document: Document, producers: Mapping[str, NodeProto], name: str) -> bool:
-        """Find out about `name`, which a node of `producers` writes; whether that went well."""
-        nodes = self._behind(document, producers, name)
+        """Infer `name`, which a node of `producers` writes, with all it depends on; return whether that succeeded."""
+        nodes = self._unresolved_nodes(document, producers, name)
         if nodes is None:
             return False
         for node in nodes:
@@ -205,15 +202,17 @@ class Ahead:
         self.done.update(output for node in nodes for output in node.output)
         return True
 
-    def _behind(self, document: Document, producers: Mapping[str, NodeProto], name: str) -> list[NodeProto] | None:
-        """The nodes that `name` needs and that weren't asked for before, in an order that can be run."""
+    def _unresolved_nodes(
+        self, document: Document, producers: Mapping[str, NodeProto], name: str
+    ) -> list[NodeProto] | None:
+        """Return the nodes that `name` needs and that weren't inferred yet, in topological order."""
         order: list[NodeProto] = []
         seen: set[str] = set()
         todo = [(name, False)]
         while todo:
-            wanted, ready = todo.pop()
-            node = producers.get(wanted)
-            if node is None or wanted in self.done:
+            requested, ready = todo.pop()
+            node = producers.get(requested)
+            if node is None or requested in self.done:
                 continue
             if ready:
                 order.append(node)
@@ -230,9 +229,9 @@ class Ahead:
 
 
 def ahead(document: Document, options: ReadOptions) -> list[Ahead]:
-    """Nothing known yet, for the file's batch, and for another one that is asked for.
+    """Return empty knowledge for the file's batch, and for another batch if the user gave one.
 
-    Raises `ModelError` where a size stays open.
+    Raise `ModelError` if a size stays open.
     """
     fixed = fix_inputs(document, options)
     known = [Ahead(dict(fixed.types))]
@@ -242,7 +241,7 @@ def ahead(document: Document, options: ReadOptions) -> list[Ahead]:
 
 
 def counting(document: Document, options: ReadOptions) -> Callable[[str], int | None]:
-    """A function that says how many elements an input or a computed tensor has; None where that isn't known."""
+    """Return a function from the name of a tensor to its number of elements (None if unknown)."""
     producers = {written: node for node in document.proto.graph.node for written in node.output if written}
     known: list[Ahead] = []
 
@@ -256,9 +255,9 @@ def counting(document: Document, options: ReadOptions) -> Callable[[str], int | 
 
 
 def inline_branches(document: Document, options: ReadOptions) -> None:
-    """Replace every If of `document` whose condition is known, those inside its branches too.
+    """Replace every If of `document` whose condition is known, including those inside branches.
 
-    Raises `ModelError` where a condition depends on a batch that neither the file nor `options` give.
+    Raise `ModelError` if a condition depends on a batch that neither the file nor `options` give.
     """
     graph = document.proto.graph
     if any(node.op_type == "If" for node in graph.node):
@@ -267,11 +266,13 @@ def inline_branches(document: Document, options: ReadOptions) -> None:
 
 
 class _Inlining:
-    """The nodes of a graph in one pass, each If in turn replaced by its branch, where that begins.
+    """One pass over the nodes of a graph that replaces each If by its branch, which the pass visits next.
 
+    Attributes
+    ----------
     _todo
-        The nodes that are still to be looked at, the next one last.
-    _names
+        Nodes not visited yet, the next one last.
+    _name_counts
         Every name, with the number of nodes that have it.
     """
 
@@ -279,91 +280,91 @@ class _Inlining:
         self._document, self._options = document, options
         self._todo = [copied(node) for node in reversed(document.proto.graph.node)]
         self._kept: list[NodeProto] = []
-        self._names = dict.fromkeys((*document.weights, *(info.name for info in document.proto.graph.input)), 1)
+        self._name_counts = dict.fromkeys((*document.weights, *(info.name for info in document.proto.graph.input)), 1)
         self._numbers: dict[str, int] = {}
         self._producers: dict[str, NodeProto] = {}
         self._known: list[Ahead] | None = None
         for node in self._todo:
-            self._note(node)
+            self._add_node(node)
 
     def nodes(self) -> list[NodeProto]:
-        """All nodes without the Ifs whose condition is known."""
+        """Return all nodes without the Ifs whose condition is known."""
         while self._todo:
             node = self._todo.pop()
-            branch = self._branch(node) if _is_if(node) else None
+            branch = self._known_branch(node) if _is_if(node) else None
             if branch is None:
                 self._kept.append(node)
                 continue
-            self._count(_names(node), -1)
-            spliced = self._spliced(node, branch)
+            self._count_names(_names_in(node), -1)
+            spliced = self._splice(node, branch)
             for inner in spliced:
-                self._note(inner)
+                self._add_node(inner)
             self._todo += reversed(spliced)
         return self._kept
 
-    def _count(self, names: Iterable[str], by: int) -> None:
+    def _count_names(self, names: Iterable[str], by: int) -> None:
         for name in names:
-            total = self._names.get(name, 0) + by
+            total = self._name_counts.get(name, 0) + by
             if total:
-                self._names[name] = total
+                self._name_counts[name] = total
             else:
-                del self._names[name]
+                del self._name_counts[name]
 
-    def _note(self, node: NodeProto) -> None:
-        self._count(_names(node), 1)
+    def _add_node(self, node: NodeProto) -> None:
+        self._count_names(_names_in(node), 1)
         self._producers.update(dict.fromkeys(filter(None, node.output), node))
 
-    def _branch(self, node: NodeProto) -> GraphProto | None:
-        """The branch that is taken, or None where that isn't known or it can't be spliced."""
+    def _known_branch(self, node: NodeProto) -> GraphProto | None:
+        """Return the branch of an If, or None if it is unknown or can't be spliced."""
         literal = self._stored(node.input[0])
-        taken = None if literal is None else _one(literal)
-        if taken is None:
+        condition = None if literal is None else _scalar_bool(literal)
+        if condition is None:
             if self._known is None:
                 self._document.put_nodes([*self._kept, node, *reversed(self._todo)])
                 self._known = ahead(self._document, self._options)
             answers = [self._condition(known, node.input[0]) for known in self._known]
-            agreed = set(answers) - {None}
-            taken = answers[0] if len(agreed) == 1 else None
+            known_answers = set(answers) - {None}
+            condition = answers[0] if len(known_answers) == 1 else None
         branch: GraphProto | None = next(
-            (a.g for a in node.attribute if a.name == ("then_branch" if taken else "else_branch")), None
+            (a.g for a in node.attribute if a.name == ("then_branch" if condition else "else_branch")), None
         )
-        if taken is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
+        if condition is None or branch is None or len(branch.output) != len(node.output) or branch.sparse_initializer:
             return None
         return branch
 
     def _stored(self, name: str) -> Array | None:
-        """The value of `name` where the file, or a branch that was spliced, stores it."""
+        """Return the value of `name` if the file, or a spliced branch, stores it; else None."""
         node = self._producers.get(name)
         return stored(self._document, name) if node is None else constant_array(node)
 
     def _condition(self, known: Ahead, name: str) -> bool | None:
-        """The value of `name` where shapes alone decide it, else None."""
-        found = known.constants.get(name) if known.reach(self._document, self._producers, name) else None
-        return None if found is None else _one(found)
+        """Return the value of `name` if shapes alone decide it, else None."""
+        value = known.constants.get(name) if known.reach(self._document, self._producers, name) else None
+        return None if value is None else _scalar_bool(value)
 
-    def _spliced(self, node: NodeProto, branch: GraphProto) -> list[NodeProto]:
-        """The nodes of `branch`, writing what `node` wrote; its own names made unique, its weights taken over."""
+    def _splice(self, node: NodeProto, branch: GraphProto) -> list[NodeProto]:
+        """Return the nodes of `branch` with the outputs of `node`, after making names unique and adding its weights."""
         document = self._document
-        self._count({*node.input, *node.output}, 1)  # and what is counted here stays
-        inside = [name for n in branch.node for name in n.output if name]
-        own = [*(proto.name for proto in branch.initializer), *inside]
+        self._count_names({*node.input, *node.output}, 1)  # these names stay in use
+        inner_outputs = [name for n in branch.node for name in n.output if name]
+        own_names = [*(proto.name for proto in branch.initializer), *inner_outputs]
         rename: dict[str, str] = {}
-        ends: list[NodeProto] = []
+        passes: list[NodeProto] = []
         for info, output in zip(branch.output, node.output, strict=True):
-            if output and info.name in inside and info.name not in rename:
+            if output and info.name in inner_outputs and info.name not in rename:
                 rename[info.name] = output
             elif output:
-                ends.append(helper.make_node("Identity", [info.name], [output], name=f"{node.name or output}.pass"))
-        for name in own:
+                passes.append(helper.make_node("Identity", [info.name], [output], name=f"{node.name or output}.pass"))
+        for name in own_names:
             if name not in rename:
-                rename[name] = unique(name, self._names, self._numbers)
-                self._count([rename[name]], 1)
+                rename[name] = unique(name, self._name_counts, self._numbers)
+                self._count_names([rename[name]], 1)
         for proto in branch.initializer:
             weight = TensorProto()
             weight.CopyFrom(proto)
             weight.name = rename[proto.name]
             document.weights[weight.name] = weight
-        nodes = [copied(n) for n in (*branch.node, *ends)]
+        nodes = [copied(n) for n in (*branch.node, *passes)]
         for inner in nodes[: len(branch.node)]:
             inner.output[:] = [rename.get(name, name) for name in inner.output]
         for inner in nodes:
@@ -375,22 +376,22 @@ def _is_if(node: NodeProto) -> bool:
     return node.op_type == "If" and node.domain in ("", "ai.onnx") and bool(node.output) and len(node.input) == 1
 
 
-def _one(array: Array) -> bool | None:
+def _scalar_bool(array: Array) -> bool | None:
     return bool(array.reshape(-1)[0]) if array.size == 1 and array.dtype == np.bool_ else None
 
 
-def _names(node: NodeProto) -> set[str]:
-    """Every name in `node` and its subgraphs."""
-    found = {*node.input, *node.output}
+def _names_in(node: NodeProto) -> set[str]:
+    """Return every name in `node` and its subgraphs."""
+    names = {*node.input, *node.output}
     for graph in subgraphs(node):
-        found.update(proto.name for proto in graph.initializer)
+        names.update(proto.name for proto in graph.initializer)
         for inner in graph.node:
-            found |= _names(inner)
-    return found
+            names |= _names_in(inner)
+    return names
 
 
 def _rename_reads(node: NodeProto, rename: Mapping[str, str]) -> None:
-    """New names for what `node` reads, in its subgraphs too, unless these have a tensor of that name."""
+    """Rename what `node` reads, in its subgraphs too unless they have a tensor of that name."""
     node.input[:] = [rename.get(name, name) for name in node.input]
     for graph in subgraphs(node):
         hidden = {*(info.name for info in graph.input), *(proto.name for proto in graph.initializer)}

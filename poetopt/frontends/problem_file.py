@@ -1,4 +1,4 @@
-"""Problem files: a training graph with sizes and costs in JSON, without a network behind it."""
+"""Problem files: a training graph with sizes and costs in JSON, without a network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class ProblemFile:
-    """A training graph whose operators write one tensor each, with a table of costs a device.
+    """A training graph whose operators write one tensor each, with a table of costs per device.
 
     Nodes without producers are graph inputs: in RAM at the start, pageable, not recomputable.
     """
@@ -45,24 +45,22 @@ class ProblemFile:
     content_hash: str
 
     def cost(self, device: str) -> Problem:
-        """The problem under the costs of `device`, a key of the file's own table.
+        """Return the problem with the costs of `device`, a key of the file's table.
 
-        A name of the catalogue works too where the file has the same device under a shorter key
-        (`paper-a72` finds `a72`).
-
-        Raises DeviceError for an unknown key.
+        A name of the catalogue works too if the file has the device under a shorter key (`paper-a72` finds `a72`).
+        Raise DeviceError for an unknown key.
         """
         key = device if device in self.costs else device.removeprefix("paper-").replace("-", "")
         if key not in self.costs:
             close = difflib.get_close_matches(device, self.costs, n=3, cutoff=0.0)
             raise DeviceError(
-                f"{self.source}: no costs for device '{device}'; the file has {', '.join(self.costs)}"
+                f"{self.source}: no costs for device '{device}'. The file has {', '.join(self.costs)}"
                 + (f" (closest: {close[0]})" if close else "")
             )
         table = self.costs[key]
-        written = {consumer for _, consumer in self.edges}
-        inputs = [k for k in range(len(self.nodes)) if k not in written]
-        computed = [k for k in range(len(self.nodes)) if k in written]
+        consumers = {consumer for _, consumer in self.edges}
+        inputs = [k for k in range(len(self.nodes)) if k not in consumers]
+        computed = [k for k in range(len(self.nodes)) if k in consumers]
         tensor_of = {node: index for index, node in enumerate(inputs + computed)}
         operator_of = {node: index for index, node in enumerate(computed)}
         tensors = tuple(
@@ -99,24 +97,29 @@ class ProblemFile:
             dma=self.dma,
             model_ref=self.source,
             model_hash=self.content_hash,
-            notes=("a problem file: costs are the file's own, and there is no network to execute",),
+            notes=("a problem file: costs are those of the file, and there is no network to execute",),
         )
 
 
 def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None) -> ProblemFile:
     """Read a problem file.
 
+    Parameters
+    ----------
     content
-        What is at `path`, where that has been read.
+        Content of the file, if it has been read.
 
-    Raises ModelError, naming the file and the key or node, for anything that isn't a valid problem:
-    unreadable JSON, missing keys, negative or non-finite numbers, edges that don't go forward.
+    Raises
+    ------
+    ModelError
+        For an invalid problem: unreadable JSON, missing keys, negative or non-finite numbers, edges that don't go
+        forward. The message has the file and the key or node.
     """
     source = str(path)
     try:
         data = read_bytes(path, PLAN_BYTES) if content is None else content
     except OSError as error:
-        raise ModelError(f"{source}: can't be read ({error.strerror})") from error
+        raise ModelError(f"{source}: can't be read ({error.strerror}). Check the path") from error
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -124,63 +127,63 @@ def load_problem_file(path: str | os.PathLike[str], content: bytes | None = None
     if not isinstance(document, dict):
         raise ModelError(f"{source}: a problem file is a JSON object with nodes, edges and costs")
     if document.get("format") == "poetopt-plan":
-        raise ModelError(f"{source}: a plan, no model: {_of_plan(source, document.get('model'))}")
+        raise ModelError(f"{source}: a plan, not a model. {_advice_for_plan(source, document.get('model'))}")
     from pydantic import ValidationError
 
     try:
-        found = _form().model_validate(document)
+        problem = _schema().model_validate(document)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
-        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
-        raise ModelError(f"{source}: {place.lstrip('.')}: {fault['msg']}") from error
-    count = len(found.nodes)
-    edges = tuple(dict.fromkeys((producer, consumer) for producer, consumer in found.edges))
-    for index, (producer, consumer) in enumerate(found.edges):
+        location = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+        raise ModelError(f"{source}: {location.lstrip('.')}: {fault['msg']}") from error
+    count = len(problem.nodes)
+    edges = tuple(dict.fromkeys((producer, consumer) for producer, consumer in problem.edges))
+    for index, (producer, consumer) in enumerate(problem.edges):
         if not producer < consumer < count:
             raise ModelError(
-                f"{source}: edges[{index}] = {[producer, consumer]} doesn't go forward among {count} nodes, which must "
-                "be listed in topological order"
+                f"{source}: edges[{index}] = {[producer, consumer]} doesn't go forward among {count} nodes. List them "
+                "in topological order"
             )
-    if not found.costs:
+    if not problem.costs:
         raise ModelError(f"{source}: costs: must have at least one device")
-    costs = {device: {key: tuple(getattr(table, key)) for key in COSTS} for device, table in found.costs.items()}
+    costs = {device: {key: tuple(getattr(table, key)) for key in COSTS} for device, table in problem.costs.items()}
     for device, table in costs.items():
-        if wrong := [key for key, column in table.items() if len(column) != count]:
-            raise ModelError(f"{source}: costs.{device}.{wrong[0]}: must be a list with one number a node")
+        if wrong_keys := [key for key, column in table.items() if len(column) != count]:
+            raise ModelError(f"{source}: costs.{device}.{wrong_keys[0]}: must be a list with one number per node")
     return ProblemFile(
         name=str(document.get("name") or Path(path).stem),
         source=source,
         nodes=tuple(
             _Node(str(index if n.name is None else n.name), int(n.bytes), n.backward, int(n.workspace_bytes))
-            for index, n in enumerate(found.nodes)
+            for index, n in enumerate(problem.nodes)
         ),
         edges=edges,
         costs=costs,
-        dma=found.dma,
+        dma=problem.dma,
         content_hash=hashlib.sha256(data).hexdigest(),
     )
 
 
-def _of_plan(source: str, model: object) -> str:
-    """Gives what can be done with a plan file, and which model it is of."""
+def _advice_for_plan(source: str, model: object) -> str:
+    """Return what to do with a plan file, and its model."""
     reference = model.get("reference") if isinstance(model, dict) else None
-    again = f", or solve its model {reference} again" if isinstance(reference, str) and reference else ""
-    return f"execute it with `poetopt run {source}`, look at it with `poetopt show {source}`{again}"
+    solve_again = f", or solve its model {reference} again" if isinstance(reference, str) and reference else ""
+    return f"Execute it with `poetopt run {source}`, look at it with `poetopt show {source}`{solve_again}"
 
 
 @cache
-def _form() -> Any:
-    """The form of the JSON object. pydantic is imported when a file is read."""
+def _schema() -> Any:
+    """Return the pydantic model of the JSON object; pydantic is imported only when a file is read."""
     from pydantic import Field, StrictBool, conlist, create_model
 
-    form: Any = create_model
-    # sums of costs have to be finite, and readers of JSON agree on whole numbers up to 2^53
+    model: Any = create_model
+    # sums of costs must be finite, and JSON readers agree on integers up to 2^53
     cost: Any = Annotated[float, Field(strict=True, ge=0, lt=1e300, allow_inf_nan=False)]
     size: Any = Annotated[float, Field(strict=True, ge=0, le=2**53, multiple_of=1, allow_inf_nan=False)]
     index: Any = Annotated[int, Field(strict=True, ge=0)]
-    node = form("node", name=(Any, None), bytes=(size, ...), workspace_bytes=(size, 0.0), backward=(StrictBool, False))
-    table = form("table", **{key: (conlist(cost), ...) for key in COSTS})
-    return form(
+    node = model("node", name=(Any, None), bytes=(size, ...), workspace_bytes=(size, 0.0), backward=(StrictBool, False))
+    table = model("table", **{key: (conlist(cost), ...) for key in COSTS})
+    return model(
         "problem",
         nodes=(conlist(node, min_length=1), ...),
         edges=(conlist(conlist(index, min_length=2, max_length=2), min_length=1), ...),

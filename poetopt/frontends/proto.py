@@ -1,7 +1,7 @@
-"""Between plain data and ONNX protobufs: nodes, element types, and a whole graph as one standard model.
+"""Convert between the project's data and ONNX protobufs: nodes, element types, whole graphs.
 
-The vocabulary of the project (`poetopt.graph`) imports no ONNX; this module is the one bridge. Whatever
-a `Graph` or a `TrainingGraph` holds can be written as a standard ONNX model that any runtime loads.
+`poetopt.graph` imports no ONNX; this module is the only bridge. Every `Graph` and `TrainingGraph` can be
+written as a standard ONNX model that any runtime loads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 
 
 def unique(name: str, taken: Iterable[str], numbers: MutableMapping[str, int] | None = None) -> str:
-    """`name`, with a number appended where it is taken.
+    """Return `name`, with a number appended if it is in `taken`.
 
+    Parameters
+    ----------
     numbers
-        For those who ask for many: the last number that each name got, where counting goes on.
+        The last number of each name, updated: it saves callers of many names the search from 2.
     """
     taken = taken if isinstance(taken, (set, frozenset, dict)) else set(taken)
     candidate, number = name, 1 if numbers is None else numbers.get(name, 1)
@@ -46,15 +48,15 @@ def unique(name: str, taken: Iterable[str], numbers: MutableMapping[str, int] | 
 
 
 ANEW = ("lr", "step")
-"""Hyperparameters that have no default in a file: a loop that forgets one of them is told so."""
+"""Hyperparameters without a default in a file, so that a loop that forgets one fails."""
 
 PARAMETERS = "poetopt.parameters"
-"""Metadata of a file: the names of its parameters, one a line."""
+"""Metadata key for the names of a file's parameters, one per line."""
 BATCH = "poetopt.batch"
-"""Metadata of an exported file: the size that an open batch has where none is given."""
+"""Metadata key for the default size of a symbolic batch in an exported file."""
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
-"""No protobuf message can be larger; weights beyond it go to a file of their own."""
+"""Limit of a protobuf message; larger weights go to a separate file."""
 
 _ROOM_FOR_NODES_BYTES = 64 * 2**20
 
@@ -70,36 +72,36 @@ _DTYPES: Mapping[int, str] = {elem: name for name, elem in _ELEM_TYPES.items()}
 
 
 def elem_type(dtype: str) -> int:
-    """ONNX's number of the element type that numpy calls `dtype`."""
+    """Return the ONNX element type of numpy's `dtype`. Raise `ModelError` if there is none."""
     try:
         return _ELEM_TYPES[dtype]
     except KeyError:
-        raise ModelError(f"element type {dtype!r} has no ONNX counterpart; known: {', '.join(DTYPE_BYTES)}") from None
+        raise ModelError(f"element type {dtype!r} isn't ONNX's. Use one of {', '.join(DTYPE_BYTES)}") from None
 
 
 def dtype_name(elem: int) -> str:
-    """Numpy's name of ONNX's element type number `elem`.
+    """Return numpy's name of ONNX's element type `elem`.
 
-    Raises `ModelError` for types without fixed-size numeric elements (strings, float8, ...).
+    Raise `ModelError` for types without fixed-size numeric elements (strings, float8, ...).
     """
     try:
         return _DTYPES[elem]
     except KeyError:
-        known = TensorProto.DataType.Name(elem) if elem in TensorProto.DataType.values() else str(elem)
-        raise ModelError(f"element type {known} is not supported; convert the model to float32") from None
+        name = TensorProto.DataType.Name(elem) if elem in TensorProto.DataType.values() else str(elem)
+        raise ModelError(f"element type {name} is not supported. Convert the model to float32") from None
 
 
 @cache
 def _schema_types(op_type: str, domain: str) -> Mapping[str, int]:
-    """Types of the attributes in the newest schema of an op; empty for unknown ops."""
+    """Return the types of an op's attributes in its newest schema; empty for unknown ops."""
     if not onnx.defs.has(op_type, domain):
         return {}
     schema = onnx.defs.get_schema(op_type, domain)
     return {name: int(cast("Enum", attribute.type).value) for name, attribute in schema.attributes.items()}
 
 
-def _attribute(name: str, value: object, declared: int | None) -> AttributeProto:
-    """One attribute; the schema's type decides where Python's is ambiguous (an int for a float, an empty list)."""
+def _make_attribute(name: str, value: object, declared: int | None) -> AttributeProto:
+    """Return one attribute; the schema's type resolves ambiguous Python values (int for float, empty list)."""
     if isinstance(value, AttributeProto):
         copy = AttributeProto()
         copy.CopyFrom(value)
@@ -119,18 +121,18 @@ def _attribute(name: str, value: object, declared: int | None) -> AttributeProto
 
 
 def node_proto(node: Node) -> NodeProto:
-    """`node` as a protobuf; attributes are written in the order of their names."""
+    """Return `node` as a protobuf, with attributes sorted by name."""
     proto = NodeProto(op_type=node.op_type, domain=node.domain, name=node.name)
     proto.input.extend(node.inputs)
     proto.output.extend(node.outputs)
     declared = _schema_types(node.op_type, node.domain)
     for name in sorted(node.attributes):
-        proto.attribute.append(_attribute(name, node.attributes[name], declared.get(name)))
+        proto.attribute.append(_make_attribute(name, node.attributes[name], declared.get(name)))
     return proto
 
 
-def _value(attribute: AttributeProto) -> object:
-    """The plain value of an attribute; graphs, types, empty lists and references pass through as protobufs."""
+def _attribute_value(attribute: AttributeProto) -> object:
+    """Return the Python value of an attribute; graphs, types, empty lists and references stay protobufs."""
     if attribute.ref_attr_name:
         return attribute
     match attribute.type:
@@ -139,7 +141,7 @@ def _value(attribute: AttributeProto) -> object:
         case AttributeProto.FLOAT:
             return float(attribute.f)
         case AttributeProto.STRING:
-            return _text(attribute.s)
+            return _decode(attribute.s)
         case AttributeProto.TENSOR:
             return numpy_helper.to_array(attribute.t)
         case AttributeProto.INTS if attribute.ints:
@@ -147,14 +149,14 @@ def _value(attribute: AttributeProto) -> object:
         case AttributeProto.FLOATS if attribute.floats:
             return list(attribute.floats)
         case AttributeProto.STRINGS if attribute.strings:
-            return [_text(s) for s in attribute.strings]
+            return [_decode(s) for s in attribute.strings]
         case AttributeProto.TENSORS if attribute.tensors:
             return [numpy_helper.to_array(t) for t in attribute.tensors]
         case _:
             return attribute
 
 
-def _text(raw: bytes) -> str | bytes:
+def _decode(raw: bytes) -> str | bytes:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -162,8 +164,8 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def from_node_proto(proto: NodeProto) -> Node:
-    """`proto` as plain data, attributes in the order of their names."""
-    attributes = {a.name: _value(a) for a in sorted(proto.attribute, key=lambda a: a.name)}
+    """Return `proto` as a `Node`, with attributes sorted by name."""
+    attributes = {a.name: _attribute_value(a) for a in sorted(proto.attribute, key=lambda a: a.name)}
     return Node(
         op_type=proto.op_type,
         inputs=tuple(proto.input),
@@ -175,14 +177,14 @@ def from_node_proto(proto: NodeProto) -> Node:
 
 
 def copied(node: NodeProto) -> NodeProto:
-    """A node of its own, which outlives the graph that `node` is in."""
+    """Return a copy of `node`, which outlives its graph."""
     copy = NodeProto()
     copy.CopyFrom(node)
     return copy
 
 
 def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a node holds: branches and bodies."""
+    """Yield the graphs in a node's attributes: branches and bodies."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -190,9 +192,7 @@ def subgraphs(node: NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:
-    """The dense numbers of a Constant node, in whichever of its attributes they stand; None for text, for a sparse
-    tensor, and for other nodes.
-    """
+    """Return the dense numbers of a Constant node; None for text, a sparse tensor, or another node."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
         return None
     for attribute in node.attribute:
@@ -209,59 +209,62 @@ def constant_tensor(node: NodeProto) -> TensorProto | None:
 
 
 def value_info(tensor: Tensor) -> onnx.ValueInfoProto:
-    """Name, element type and shape of `tensor` as a protobuf."""
+    """Return name, element type and shape of `tensor` as a protobuf."""
     return helper.make_tensor_value_info(tensor.name, elem_type(tensor.dtype), list(tensor.shape))
 
 
 def default_outputs(graph: Graph) -> tuple[str, ...]:
-    """Gives what `model_proto` makes the outputs of a model: the graph's own.
+    """Return the default outputs of `model_proto`: the graph's outputs.
 
-    For a `TrainingGraph`: the loss, the model's own outputs that the step has, each parameter's gradient, and what is
-    carried, updated (parameters and the optimizer's states, BatchNormalization statistics), without repetition.
+    For a `TrainingGraph`: the loss, the model's outputs that the step computes, each parameter's gradient, and the
+    updated carried tensors (parameters, optimizer states, BatchNormalization statistics), without duplicates.
     """
     if not isinstance(graph, TrainingGraph):
         return graph.outputs
-    aside = {name for operator in graph.aside for name in operator.outputs}
-    own = (name for name in graph.outputs if name not in aside)
+    aside_outputs = {name for operator in graph.aside for name in operator.outputs}
+    outputs = (name for name in graph.outputs if name not in aside_outputs)
     gradients = (graph.gradients[name] for name in graph.trained if name in graph.gradients)
-    return tuple(dict.fromkeys((graph.loss, *own, *gradients, *graph.carried.values())))
+    return tuple(dict.fromkeys((graph.loss, *outputs, *gradients, *graph.carried.values())))
 
 
 def model_proto(graph: Graph, outputs: Sequence[str] | None = None) -> onnx.ModelProto:
-    """`graph` as one standard ONNX model.
+    """Return `graph` as one standard ONNX model.
 
-    Initializers are `graph.values`: the parameters, and the constants that some node reads. Where
-    `outputs` is given, only nodes that lead to them are kept; see `default_outputs` for what it
-    is otherwise. The order of nodes is that of the operators. Weights are inline, however large; use
-    `save_model` to write a file.
+    Initializers are `graph.values`: the parameters, and the constants that some node reads. Nodes are in the order of
+    the operators. Weights are inline, however large; use `save_model` to write a file.
 
-    A whole step (`outputs` not given) takes what it carries and the hyperparameters as inputs: initializers that may be
-    overridden, and no initializer for `ANEW`. Its metadata say the optimizer and what is carried.
+    A whole step (`outputs` is None) has its carried tensors and hyperparameters as inputs: initializers that callers
+    may override, without initializers for `ANEW`. Its metadata have the optimizer and the carried tensors.
+
+    Parameters
+    ----------
+    outputs
+        Outputs of the model; only nodes that lead to them are kept. Default: `default_outputs`.
     """
-    return _model(graph, outputs, {})
+    return _build_model(graph, outputs, {})
 
 
 def save_model(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Write `graph` as an ONNX file: beside `path` first, then renamed, so that no partial file is ever seen.
+    """Write `graph` as an ONNX file: beside `path` first, then renamed, so that no partial file is visible.
 
-    Weights beyond the 2 GB that a protobuf holds go to `<path>.data`. Raises `OutputError` where the
-    file can't be written.
+    If the weights exceed the 2 GB of a protobuf, they go to `<path>.data`. Raise `OutputError` if the file can't be
+    written.
     """
     if sum(array.nbytes for array in graph.values.values()) <= PROTOBUF_LIMIT_BYTES - _ROOM_FOR_NODES_BYTES:
         write_atomically(path, model_proto(graph).SerializeToString(deterministic=True))
         return
     data = Path(os.path.realpath(path) + ".data")
-    with replacing(path) as model_place, replacing(data) as data_place:
-        external = _write_external(graph, data_place, data.name)
-        model_place.write_bytes(_model(graph, None, external).SerializeToString(deterministic=True))
+    with replacing(path) as model_path, replacing(data) as data_path:
+        external = _write_external(graph, data_path, data.name)
+        model_path.write_bytes(_build_model(graph, None, external).SerializeToString(deterministic=True))
 
 
-def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:
+def _build_model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, TensorProto]) -> onnx.ModelProto:
     names = tuple(default_outputs(graph) if outputs is None else outputs)
     missing = [name for name in names if name not in graph.tensors]
     if missing:
-        raise ModelError(f"{graph.name}: no tensor {missing[0]!r} to make an output of; its own are {graph.outputs}")
-    operators = graph.operators if outputs is None else _needed(graph, names)
+        raise ModelError(f"{graph.name}: no tensor {missing[0]!r} can be an output. Its outputs are {graph.outputs}")
+    operators = graph.operators if outputs is None else _needed_operators(graph, names)
     nodes = [node for operator in operators for node in operator.nodes]
     read = {name for node in nodes for name in node.inputs} | set(names) | set(graph.trained)
     written = {name for node in nodes for name in node.outputs}
@@ -273,21 +276,21 @@ def _model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[str, T
     body = model.graph
     body.name = graph.name or "graph"
     body.node.extend(node_proto(node) for node in nodes)
-    given: tuple[str, ...] = ()
-    absent: set[str] = set()
+    extra_inputs: tuple[str, ...] = ()
+    without_default: set[str] = set()
     if isinstance(graph, TrainingGraph) and graph.carried and outputs is None:
-        given = (*graph.carried, *graph.hyperparameters.values())
-        absent = {tensor for name, tensor in graph.hyperparameters.items() if name in ANEW}
+        extra_inputs = (*graph.carried, *graph.hyperparameters.values())
+        without_default = {tensor for name, tensor in graph.hyperparameters.items() if name in ANEW}
         carried = json.dumps(dict(graph.carried))
         helper.set_model_props(model, {"poetopt.optimizer": graph.optimizer, "poetopt.carried": carried})
     elif not isinstance(graph, TrainingGraph):
         helper.set_model_props(model, {PARAMETERS: "\n".join(graph.trained)})
-    body.input.extend(value_info(graph.tensors[name]) for name in (*graph.inputs, *given))
+    body.input.extend(value_info(graph.tensors[name]) for name in (*graph.inputs, *extra_inputs))
     body.output.extend(value_info(graph.tensors[name]) for name in names)
-    shown = {*graph.inputs, *given, *names}
-    body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in shown)
+    listed = {*graph.inputs, *extra_inputs, *names}
+    body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in listed)
     for name, array in graph.values.items():
-        if name in read and name not in absent:
+        if name in read and name not in without_default:
             body.initializer.append(external[name] if name in external else _initializer(graph.tensors[name], array))
     return model
 
@@ -305,7 +308,7 @@ def _ir_version(opset: int) -> int:
         return int(onnx.IR_VERSION)
 
 
-def _needed(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
+def _needed_operators(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
     wanted = set(names)
     kept: list[Operator] = []
     aside = graph.aside if isinstance(graph, TrainingGraph) else ()
@@ -317,7 +320,7 @@ def _needed(graph: Graph, names: Iterable[str]) -> Iterator[Operator]:
 
 
 def _write_external(graph: Graph, path: Path, location: str) -> dict[str, TensorProto]:
-    """Write the large arrays to `path`; the result refers to them as `location`, relative to the model."""
+    """Write the large arrays to `path`; return initializers that refer to them at `location`, beside the model."""
     protos: dict[str, TensorProto] = {}
     with path.open("wb") as file:
         for name, array in graph.values.items():
@@ -329,7 +332,7 @@ def _write_external(graph: Graph, path: Path, location: str) -> dict[str, Tensor
             proto.data_location = TensorProto.EXTERNAL
             for key, value in (("location", location), ("offset", file.tell()), ("length", array.nbytes)):
                 proto.external_data.add(key=key, value=str(value))
-            little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            np.ascontiguousarray(little).reshape(-1).view(np.uint8).tofile(file)
+            little_endian = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            np.ascontiguousarray(little_endian).reshape(-1).view(np.uint8).tofile(file)
             protos[name] = proto
     return protos

@@ -1,7 +1,7 @@
-"""Weights of eight or four bits: `quantize` makes them of a network's floats, by onnxruntime's quantizer.
+"""Quantize a network's float weights to eight or four bits with onnxruntime's quantizer.
 
-A matrix becomes a MatMulNBits, and a table whose rows are picked a GatherBlockQuantized; a table that is tied to a
-matrix is there once. Blocks go along what a product sums up, each with a scale.
+A matrix becomes a MatMulNBits, and a table that a Gather reads a GatherBlockQuantized; a table tied to a matrix is
+stored once. Blocks lie along the axis that a product sums over, each with a scale.
 """
 
 from __future__ import annotations
@@ -27,28 +27,37 @@ from poetopt.util.text import closest
 
 BITS = {"int4": 4, "int8": 8}
 BLOCKS = {"int4": 32, "int8": 64}
-"""Of a block, where nobody says: a scale for so many takes an eighth of a bit to a bit."""
+"""Default block sizes: a scale per block takes 0.5 to 1 bit per weight."""
 SIZES = (16, 32, 64, 128, 256)
-"""Of a block: those that onnxruntime's kernels know."""
+"""Block sizes that onnxruntime's kernels support."""
 
 
 def quantize(
     model: Source, kind: str = "int4", *, block: int | None = None, out: str | os.PathLike[str] | None = None
 ) -> onnx.ModelProto:
-    """A network whose stored matrices and tables are integers, to be frozen; LoRA's pairs stay as they are.
+    """Return the network with quantized matrices and tables, to be frozen; LoRA adapters stay floats.
 
+    Parameters
+    ----------
     model
         A file, or a model in memory, which isn't changed.
     kind
         `int4` or `int8`.
     block
-        How many weights have a scale in common: a power of two from 16 to 256; by default 32 of int4, and 64 of int8.
+        Number of weights that share a scale: a power of two from 16 to 256; default: 32 for int4, 64 for int8.
     out
-        Where the file is written, too.
+        Path of a file to write as well.
 
-    Raises OptionError for another kind or block, ModelError for what is no network, or has no such matrix,
-    BackendUnavailableError where what onnxruntime's quantizer needs isn't installed, OutputError where the file can't
-    be written.
+    Raises
+    ------
+    OptionError
+        For another kind or block.
+    ModelError
+        For a model that isn't an ONNX network, or has no such matrix.
+    BackendUnavailableError
+        If a package that onnxruntime's quantizer needs isn't installed.
+    OutputError
+        If the file can't be written.
     """
     if kind not in BITS:
         raise OptionError(f"kind {kind!r}: must be int4 or int8{closest(kind, list(BITS))}")
@@ -56,26 +65,26 @@ def quantize(
     if size not in SIZES:
         raise OptionError(f"block {size}: must be one of {', '.join(map(str, SIZES))}")
     document = read_network(model)
-    tables = _prepare(document, size)
+    tables = _prepare_products(document, size)
     with _quantizer() as quantizer:
-        done = quantizer.MatMulNBitsQuantizer(
+        quantizer_run = quantizer.MatMulNBitsQuantizer(
             whole(document), bits=BITS[kind], block_size=size, is_symmetric=True, op_types_to_quantize=("MatMul",),
             nodes_to_exclude=[n.name for n in document.proto.graph.node if any(map(LORA.search, n.input))],
         )  # fmt: skip
-        done.process()
-    made = done.model.model
-    if not any(node.op_type == "MatMulNBits" for node in made.graph.node):
+        quantizer_run.process()
+    model_proto = quantizer_run.model.model
+    if not any(node.op_type == "MatMulNBits" for node in model_proto.graph.node):
         raise ModelError(
-            f"{document.where}: no product with a stored matrix of floats, so there is nothing to quantize"
+            f"{document.where}: it has no product with a stored float matrix, so there is nothing to quantize"
         )
-    _put_tables(made, tables, BITS[kind], size)
-    return written(document, made, out)
+    _gather_quantized_rows(model_proto, tables, BITS[kind], size)
+    return written(document, model_proto, out)
 
 
 @contextmanager
 def _quantizer() -> Iterator[Any]:
-    """The quantizer, which else has a say in how all that is logged is shown, and tells all that it does."""
-    root, before = logging.root, logging.root.manager.disable
+    """Yield the quantizer's module with logging off: it would reconfigure logging, and log each step."""
+    root, disabled_level = logging.root, logging.root.manager.disable
     handlers, level = root.handlers[:], root.level
     logging.disable(logging.CRITICAL)
     try:
@@ -84,88 +93,88 @@ def _quantizer() -> Iterator[Any]:
         yield matmul_nbits_quantizer
     except ImportError as error:
         raise BackendUnavailableError(
-            "onnxruntime's quantizer needs onnx-ir, which is not installed; install it with: "
+            "onnxruntime's quantizer needs onnx-ir, which is not installed. Install it with: "
             "pip install 'poetopt[quantize]'"
         ) from error
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
-def _prepare(document: Document, size: int) -> dict[str, str]:
-    """Have each matrix as a MatMul takes it, and a MatMul for each table, which stands last; the tables' by Gather."""
+def _prepare_products(document: Document, size: int) -> dict[str, str]:
+    """Make each product a plain MatMul, append a MatMul for each table; return tables' weights by Gather output."""
     nodes: list[NodeProto] = []
-    taken, turned = document.names, dict[str, str]()
-    of = {one.node.output[0]: one for one in products(document) if one.node.op_type != "MatMulNBits"}
+    used_names, transposed_names = document.names, dict[str, str]()
+    matrices = {matrix.node.output[0]: matrix for matrix in products(document) if matrix.node.op_type != "MatMulNBits"}
 
-    def straight(name: str, transposed: bool) -> str:
-        """The weight as [inputs, outputs]."""
+    def as_inputs_outputs(name: str, transposed: bool) -> str:
+        """Return the weight as [inputs, outputs]."""
         if not transposed:
             return name
-        if name not in turned:
-            turned[name] = unique(f"{name}.turned", taken)
-            taken.add(turned[name])
-            put(document, turned[name], array_of(document, name).T)
-        return turned[name]
+        if name not in transposed_names:
+            transposed_names[name] = unique(f"{name}.turned", used_names)
+            used_names.add(transposed_names[name])
+            put(document, transposed_names[name], array_of(document, name).T)
+        return transposed_names[name]
 
-    for name in {one.weight for one in of.values()}:
+    for name in {matrix.weight for matrix in matrices.values()}:
         if document.weights[name].data_type == TensorProto.DOUBLE:
-            raise ModelError(f"{document.where}: {name!r} is of doubles, which no quantized weight is; give float32")
+            raise ModelError(f"{document.where}: {name!r} is float64, which can't be quantized. Convert it to float32")
         if not np.isfinite(array_of(document, name)).all():
-            raise ModelError(f"{document.where}: {name!r} has values that are no numbers, which no integers are")
+            raise ModelError(f"{document.where}: {name!r} has NaN or infinite values, which can't be quantized")
     for node in map(copied, document.proto.graph.node):
-        one = of.get(node.output[0])
+        matrix = matrices.get(node.output[0])
         node.name = node.name or node.output[0]
         nodes.append(node)
-        if one is None or LORA.search(one.weight):
+        if matrix is None or LORA.search(matrix.weight):
             continue
-        plain = all(a.f == 1 for a in node.attribute if a.name in ("alpha", "beta"))
+        is_unscaled = all(a.f == 1 for a in node.attribute if a.name in ("alpha", "beta"))
         if node.op_type == "MatMul":
-            node.input[1] = straight(one.weight, one.turned)
-        elif plain:
+            node.input[1] = as_inputs_outputs(matrix.weight, matrix.turned)
+        elif is_unscaled:
             bias = list(node.input[2:3])
-            product = node.output[0] if not bias else unique(f"{node.output[0]}.product", taken)
-            inputs = [node.input[0], straight(one.weight, one.turned)]
+            product = node.output[0] if not bias else unique(f"{node.output[0]}.product", used_names)
+            inputs = [node.input[0], as_inputs_outputs(matrix.weight, matrix.turned)]
             nodes[-1] = helper.make_node("MatMul", inputs, [product], name=node.name)
             if bias:
                 nodes.append(helper.make_node("Add", [product, *bias], node.output, name=f"{node.name}.bias"))
     tables: dict[str, str] = {}
     for node in list(nodes):
         proto = document.weights.get(node.input[0]) if node.op_type == "Gather" else None
-        floats = proto is not None and proto.data_type == TensorProto.FLOAT and len(proto.dims) == 2
-        if proto is None or not floats or proto.dims[1] % size or attribute_int(node, "axis", 0):
+        is_table = proto is not None and proto.data_type == TensorProto.FLOAT and len(proto.dims) == 2
+        if proto is None or not is_table or proto.dims[1] % size or attribute_int(node, "axis", 0):
             continue
-        tables[node.output[0]] = weight = straight(node.input[0], True)
+        tables[node.output[0]] = weight = as_inputs_outputs(node.input[0], True)
         if not any(n.op_type == "MatMul" and n.input[1] == weight for n in nodes):
-            row = unique(f"{weight}.row", taken)
+            row = unique(f"{weight}.row", used_names)
             put(document, row, np.zeros((1, proto.dims[1]), np.float32))
             nodes.append(helper.make_node("MatMul", [row, weight], [f"{row}.product"], name=f"{row}.product"))
     document.put_nodes(nodes)
     return tables
 
 
-def _put_tables(model: onnx.ModelProto, tables: dict[str, str], bits: int, size: int) -> None:
-    """Let each Gather of a table pick rows of what the quantizer has made of it."""
+def _gather_quantized_rows(model: onnx.ModelProto, tables: dict[str, str], bits: int, size: int) -> None:
+    """Let each Gather of a table read the rows of the quantized weight."""
     graph = model.graph
-    made = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
+    products = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
     nodes: list[NodeProto] = []
-    shaped: dict[str, str] = {}
+    reshaped: dict[str, str] = {}
     for node in graph.node:
         weight = tables.get(node.output[0], "")
-        if weight not in made:
+        if weight not in products:
             nodes.append(node)
             continue
-        product = made[weight]
+        product = products[weight]
         count, depth = attribute_int(product, "N", 0), attribute_int(product, "K", 0)
         read = []
         for name, columns in ((product.input[1], depth * bits // 8), (product.input[2], depth // size)):
-            if name not in shaped:
-                shaped[name] = f"{name}.rows"
+            if name not in reshaped:
+                reshaped[name] = f"{name}.rows"
                 shape = onnx.numpy_helper.from_array(np.array([count, columns]), f"{name}.shape")
                 graph.initializer.append(shape)
-                nodes.append(helper.make_node("Reshape", [name, shape.name], [shaped[name]], name=shaped[name]))
-            read.append(shaped[name])
+                nodes.append(helper.make_node("Reshape", [name, shape.name], [reshaped[name]], name=reshaped[name]))
+            read.append(reshaped[name])
         nodes.append(
             helper.make_node(
                 "GatherBlockQuantized", [read[0], node.input[1], read[1]], node.output, name=node.name,
@@ -176,6 +185,6 @@ def _put_tables(model: onnx.ModelProto, tables: dict[str, str], bits: int, size:
     del graph.node[:]
     graph.node.extend(kept)
     names = {name for node in kept for name in node.input}
-    left = [one for one in graph.initializer if one.name in names]
+    initializers = [proto for proto in graph.initializer if proto.name in names]
     del graph.initializer[:]
-    graph.initializer.extend(left)
+    graph.initializer.extend(initializers)

@@ -1,7 +1,7 @@
-"""From a file to a parsed model and its weights, with every way a file can be bad told apart.
+"""Read a file into a parsed model and its weights, with a separate error for each kind of invalid file.
 
-A `Document` keeps the structure (nodes, inputs, outputs) apart from the weights: passes over the
-structure then cost nothing, however large the network is, and external data is read once, at the end.
+A `Document` separates the structure (nodes, inputs, outputs) from the weights: passes over the structure are
+cheap for networks of any size, and external data is read once, at the end.
 """
 
 from __future__ import annotations
@@ -31,34 +31,35 @@ if TYPE_CHECKING:
 _Message = TypeVar("_Message", onnx.ModelProto, onnx.GraphProto)
 
 LARGEST_TENSOR_BYTES = 2**40
-"""A tensor beyond this (1 TiB) is taken for a damaged or hostile file."""
+"""Limit of a tensor (1 TiB): a larger one means a damaged or hostile file."""
 
 
 LIBRARY_ERRORS = (
     RuntimeError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError,
     DecodeError, onnx.checker.ValidationError, onnx.shape_inference.InferenceError,
 )  # fmt: skip
-"""What ONNX's own functions raise on input that they don't like."""
+"""Exceptions that ONNX's functions raise for invalid input."""
 
 
 @dataclass
 class Document:
-    """A parsed model, its weights still where they are.
+    """A parsed model, and its weights as protobufs.
 
+    Attributes
+    ----------
     where
-        How messages refer to it: the path, or `<model>`.
+        Name of the model in messages: the path, or `<model>`.
     proto
-        The model without its initializers; ours to change.
+        The model without its initializers; passes may change it.
     folder
-        The real folder of the model, where external data is looked for, or None (a model that was handed over in
-        memory).
+        The real folder of the model, which has its external data, or None (a model in memory).
     weights
-        The initializers by name, unread: the parsed file's or the caller's own, for large networks leave no room for
-        copies. None of them is changed.
+        The initializers by name: the protobufs of the file or of the caller, not copies, because large networks leave
+        no memory for copies. No pass changes them.
     fills
-        Weights that the file does not store, but fills with one value: that value, as an array of one element.
+        Weights that the file doesn't store but fills with one value: that value, as an array of one element.
     given
-        Names of weights that were inputs, and whose value the user said (`--value`).
+        Names of weights that were inputs, with a value from the user (`--value`).
     allow_symlinks
         Whether external data may lie outside of `folder`, behind symbolic links.
     """
@@ -78,46 +79,51 @@ class Document:
 
     @property
     def names(self) -> set[str]:
-        """All names of tensors: of weights, inputs, and what nodes write."""
+        """Names of all tensors: weights, inputs, and outputs of nodes."""
         graph = self.proto.graph
         written = (name for node in graph.node for name in node.output)
         return {*self.weights, *written, *(info.name for info in graph.input)}
 
     def copied(self) -> Document:
-        """One of its own to change, with the same weights."""
+        """Return a copy that callers may change, with the same weights."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         return replace(self, proto=proto, weights=dict(self.weights), fills=dict(self.fills), given=set(self.given))
 
     def put_nodes(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Have copies of these nodes in place of its own, but for those that write nothing."""
+        """Replace the nodes by copies of `nodes`, without those that write no output."""
         copies = [copied(node) for node in nodes if any(node.output)]
         del self.proto.graph.node[:]
         self.proto.graph.node.extend(copies)
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Version of the default ONNX domain that `model` is in; 0 where it states none."""
+    """Return the version of the default ONNX domain in `model`; 0 if it states none."""
     return max((int(entry.version) for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
 
 
 def read_model(
     source: str | os.PathLike[str] | onnx.ModelProto, content: bytes | None = None, *, allow_symlinks: bool = False
 ) -> Document:
-    """Parse `source`, and tell its weights from its structure.
+    """Parse `source`, and separate its weights from its structure.
 
+    Parameters
+    ----------
     content
-        What is at the path `source`, where that has been read.
+        Content of the file `source`, if it has been read.
     allow_symlinks
         See `Document`.
 
-    Raises `ModelError` for what can't be opened, is empty, is text, is truncated, or is no ONNX model.
+    Raises
+    ------
+    ModelError
+        For a file that can't be opened, is empty, is text, is truncated, or isn't an ONNX model.
     """
     if isinstance(source, onnx.ModelProto):
         proto, where, folder = source, "<model>", None
     else:
         path = Path(source)
-        # The folder is found once, and model and data are read there: a link on the way to it may be changed meanwhile.
+        # Resolve the folder once, and read model and data there: links in the path may change meanwhile.
         folder = real_folder(path.parent)
         proto, where = parsed(path, content, folder / path.name), str(path)
     _check_text(where, proto)
@@ -126,27 +132,27 @@ def read_model(
         document.put_nodes(document.proto.graph.node)
     _check_header(document)
     _list_weights(document, proto.graph.initializer)
-    _bring_in(document)
+    _inline_external_attributes(document)
     return document
 
 
 def parsed(path: Path, content: bytes | None = None, place: Path | None = None) -> onnx.ModelProto:
-    """The model at `path`, or at `place`, which messages call so. Raises `ModelError`."""
+    """Return the model at `path`; `place` is the file to read if it isn't `path`. Raise `ModelError`."""
     try:
         raw = read_bytes(path if place is None else place, MODEL_BYTES) if content is None else content
     except OSError as error:
-        raise ModelError(f"{path}: can't be read ({error.strerror or error}); check the path") from error
+        raise ModelError(f"{path}: can't be read ({error.strerror or error}). Check the path") from error
     if not raw:
-        raise ModelError(f"{path}: the file is empty; export the model again")
+        raise ModelError(f"{path}: the file is empty. Export the model again")
     if _is_text(raw):
-        raise ModelError(f"{path}: a text file, not an ONNX model; give the .onnx file that the exporter wrote")
+        raise ModelError(f"{path}: a text file, not an ONNX model. Give the .onnx file that the exporter wrote")
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(raw)
     except DecodeError as error:
         raise ModelError(
-            f"{path}: not an ONNX model, or a truncated one ({len(raw)} bytes could not be decoded); "
-            "copy or export the file again"
+            f"{path}: not an ONNX model, or a truncated one ({len(raw)} bytes could not be decoded). "
+            "Copy or export the file again"
         ) from error
     return proto
 
@@ -159,45 +165,45 @@ def _is_text(raw: bytes) -> bool:
 def _check_header(document: Document) -> None:
     model, where = document.proto, document.where
     if not model.HasField("graph") and not model.opset_import:
-        raise ModelError(f"{where}: not an ONNX model (it has no graph); export the model again")
+        raise ModelError(f"{where}: not an ONNX model (it has no graph). Export the model again")
     if not model.graph.node and not model.graph.output:
-        raise ModelError(f"{where}: the graph is empty (no nodes and no outputs); export the model again")
+        raise ModelError(f"{where}: the graph is empty (no nodes and no outputs). Export the model again")
     if not model.graph.output:
-        raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained; export the model again")
-    # ONNX's own checks keep the version of the format in 32 bits
+        raise ModelError(f"{where}: the graph has no outputs, so nothing can be trained. Export the model again")
+    # ONNX's checker stores the version of the format in 32 bits
     if not 0 <= model.ir_version < 2**31:
         raise ModelError(
-            f"{where}: states version {model.ir_version} of ONNX's format, and the newest known is {onnx.IR_VERSION}; "
-            "the file is damaged, copy or export it again"
+            f"{where}: states version {model.ir_version} of ONNX's format, and the newest known is {onnx.IR_VERSION}. "
+            "The file is damaged: copy or export it again"
         )
     if opset_of(model) < 1 and model.ir_version < 3:
         model.opset_import.append(helper.make_opsetid("", 1))
     if opset_of(model) < 1:
-        raise ModelError(f"{where}: states no opset of the default ONNX domain; the file is incomplete, export again")
+        raise ModelError(f"{where}: states no opset of the default ONNX domain. Export the model again")
     newest = onnx.defs.onnx_opset_version()
     if opset_of(model) > newest:
         raise ModelError(
             f"{where}: opset {opset_of(model)} is newer than the installed onnx {onnx.__version__} knows "
-            f"(up to {newest}); upgrade onnx, or export with an older opset"
+            f"(up to {newest}). Upgrade onnx, or export with an older opset"
         )
     if model.graph.sparse_initializer:
         name = model.graph.sparse_initializer[0].values.name
-        raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported; export it as dense")
+        raise ModelError(f"{where}: initializer {name!r} is sparse, which is not supported. Export it as dense")
 
 
 def _structure(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of all but the initializers."""
+    """Return a copy of `model` without the initializers."""
     copy = _without(model, "graph")
     if model.HasField("graph"):
         copy.graph.CopyFrom(_without(model.graph, "initializer"))
     return copy
 
 
-def _without(message: _Message, left_out: str) -> _Message:
-    """A copy of `message` but for one field."""
+def _without(message: _Message, excluded: str) -> _Message:
+    """Return a copy of `message` without one field."""
     copy = type(message)()
     for field_, value in message.ListFields():
-        if field_.name == left_out:
+        if field_.name == excluded:
             continue
         if hasattr(value, "extend"):
             getattr(copy, field_.name).extend(value)
@@ -209,20 +215,20 @@ def _without(message: _Message, left_out: str) -> _Message:
 
 
 def _check_text(where: str, model: onnx.ModelProto) -> None:
-    """Protobuf hands names that are no UTF-8 over as bytes; a damaged file is full of them."""
+    """Raise `ModelError` if a name isn't UTF-8: protobuf returns such names of damaged files as bytes."""
     texts: list[object] = [entry.domain for entry in model.opset_import]
-    texts += _texts(model.graph)
+    texts += _graph_texts(model.graph)
     for function in model.functions:
         texts += (function.name, function.domain, function.overload, *function.input, *function.output)
         texts += (*function.attribute, *(default.name for default in function.attribute_proto))
         texts += (entry.domain for entry in function.opset_import)
         texts += (text for node in function.node for text in _node_texts(node))
     if any(isinstance(text, bytes) for text in texts):
-        raise ModelError(f"{where}: some names are not text; the file is damaged, copy or export it again")
+        raise ModelError(f"{where}: some names are not text. The file is damaged: copy or export it again")
 
 
-def _texts(graph: onnx.GraphProto) -> Iterator[object]:
-    """Every name in a graph and in the graphs of its nodes."""
+def _graph_texts(graph: onnx.GraphProto) -> Iterator[object]:
+    """Yield every name in a graph and in the graphs of its nodes."""
     infos = (*graph.input, *graph.output, *graph.value_info)
     yield graph.name
     yield from (info.name for info in infos)
@@ -239,17 +245,17 @@ def _node_texts(node: onnx.NodeProto) -> Iterator[object]:
     for attribute in node.attribute:
         yield from (attribute.name, attribute.ref_attr_name)
     for graph in subgraphs(node):
-        yield from _texts(graph)
+        yield from _graph_texts(graph)
 
 
 def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> None:
-    """List the initializers as weights; files of IR 3 have them among the inputs as well."""
+    """List the initializers as weights, and remove them from the inputs, where files of IR 3 repeat them."""
     graph = document.proto.graph
     for proto in initializers:
         if not proto.name:
-            raise ModelError(f"{document.where}: an initializer has no name; the file is damaged, export it again")
+            raise ModelError(f"{document.where}: an initializer has no name. The file is damaged: export it again")
         if proto.name in document.weights:
-            raise ModelError(f"{document.where}: two initializers are called {proto.name!r}; export the model again")
+            raise ModelError(f"{document.where}: two initializers are called {proto.name!r}. Export the model again")
         what = f"{document.where}: initializer {proto.name!r}"
         check_size(what, tuple(proto.dims), proto.data_type)
         if proto.data_location == TensorProto.EXTERNAL and document.folder is not None:
@@ -257,58 +263,58 @@ def _list_weights(document: Document, initializers: Iterable[TensorProto]) -> No
         document.weights[proto.name] = proto
     for info in graph.input:
         tensor = info.type.tensor_type
-        held = document.weights.get(info.name)
-        if held is not None and tensor.HasField("shape") and not _may_be(tensor.shape, held.dims):
+        weight = document.weights.get(info.name)
+        if weight is not None and tensor.HasField("shape") and not _may_have_shape(tensor.shape, weight.dims):
             raise ModelError(
                 f"{document.where}: an input and an initializer of another shape are both called {info.name!r} "
-                f"(the initializer has shape {list(held.dims)}); rename one of them in the module and export again"
+                f"(the initializer has shape {list(weight.dims)}). Rename one of them in the module and export again"
             )
     kept = [info for info in graph.input if info.name not in document.weights]
     del graph.input[:]
     graph.input.extend(kept)
 
 
-def _may_be(shape: onnx.TensorShapeProto, dims: Sequence[int]) -> bool:
-    """Says whether a tensor of those dims has the declared shape."""
+def _may_have_shape(shape: onnx.TensorShapeProto, dims: Sequence[int]) -> bool:
+    """Return whether a tensor of these dims can have the declared shape."""
     pairs = zip(shape.dim, dims, strict=False)
     return len(shape.dim) == len(dims) and all(not dim.dim_value or dim.dim_value == size for dim, size in pairs)
 
 
 def check_size(what: str, dims: tuple[int, ...], elem: int, remedy: str = "") -> None:
-    """Raise `ModelError` for negative dims, and for sizes that no machine holds (with the remedy for those)."""
+    """Raise `ModelError` for negative dims, and for sizes over `LARGEST_TENSOR_BYTES` (with `remedy`)."""
     if any(dim < 0 for dim in dims):
-        raise ModelError(f"{what} has a negative dimension in its shape {list(dims)}; export the model again")
+        raise ModelError(f"{what} has a negative dimension in its shape {list(dims)}. Export the model again")
     try:
         item = DTYPE_BYTES[dtype_name(elem)]
     except ModelError:
         item = 1
     if math.prod(dims) * item > LARGEST_TENSOR_BYTES:
         raise ModelError(
-            f"{what} has shape {list(dims)}, more than {LARGEST_TENSOR_BYTES >> 40} TiB; "
-            + (remedy or "the file is damaged or was exported with a wrong size")
+            f"{what} has shape {list(dims)}, more than {LARGEST_TENSOR_BYTES >> 40} TiB. "
+            + (remedy or "The file is damaged or was exported with a wrong size")
         )
 
 
-def _bring_in(document: Document) -> None:
-    """Put what nodes hold of external data into the nodes: ONNX's checks would look for it in the current folder."""
+def _inline_external_attributes(document: Document) -> None:
+    """Read external data of attributes into the nodes: ONNX's checker would search the current folder."""
     functions = document.proto.functions
     holders = [(f"function {f.name!r}", attribute) for f in functions for attribute in f.attribute_proto]
     for node in all_nodes((*document.proto.graph.node, *(node for f in functions for node in f.node))):
-        place = f"node {next(iter(node.output), node.name)!r}"
-        holders += ((place, attribute) for attribute in node.attribute)
-    for place, attribute in holders:
+        owner = f"node {next(iter(node.output), node.name)!r}"
+        holders += ((owner, attribute) for attribute in node.attribute)
+    for owner, attribute in holders:
         sparse = (attribute.sparse_tensor, *attribute.sparse_tensors)
         parts = (part for tensor in sparse for part in (tensor.values, tensor.indices))
         for tensor in (attribute.t, *attribute.tensors, *parts):
             if tensor.data_location != TensorProto.EXTERNAL:
                 continue
-            what = f"{document.where}: {attribute.name!r} of {place}"
+            what = f"{document.where}: {attribute.name!r} of {owner}"
             check_size(what, tuple(tensor.dims), tensor.data_type)
-            tensor.CopyFrom(numpy_helper.from_array(_external(document, what, tensor), tensor.name))
+            tensor.CopyFrom(numpy_helper.from_array(_read_external(document, what, tensor), tensor.name))
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes, and those of the graphs that they hold."""
+    """Yield nodes, and those of the graphs in their attributes."""
     for node in nodes:
         yield node
         for graph in subgraphs(node):
@@ -316,13 +322,13 @@ def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def array_of(document: Document, name: str) -> Array:
-    """The initializer `name` as a read-only array; external data is read from its file."""
+    """Return the initializer `name` as a read-only array; external data is read from its file."""
     proto = document.weights[name]
     what = f"{document.where}: initializer {name!r}"
     if name in document.fills:
-        return np.broadcast_to(document.fills[name].reshape(-1)[0], tuple(proto.dims))  # takes no memory
+        return np.broadcast_to(document.fills[name].reshape(-1)[0], tuple(proto.dims))  # a view, without memory
     if proto.data_location == TensorProto.EXTERNAL:
-        array = _external(document, what, proto)
+        array = _read_external(document, what, proto)
     else:
         array = tensor_array(what, proto)
     array = np.ascontiguousarray(array).reshape(array.shape)
@@ -331,7 +337,7 @@ def array_of(document: Document, name: str) -> Array:
 
 
 def stored(document: Document, name: str) -> Array | None:
-    """The numbers of an initializer or of a Constant node; None where the file has none, or none that are whole."""
+    """Return the array of an initializer (unless external) or of a Constant node; None for other tensors."""
     if name in document.weights:
         return None if document.weights[name].data_location == TensorProto.EXTERNAL else array_of(document, name)
     node = next((node for node in document.proto.graph.node if name in node.output), None)
@@ -339,7 +345,7 @@ def stored(document: Document, name: str) -> Array | None:
 
 
 def constant_array(node: onnx.NodeProto) -> Array | None:
-    """The dense numbers of a Constant node; None for other nodes, and where they can't be read."""
+    """Return the dense numbers of a Constant node; None for other nodes, and if they are unreadable."""
     tensor = constant_tensor(node)
     try:
         return None if tensor is None else numpy_helper.to_array(tensor)
@@ -348,21 +354,21 @@ def constant_array(node: onnx.NodeProto) -> Array | None:
 
 
 def tensor_array(what: str, proto: TensorProto) -> Array:
-    """A tensor whose data is inline; `what` is how messages refer to it."""
+    """Return the array of a tensor with inline data; `what` is its name in messages."""
     try:
         dtype_name(proto.data_type)
-        array = _in_place(proto) if proto.HasField("raw_data") else numpy_helper.to_array(proto)
+        array = _view_raw_data(proto) if proto.HasField("raw_data") else numpy_helper.to_array(proto)
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
     except LIBRARY_ERRORS as error:
         raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)} ({error})") from error
     if array.shape != tuple(proto.dims):
-        raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)}; export the model again")
+        raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)}. Export the model again")
     return array
 
 
-def _in_place(proto: TensorProto) -> Array:
-    """The array of raw data without a copy beside the bytes that protobuf hands out, where a number is some bytes."""
+def _view_raw_data(proto: TensorProto) -> Array:
+    """Return the array of raw data without a second copy, if an element takes whole bytes."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type))
     if sys.byteorder != "little" or dtype.kind not in "fiub":
         return numpy_helper.to_array(proto)
@@ -370,12 +376,12 @@ def _in_place(proto: TensorProto) -> Array:
     return array
 
 
-def _external(document: Document, what: str, proto: TensorProto) -> Array:
+def _read_external(document: Document, what: str, proto: TensorProto) -> Array:
     if document.folder is None:
         location = next((entry.value for entry in proto.external_data if entry.key == "location"), "")
         raise ModelError(
-            f"{what}: its data lies in the file {location!r}, and a model in memory has no folder; "
-            "load the model from its file, or read its external data first (onnx.load does)"
+            f"{what}: its data lies in the file {location!r}, and a model in memory has no folder. "
+            "Load the model from its file, or read its external data first (onnx.load does)"
         )
     try:
         dtype_name(proto.data_type)
@@ -390,7 +396,7 @@ def _external(document: Document, what: str, proto: TensorProto) -> Array:
     try:
         with opened(what, document.folder, location, allow_symlinks=document.allow_symlinks) as file:
             if os.fstat(file.fileno()).st_size < offset + size:
-                raise ModelError(f"{what}: external data file {shown!r} is truncated; copy it again")
+                raise ModelError(f"{what}: external data file {shown!r} is truncated. Copy it again")
             file.seek(offset)
             raw = np.fromfile(file, dtype=np.uint8, count=size)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A file that is written anew: its weights with its structure, and the matrices that its products multiply with."""
+"""Rewrite a model file: its structure with its weights, and the stored matrices of its products."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ Source = str | os.PathLike[str] | onnx.ModelProto
 class Product:
     """A product y = x W (+ c) with a stored matrix.
 
+    Attributes
+    ----------
     node
         A MatMul, Gemm or MatMulNBits.
     weight
-        The initializer.
+        Name of the initializer.
     turned
-        Whether it is W', [outputs, inputs].
+        Whether the initializer is W', [outputs, inputs].
     sizes
-        Inputs and outputs.
+        Numbers of inputs and outputs.
     """
 
     node: NodeProto
@@ -48,14 +50,14 @@ class Product:
 
     @property
     def names(self) -> list[str]:
-        """Names for patterns: of its weight with and without `.weight`, of its node, and of that one's module."""
-        plain = re.sub(r"(\.turned)?_Q[48]$", "", self.weight)
-        found = [plain.removesuffix(".weight"), plain, self.node.name, self.node.name.rpartition("/")[0]]
-        return [name for name in dict.fromkeys(found) if name]
+        """Names for patterns: of the weight with and without `.weight`, the node, and the node's module."""
+        name = re.sub(r"(\.turned)?_Q[48]$", "", self.weight)
+        candidates = [name.removesuffix(".weight"), name, self.node.name, self.node.name.rpartition("/")[0]]
+        return [name for name in dict.fromkeys(candidates) if name]
 
 
 def products(document: Document) -> Iterator[Product]:
-    """The products of a file with stored matrices of floats, or of what onnxruntime's quantizer made of those."""
+    """Yield the products with stored float matrices, or with matrices that onnxruntime quantized."""
     nodes, weights = document.proto.graph.node, document.weights
     turns = {n.output[0]: n.input[0] for n in nodes if n.op_type == "Transpose" and n.input[0] in weights}
     for node in nodes:
@@ -73,51 +75,58 @@ def products(document: Document) -> Iterator[Product]:
 
 
 def put(document: Document, name: str, value: Array) -> str:
-    """Have a weight of this name and value."""
+    """Add a weight, and return its name."""
     document.weights[name] = numpy_helper.from_array(np.asarray(value, order="C"), name)
     return name
 
 
 def whole(document: Document, nodes: Iterable[NodeProto] | None = None) -> onnx.ModelProto:
-    """The file, with these nodes, and the weights that they read."""
+    """Return the model with `nodes` (default: its nodes) and the weights that they read."""
     if nodes is not None:
         document.put_nodes(nodes)
     graph = document.proto.graph
     read = {name for node in graph.node for name in node.input} | {info.name for info in graph.output}
-    made = onnx.ModelProto()
-    made.CopyFrom(document.proto)
-    made.graph.initializer.extend(
+    model = onnx.ModelProto()
+    model.CopyFrom(document.proto)
+    model.graph.initializer.extend(
         proto
         if proto.data_location != TensorProto.EXTERNAL
         else numpy_helper.from_array(array_of(document, name), name)
         for name, proto in document.weights.items()
         if name in read
     )
-    return made
+    return model
 
 
 def _bytes_of(document: Document, model: onnx.ModelProto) -> bytes:
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except EncodeError as error:
-        raise ModelError(f"{document.where}: its weights take more than the 2 GB that a file holds") from error
+        raise ModelError(f"{document.where}: its weights exceed the 2 GB of an ONNX file") from error
 
 
 def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
-    """The model, once it was read back, which is written to `out` too where that is given. Raises OutputError.
+    """Check that `model` can be read, write it to `out` if that is given, and return it.
 
-    Raises OptionError where `out` is a file that has weights of `document`, ModelError where nobody could read it.
+    Raises
+    ------
+    OptionError
+        If `out` is a file that has weights of `document`.
+    ModelError
+        If the model can't be read.
+    OutputError
+        If the file can't be written.
     """
     try:
         check_readable(read_model(model))
     except ModelError as error:
         text = str(error).removeprefix("<model>: ")
-        raise ModelError(f"{document.where}: what would be written of it can't be read: {text}") from error
+        raise ModelError(f"{document.where}: the rewritten model can't be read: {text}") from error
     if out is not None:
-        external = (one for one in document.weights.values() if one.data_location == TensorProto.EXTERNAL)
+        external = (weight for weight in document.weights.values() if weight.data_location == TensorProto.EXTERNAL)
         entries = (entry for proto in external for entry in proto.external_data)
-        beside = {os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"}
-        if os.path.realpath(out) in beside:
-            raise OptionError(f"-o {os.fspath(out)}: it has weights of {document.where}; give another path")
+        data_files = {os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"}
+        if os.path.realpath(out) in data_files:
+            raise OptionError(f"-o {os.fspath(out)}: it has weights of {document.where}. Give another path")
         write_atomically(out, _bytes_of(document, model))
     return model

@@ -1,17 +1,17 @@
-"""The pass over the nodes: each is rewritten, checked and folded, or the static shapes of its outputs inferred.
+"""Pass over the nodes: rewrite and check each, then fold it or infer the static shapes of its outputs.
 
-Rewritten are Dropout that drops nothing, casts, baked-in shapes and first states of recurrent layers of another batch,
-and the scales of a Resize. States whose rows are all alike (zeros, nearly always) are repeated for the batch; a trained
-one of a single row is expanded, so that its gradient is the sum over the batch.
+Rewritten are inactive Dropout, casts, stored shapes and initial states of recurrent layers for another batch, and the
+scales of a Resize. Initial states with equal rows (nearly always zeros) are repeated for the batch; a trained state of
+a single row is expanded, so that its gradient is the sum over the batch.
 
-Scaled axes become as long as onnxruntime makes them, which multiplies in float32 (ONNX's shape inference: in float64):
-7/5 is 1.39999998, and five elements become 6 by the one and 7 by the other. Such a Resize is given the lengths
-themselves. Its scales stay what they are: onnxruntime divides the lengths in float32. Where another axis has a scale
-that is no such ratio, the one that is too small becomes the next larger float32; nearest neighbours could be others
-then, and stay as they are.
+A scaled axis gets the length that onnxruntime computes in float32 (ONNX's shape inference uses float64): 7/5 is
+1.39999998, and five elements become 6 in float32 and 7 in float64. Such a Resize gets the lengths instead. Its scales
+don't change, because onnxruntime divides the lengths in float32. If another axis has a scale that isn't such a ratio,
+the scale that is too small becomes the next larger float32. With nearest-neighbour sampling, that could change the
+result, so these scales don't change.
 
-Shapes of intermediate tensors that the file declares are used only where inference can't tell: they may be stale
-(another batch), and inference from the inputs catches what does not fit.
+Shapes of intermediate tensors that the file declares are used only if inference fails: they may be stale
+(another batch), and inference from the inputs detects inconsistencies.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ Floats = NDArray[np.float32]
 
 
 def lengths(before: Sequence[int], scales: Floats) -> list[int]:
-    """Gives what onnxruntime makes of axes of these lengths."""
+    """Return the lengths that onnxruntime gives scaled axes."""
     return [int(np.float32(length) * scale) for length, scale in zip(before, scales, strict=True)]
 
 
 def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[np.int64] | Floats | None:
-    """Sizes (int64), or scales (float32), by which both come to the same; None where these scales may stay."""
+    """Return sizes (int64) or scales (float32) for which float32 and float64 agree; None to keep the scales."""
     after = lengths(before, scales)
     short = [int(np.floor(n * float(s))) != m for n, s, m in zip(before, scales, after, strict=True)]
     if not any(short):
@@ -59,64 +59,64 @@ def agreed(before: Sequence[int], scales: Floats, *, nearest: bool) -> NDArray[n
 Shape = tuple[int, ...]
 
 _LARGEST_SCALE = 2.0**31
-"""No dimension is larger."""
+"""Limit of a scale: no dimension is larger."""
 
 
 def rewritten(draft: Draft, original: NodeProto, rebatch: Rebatch | None) -> NodeProto:
-    """A copy of `original` to be planned; constants that it needs besides, and nodes before it, go into the draft."""
-    node = _plain(draft, original)
+    """Return a rewritten copy of `original`; constants and nodes that it needs are added to the draft."""
+    node = _simplify(draft, original)
     if rebatch is not None:
         _rebatch(draft, node, rebatch)
-    _measure(draft, node)
-    _fit_states(draft, node)
+    _set_resize_lengths(draft, node)
+    _repeat_states(draft, node)
     return node
 
 
-def _plain(draft: Draft, node: NodeProto) -> NodeProto:
-    """A copy of `node`; Dropout that drops nothing and casts to the same type become Identity, CastLike a Cast."""
+def _simplify(draft: Draft, node: NodeProto) -> NodeProto:
+    """Return a copy of `node`; inactive Dropout and casts to the same type become Identity, CastLike a Cast."""
     copy = copied(node)
     if node.op_type in {"Cast", "CastLike"}:
-        return _cast(draft, copy)
+        return _simplify_cast(draft, copy)
     if node.op_type != "Dropout":
         return copy
     at = draft.at(node)
-    ratio, training = _setting(draft, at, node, 1, 0.5), _setting(draft, at, node, 2, 0.0)
+    ratio, training = _constant_setting(draft, at, node, 1, 0.5), _constant_setting(draft, at, node, 2, 0.0)
     if training and ratio:
         return copy
     identity = helper.make_node("Identity", [node.input[0]], [node.output[0]], name=node.name)
     if len(node.output) > 1 and node.output[1]:
-        draft.put(node.output[1], np.broadcast_to(np.True_, draft.types[node.input[0]][1]))  # of no bytes
+        draft.put(node.output[1], np.broadcast_to(np.True_, draft.types[node.input[0]][1]))  # a view, without memory
     draft.removed_dropouts += 1
     return identity
 
 
-def _cast(draft: Draft, node: NodeProto) -> NodeProto:
-    """`node`, a Cast or a CastLike, as a Cast, or as an Identity where the type stays."""
-    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    like = len(node.input) == 2
-    to = draft.types[node.input[1]][0] if like else own.get("to")
+def _simplify_cast(draft: Draft, node: NodeProto) -> NodeProto:
+    """Return a Cast or CastLike as a Cast, or as an Identity if the type doesn't change."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    is_like = len(node.input) == 2
+    to = draft.types[node.input[1]][0] if is_like else attributes.get("to")
     if node.input and to == draft.types[node.input[0]][0]:
         return helper.make_node("Identity", node.input[:1], node.output, name=node.name)
-    return helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=to) if like else node
+    return helper.make_node("Cast", node.input[:1], node.output, name=node.name, to=to) if is_like else node
 
 
-def _setting(draft: Draft, at: str, node: NodeProto, index: int, default: float) -> float:
+def _constant_setting(draft: Draft, at: str, node: NodeProto, index: int, default: float) -> float:
     name = node.input[index] if index < len(node.input) else ""
     if not name:
         return default
     if name not in draft.constants:
         raise UnsupportedOpError(
-            f"{at}: its {'ratio' if index == 1 else 'training_mode'} ({name!r}) is not constant; "
-            "export the model with it fixed"
+            f"{at}: its {'ratio' if index == 1 else 'training_mode'} ({name!r}) is not constant. "
+            "Export the model with it fixed"
         )
     value = np.asarray(draft.constants[name])
     if value.size != 1:
-        raise ModelError(f"{at}: its operand {name!r} has {value.size} elements, but must be a number")
+        raise ModelError(f"{at}: its operand {name!r} has {value.size} elements, but must be a scalar")
     return float(value.reshape(-1)[0])
 
 
 def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
-    """Put the new batch into the constant shape of a Reshape or Expand that has the old one in front."""
+    """Put the new batch into the constant shape of a Reshape or Expand that begins with the old one."""
     if node.op_type not in ("Reshape", "Expand") or len(node.input) < 2 or node.input[1] not in draft.constants:
         return
     shape = draft.constants[node.input[1]]
@@ -129,59 +129,61 @@ def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
         node.input[1] = draft.put_beside(f"{node.output[0]}.shape", np.array([rebatch.new, *shape[1:]], np.int64))
 
 
-def _measure(draft: Draft, node: NodeProto) -> None:
-    """Give a Resize sizes where shape inference would read its scales otherwise than the runtime."""
+def _set_resize_lengths(draft: Draft, node: NodeProto) -> None:
+    """Replace the scales of a Resize by sizes if shape inference and onnxruntime compute different lengths."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
-    # from this opset on a Resize with sizes has no scales
+    # since opset 13 a Resize with sizes has no scales
     if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:
         return
     if not all(0 < scale < _LARGEST_SCALE for scale in scales.tolist()):
-        raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} are no sizes; export the model again")
-    own = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} aren't within 0 and 2^31. Export it again")
+    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     before = draft.types[node.input[0]][1]
-    axes = own.get("axes") or range(len(before))
-    if own.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
+    axes = attrs.get("axes") or range(len(before))
+    if attrs.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
         return
     if any(not -len(before) <= axis < len(before) for axis in axes):
         return
-    found = agreed(
-        [before[axis] for axis in axes], scales.astype(np.float32), nearest=own.get("mode", b"nearest") == b"nearest"
+    new = agreed(
+        [before[axis] for axis in axes],
+        scales.astype(np.float32),
+        nearest=attrs.get("mode", b"nearest") == b"nearest",
     )
-    if found is not None:
-        sized = found.dtype == np.int64
-        name = draft.put_beside(f"{node.output[0]}.{'sizes' if sized else 'scales'}", found)
+    if new is not None:
+        has_sizes = new.dtype == np.int64
+        name = draft.put_beside(f"{node.output[0]}.{'sizes' if has_sizes else 'scales'}", new)
         del node.input[1:]
-        node.input.extend(["", "", name] if sized else ["", name])
+        node.input.extend(["", "", name] if has_sizes else ["", name])
 
 
-def _fit_states(draft: Draft, node: NodeProto) -> None:
-    """Replace first states of a recurrent layer that are for another batch.
+def _repeat_states(draft: Draft, node: NodeProto) -> None:
+    """Replace initial states of a recurrent layer that are for another batch.
 
-    Raises `ModelError` where the rows of one differ, or are computed.
+    Raise `ModelError` if the rows of a state differ, or are computed.
     """
-    places = [p for p in op_of(node.op_type).first_states if p < len(node.input) and node.input[p]]
-    x = draft.types[node.input[0]][1] if places else ()
-    for place in places:
-        name = node.input[place]
+    operands = [p for p in op_of(node.op_type).first_states if p < len(node.input) and node.input[p]]
+    x = draft.types[node.input[0]][1] if operands else ()
+    for operand in operands:
+        name = node.input[operand]
         elem, state = draft.types[name]
         if len(x) != 3 or len(state) != 3 or state[1] == x[1]:
             continue
-        shape, value, fresh = (state[0], x[1], state[2]), draft.constants.get(name), f"{name}.{x[1]}_rows"
-        constant = value is not None and state[1] and bool(np.all(value == value[:, :1]))
-        if not constant and (value is not None or state[1] != 1):
-            what = "its rows differ" if value is not None else "it is trained or computed"
+        shape, value, repeated = (state[0], x[1], state[2]), draft.constants.get(name), f"{name}.{x[1]}_rows"
+        is_repeatable = value is not None and state[1] and bool(np.all(value == value[:, :1]))
+        if not is_repeatable and (value is not None or state[1] != 1):
+            reason = "its rows differ" if value is not None else "it is trained or computed"
             raise ModelError(
-                f"{draft.at(node)}: its first state {name!r} is for a batch of {state[1]} and the batch is {x[1]}, and "
-                f"{what}; use --batch {state[1]}, or export the model with a first state of zeros (or of one row) that "
-                "follows the batch"
+                f"{draft.at(node)}: its initial state {name!r} is for a batch of {state[1]} and the batch is {x[1]}, "
+                f"and {reason}. Use --batch {state[1]}, or export the model with an initial state of zeros (or of one "
+                "row) that follows the batch"
             )
-        if fresh not in draft.types and value is not None:
-            draft.put(fresh, np.repeat(value[:, :1], x[1], axis=1))
-        elif fresh not in draft.types:
-            draft.put(f"{fresh}.shape", np.array(shape, np.int64))
-            draft.nodes.append(helper.make_node("Expand", [name, f"{fresh}.shape"], [fresh], name=fresh))
-            draft.types[fresh] = (elem, shape)
-        node.input[place] = fresh
+        if repeated not in draft.types and value is not None:
+            draft.put(repeated, np.repeat(value[:, :1], x[1], axis=1))
+        elif repeated not in draft.types:
+            draft.put(f"{repeated}.shape", np.array(shape, np.int64))
+            draft.nodes.append(helper.make_node("Expand", [name, f"{repeated}.shape"], [repeated], name=repeated))
+            draft.types[repeated] = (elem, shape)
+        node.input[operand] = repeated
         draft.repeated[name] = x[1]
 
 
@@ -197,49 +199,55 @@ def specialise(
     budget: FoldingBudget | None = None,
     kept: Iterable[str] | None = None,
 ) -> Draft:
-    """Infer and fold `nodes` (in topological order, opset `opset`).
+    """Rewrite, fold and infer `nodes` (in topological order, opset `opset`).
 
+    Parameters
+    ----------
     types
-        Of inputs and of all weights.
+        Types of inputs and of all weights.
     constants
         Weights that are not trained.
     declared
-        What the file says of other tensors, where it is static.
+        Static types of other tensors that the file declares.
     outputs
-        Where one of these can be imported, others needn't be: the nodes that only those need are left out.
+        If some of these can be imported, others are dropped, with the nodes that only they need.
     budget
-        What folding may cost.
+        Budget of folding.
     kept
-        What is read besides by the nodes. Folded constants that are not, and that no operator reads, are dropped as
-        soon as they have been folded into others; by default none is.
+        Tensors that are read outside of `nodes`. Other folded constants that no operator reads are dropped once they
+        are folded into others; with None, all are kept.
 
-    Raises `ModelError` where shapes don't fit each other, `UnsupportedOpError` where they are unknown, naming node and
-    tensor.
+    Raises
+    ------
+    ModelError
+        For inconsistent shapes; the message has node and tensor.
+    UnsupportedOpError
+        For unknown shapes.
     """
     draft = Draft(where, opset, types=dict(types), constants=dict(constants), budget=budget or FoldingBudget())
-    wanted = list(outputs)
-    left, stay = readers(nodes), None if kept is None else {*constants, *kept}
-    lost: dict[str, UnsupportedOpError] = {}
+    output_names = list(outputs)
+    reads_left, kept_names = readers(nodes), None if kept is None else {*constants, *kept}
+    errors: dict[str, UnsupportedOpError] = {}
     for original in nodes:
-        error = next((lost[name] for name in original.input if name in lost), None)
+        error = next((errors[name] for name in original.input if name in errors), None)
         if error is None:
             try:
-                folded = _add(draft, original, declared, rebatch)
-                if stay is not None:
+                folded = _add_node(draft, original, declared, rebatch)
+                if kept_names is not None:
                     if not folded:
-                        stay.update(original.input)
-                    _drop(draft, released(left, original, stay))
+                        kept_names.update(original.input)
+                    _drop_constants(draft, released(reads_left, original, kept_names))
                 continue
-            except UnsupportedOpError as found:
-                error = found
-        lost.update((name, error) for name in original.output if name)
-        if len(wanted) < 2 or all(name in lost for name in wanted):
+            except UnsupportedOpError as unsupported:
+                error = unsupported
+        errors.update((name, error) for name in original.output if name)
+        if len(output_names) < 2 or all(name in errors for name in output_names):
             raise error
-    draft.unread.update((name, str(lost[name])) for name in wanted if name in lost)
+    draft.unread.update((name, str(errors[name])) for name in output_names if name in errors)
     return draft
 
 
-def _drop(draft: Draft, names: Iterable[str]) -> None:
+def _drop_constants(draft: Draft, names: Iterable[str]) -> None:
     for name in names:
         array = draft.constants.pop(name, None)
         if array is not None:
@@ -247,8 +255,8 @@ def _drop(draft: Draft, names: Iterable[str]) -> None:
             draft.budget.give_back(array.nbytes)
 
 
-def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatch: Rebatch | None) -> bool:
-    """Fold a node, or put it behind the draft's with the types of its outputs; whether it was folded."""
+def _add_node(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatch: Rebatch | None) -> bool:
+    """Fold a node, or append it to the draft with the types of its outputs; return whether it was folded."""
     node = rewritten(draft, original, rebatch)
     shapes = [draft.types[name][1] if name else None for name in node.input]
     at = draft.at(node)
@@ -258,9 +266,9 @@ def _add(draft: Draft, original: NodeProto, declared: Mapping[str, Type], rebatc
     if fold(draft, node, declared):
         draft.folded += 1
         return True
-    found = infer(draft, node, declared)
-    check_window(at, node, shapes, [shape for _, shape in found.values()])
-    draft.types.update(found)
+    types = infer(draft, node, declared)
+    check_window(at, node, shapes, [shape for _, shape in types.values()])
+    draft.types.update(types)
     check_view(draft, node)
     draft.nodes.append(node)
     return False

@@ -1,7 +1,7 @@
-"""Is it a graph at all? Single assignment, no missing inputs, no cycles, only operators that can be trained through.
+"""Check the graph: single assignment, no missing inputs, no cycles, only operators that can be trained through.
 
-The result has its nodes in topological order, those that no output needs left out, and outputs that need an operator
-which can't be imported: a classifier's label, a list of what was found. Training needs one output.
+The nodes are then in topological order, without those that no output needs. Outputs that need an operator which can't
+be imported (a classifier's label, a list of detections) are dropped: training needs only one output.
 """
 
 from __future__ import annotations
@@ -20,25 +20,21 @@ from poetopt.frontends.values import deciding
 from poetopt.util.errors import ModelError, OpenError, UnsupportedOpError
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-SEQUENCE = frozenset({
-    "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength",
-    "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement", "OptionalHasElement",
-})  # fmt: skip
 
 
 def describe(where: str, node: NodeProto, opset: int) -> str:
-    """Says how messages refer to a node: file, name, op, opset."""
+    """Return the location of a node for messages: file, name, op, opset."""
     name = node.name or next((output for output in node.output if output), "?")
     op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    # a damaged file has line breaks in names, and a message is one line
+    # repr escapes line breaks in the names of a damaged file: a message is one line
     return f"{where}: node {name!r} ({repr(op)[1:-1]}, opset {opset})"
 
 
 def tidy(document: Document) -> dict[str, str]:
-    """Check the structure of `document`, sort its nodes, and drop those that lead to no output.
+    """Check the structure of `document`, sort its nodes, and drop those that no output needs.
 
-    The result has the outputs that were dropped because of operators that can't be imported, and why. Raises
-    `ModelError` for duplicate names, missing inputs and cycles, `UnsupportedOpError` where no output is left.
+    Return the outputs that were dropped because of operators that can't be imported, and why. Raise `ModelError` for
+    duplicate names, missing inputs and cycles, `UnsupportedOpError` if no output is left.
     """
     graph = document.proto.graph
     for node in graph.node:
@@ -48,39 +44,39 @@ def tidy(document: Document) -> dict[str, str]:
     ordered = _sorted(document, needed(graph.node, [info.name for info in graph.output]))
     unread: dict[str, str] = {}
     if ordered:
-        ordered, unread = _importable(document, ordered)
+        ordered, unread = _keep_importable(document, ordered)
     document.put_nodes(ordered)
     for node in graph.node:
         node.ClearField("doc_string")
         del node.metadata_props[:]
     if not graph.node:
-        raise ModelError(f"{document.where}: no node leads to an output, the graph is empty; export the model again")
+        raise ModelError(f"{document.where}: no node leads to an output, so the graph is empty. Export the model again")
     return unread
 
 
-def _importable(document: Document, ordered: Sequence[NodeProto]) -> tuple[list[NodeProto], dict[str, str]]:
-    """The nodes that the outputs need which can be imported, and why others can't.
+def _keep_importable(document: Document, ordered: Sequence[NodeProto]) -> tuple[list[NodeProto], dict[str, str]]:
+    """Return the nodes that the importable outputs need, and the reasons why other outputs can't be imported.
 
-    Where some can't, they are dropped from `document`, and the inputs that they alone need.
+    The other outputs, and the inputs that only they need, are dropped from `document`.
     """
     graph = document.proto.graph
-    lost = _check_operators(document, ordered)
-    if not lost:
+    errors = _check_operators(document, ordered)
+    if not errors:
         return list(ordered), {}
     outputs = [info.name for info in graph.output]
-    unread = {name: str(lost[name]) for name in outputs if name in lost}
+    unread = {name: str(errors[name]) for name in outputs if name in errors}
     if len(unread) == len(outputs):
-        raise next((error for error in lost.values() if "zipmap" in str(error)), next(iter(lost.values())))
-    left = needed(ordered, [name for name in outputs if name not in unread])
-    read = {name for node in left for name in _reads(node)}
-    before = {name for node in ordered for name in _reads(node)} | unread.keys()
+        raise next((error for error in errors.values() if "zipmap" in str(error)), next(iter(errors.values())))
+    kept_nodes = needed(ordered, [name for name in outputs if name not in unread])
+    read = {name for node in kept_nodes for name in _reads(node)}
+    read_before = {name for node in ordered for name in _reads(node)} | unread.keys()
     for infos, kept in (
         (graph.output, [info for info in graph.output if info.name not in unread]),
-        (graph.input, [info for info in graph.input if info.name in read or info.name not in before]),
+        (graph.input, [info for info in graph.input if info.name in read or info.name not in read_before]),
     ):
         del infos[:]
         infos.extend(kept)
-    return left, unread
+    return kept_nodes, unread
 
 
 def _check_names(document: Document) -> None:
@@ -88,13 +84,13 @@ def _check_names(document: Document) -> None:
     writers: dict[str, str] = dict.fromkeys(document.weights, "an initializer")
     for info in graph.input:
         if not info.name or info.name in writers:
-            raise ModelError(f"{where}: two inputs are called {info.name!r}; export the model again")
+            raise ModelError(f"{where}: two inputs are called {info.name!r}. Export the model again")
         writers[info.name] = "a graph input"
     for node in graph.node:
         for name in filter(None, node.output):
             if name in writers:
                 at = describe(where, node, document.opset)
-                raise ModelError(f"{at}: writes {name!r}, which {writers[name]} writes too; names must be unique")
+                raise ModelError(f"{at}: writes {name!r}, which {writers[name]} writes too. Export the model again")
             writers[name] = f"node {node.name or node.op_type!r}"
     seen: set[str] = set()
     for info in graph.output:
@@ -102,7 +98,7 @@ def _check_names(document: Document) -> None:
             close = _closest(info.name, writers)
             raise ModelError(f"{where}: graph output {info.name!r} is written by no node{close}")
         if info.name in seen:
-            raise ModelError(f"{where}: graph output {info.name!r} is listed twice; export the model again")
+            raise ModelError(f"{where}: graph output {info.name!r} is listed twice. Export the model again")
         seen.add(info.name)
 
 
@@ -111,8 +107,8 @@ def _closest(name: str, names: Iterable[str]) -> str:
     return f"; the closest names are {', '.join(close)}" if close else ""
 
 
-def _outer_names(graph: onnx.GraphProto) -> set[str]:
-    """Names that a subgraph (of If, Loop, Scan) reads, its own included: enough to keep what it needs."""
+def _names_in_subgraph(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that a subgraph (of If, Loop, Scan) reads, a superset of the outer ones that it needs."""
     names: set[str] = {output.name for output in graph.output}
     for node in graph.node:
         names.update(_reads(node))
@@ -122,12 +118,12 @@ def _outer_names(graph: onnx.GraphProto) -> set[str]:
 def _reads(node: NodeProto) -> list[str]:
     names = [name for name in node.input if name]
     for graph in subgraphs(node):
-        names.extend(sorted(_outer_names(graph)))
+        names.extend(sorted(_names_in_subgraph(graph)))
     return names
 
 
 def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto]:
-    """Those of `nodes` that `outputs` need, in their order."""
+    """Return the nodes that `outputs` need, in their order."""
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     todo = list(outputs)
     kept: set[int] = set()
@@ -140,20 +136,20 @@ def needed(nodes: Sequence[NodeProto], outputs: Iterable[str]) -> list[NodeProto
 
 
 def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
-    """Topological order; of several nodes that could be next, the first in the file."""
+    """Return the nodes in topological order, ties in the order of the file."""
     known = {*document.weights, *(info.name for info in document.proto.graph.input)}
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     waiting: list[int] = []
     readers: dict[int, list[int]] = {}
     for index, node in enumerate(nodes):
-        own = {name for name in node.input if name}
-        for name in sorted(name for name in own if name not in known and name not in producer):
+        read_names = {name for name in node.input if name}
+        for name in sorted(name for name in read_names if name not in known and name not in producer):
             at = describe(document.where, node, document.opset)
             raise ModelError(
-                f"{at}: reads {name!r}, which no node, input or initializer provides{_closest(name, known)}; "
-                "the file is incomplete, export it again"
+                f"{at}: reads {name!r}, which no node, input or initializer provides{_closest(name, known)}. "
+                "The file is incomplete: export it again"
             )
-        sources = {producer[name] for name in own if name in producer}
+        sources = {producer[name] for name in read_names if name in producer}
         waiting.append(len(sources))
         for source in sources:
             readers.setdefault(source, []).append(index)
@@ -173,87 +169,87 @@ def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
         names = ", ".join(repr(node.name or node.output[0]) for node in stuck[:4])
         more = ", ..." if len(stuck) > 4 else ""
         raise ModelError(
-            f"{describe(document.where, stuck[0], document.opset)}: on or behind a cycle (nodes {names}{more}); "
-            "a network must be acyclic"
+            f"{describe(document.where, stuck[0], document.opset)}: on or after a cycle (nodes {names}{more}). "
+            "A network must be acyclic: export it again"
         )
     return [nodes[index] for index in order]
 
 
 def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str, UnsupportedOpError]:
-    """The tensors that can't be had, because of operators that can't be imported. Raises ModelError for damage."""
+    """Return the tensors that can't be imported, with the errors. Raise ModelError for an invalid node."""
     opset = document.opset
-    context = _context(document, opset)
-    # GroupNormalization of opsets 18 to 20 is withdrawn for its later form, whose attributes include its own.
-    withdrawn = (
-        _context(document, GROUP_NORMALIZATION_BY_CHANNEL) if opset < GROUP_NORMALIZATION_BY_CHANNEL else context
+    newer = _checker_context(document, opset)
+    # ONNX deprecated GroupNormalization of opsets 18 to 20; its later form accepts the same attributes.
+    older = (
+        _checker_context(document, GROUP_NORMALIZATION_BY_CHANNEL) if opset < GROUP_NORMALIZATION_BY_CHANNEL else newer
     )
-    lost: dict[str, UnsupportedOpError] = {}
+    errors: dict[str, UnsupportedOpError] = {}
     for node in nodes:
         at = describe(document.where, node, opset)
-        error = next((lost[name] for name in _reads(node) if name in lost), None)
+        error = next((errors[name] for name in _reads(node) if name in errors), None)
         try:
             _check_operator(at, node, document)
-        except UnsupportedOpError as found:
-            error = error or found
+        except UnsupportedOpError as unsupported:
+            error = error or unsupported
         if error is not None:
-            lost.update((name, error) for name in node.output if name)
+            errors.update((name, error) for name in node.output if name)
             continue
         try:
-            old = onnx.defs.get_schema(node.op_type, opset).deprecated
-            onnx.checker.check_node(node, withdrawn if old else context)
-        except LIBRARY_ERRORS as wrong:
-            raise ModelError(f"{at}: {first_line(wrong)}; export the model again") from wrong
-    return lost
+            is_deprecated = onnx.defs.get_schema(node.op_type, opset).deprecated
+            onnx.checker.check_node(node, older if is_deprecated else newer)
+        except LIBRARY_ERRORS as invalid:
+            raise ModelError(f"{at}: {first_line(invalid)}. Export the model again") from invalid
+    return errors
 
 
 def _check_operator(at: str, node: NodeProto, document: Document) -> None:
-    """Raises UnsupportedOpError for an operator that can't be imported."""
+    """Raise UnsupportedOpError for an operator that can't be imported."""
     op, opset = node.op_type, document.opset
-    # operators that onnxruntime's optimization writes into the default domain, which doesn't have them
+    # onnxruntime's optimizer writes this operator into the default domain, which lacks it
     if node.domain.startswith("com.microsoft") or (not node.domain and op == "SimplifiedLayerNormalization"):
         raise UnsupportedOpError(
-            f"{at}: onnxruntime's own operator, which can't be differentiated; where its optimization wrote it "
-            "('extended' or 'all'), give the file from before or optimise at 'basic', else export with standard ONNX "
+            f"{at}: onnxruntime's own operator, which can't be differentiated. If its optimizer wrote it "
+            "('extended' or 'all'), give the file from before or optimize at 'basic', else export with standard ONNX "
             "operators"
         )
     if node.op_type == "ZipMap":
         raise UnsupportedOpError(
-            f"{at}: it makes a sequence of maps of the probabilities, on which no loss can be; export with "
-            "zipmap=False, as in skl2onnx.to_onnx(model, X, options={'zipmap': False}), which leaves the tensor"
+            f"{at}: it turns the probabilities into a sequence of maps, which can't have a loss. Export with "
+            "zipmap=False, as in skl2onnx.to_onnx(model, X, options={'zipmap': False}), which keeps the tensor"
         )
     if node.domain:
         raise UnsupportedOpError(
-            f"{at}: operators of the domain {node.domain!r} can't be differentiated; "
-            "export with standard ONNX operators only"
+            f"{at}: operators of the domain {node.domain!r} can't be differentiated. "
+            "Export with standard ONNX operators only"
         )
     if op == "If":
-        decided = deciding(document, next(iter(node.input), ""))
-        if decided:
+        options = deciding(document, next(iter(node.input), ""))
+        if options:
             raise OpenError(
-                f"{at}: the value of an input decides its condition, and a schedule has one sequence of operators; "
-                f"say the value: {decided}"
+                f"{at}: the value of an input decides its condition, and a schedule has one sequence of operators. "
+                f"Give the value: {options}"
             )
         raise UnsupportedOpError(
             f"{at}: its condition {next(iter(node.input), '')!r} isn't known before the model runs (shapes don't "
-            "decide it), and a schedule has one sequence of operators; take the choice out of the model (compute "
+            "decide it), and a schedule has one sequence of operators. Take the choice out of the model (compute "
             "both and select with torch.where, or keep the branch that is trained) and export it again"
         )
     if op in CONTROL_FLOW:
         raise UnsupportedOpError(
-            f"{at}: control flow can't be scheduled; export the model with it unrolled (traced with fixed shapes)"
+            f"{at}: control flow can't be scheduled. Export the model with it unrolled (traced with fixed shapes)"
         )
-    if op in SEQUENCE:
-        raise UnsupportedOpError(f"{at}: sequences and optionals are not supported; export with plain tensors")
+    if op.startswith(("Sequence", "Optional")) or op.endswith(("ToSequence", "FromSequence")):
+        raise UnsupportedOpError(f"{at}: sequences and optionals are not supported. Export with plain tensors")
     if not onnx.defs.has(op, opset, ""):
-        newer = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""
+        newer_opset = f"; opset {onnx.defs.get_schema(op).since_version} has it" if onnx.defs.has(op) else ""
         known = (schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain)
-        raise UnsupportedOpError(f"{at}: no such operator in this opset{newer}{_closest(op, known)}")
+        raise UnsupportedOpError(f"{at}: no such operator in this opset{newer_opset}{_closest(op, known)}")
     for attribute in node.attribute:
         if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
-            raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference; not supported")
+            raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference: not supported")
 
 
-def _context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:
+def _checker_context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:
     context = onnx.checker.C.CheckerContext()
     context.ir_version = max(document.proto.ir_version, 3)
     context.opset_imports = {"": opset}
@@ -261,5 +257,5 @@ def _context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message."""
+    """Return the first line of a library's message, or its type."""
     return str(error).strip().partition("\n")[0].rstrip(".;") or type(error).__name__

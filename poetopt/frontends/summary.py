@@ -1,9 +1,9 @@
 """Summary, hash and checks of a finished graph.
 
-The summary is plain data for `poetopt inspect` and its JSON. The structure hash is of what a network is, whatever its
-weights are: operators, shapes and types. A plan is of that: a network that was trained further still runs by it.
-Integers that a graph reads (axes, shapes, pads) and single numbers that nobody trains decide what operators do, so they
-count; all other stored values are data.
+The summary is plain data for `poetopt inspect` and its JSON. The structure hash covers operators, shapes and types, but
+no weights: a plan belongs to a structure, so that a network that was trained further still runs by it. The hash
+includes integers that a graph reads (axes, shapes, pads) and untrained scalars, because they decide what operators do;
+all other stored values are data.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from poetopt.util.notes import document
 
 
 def gap(graph: Graph) -> str | None:
-    """Gives what is missing, in words; None where nothing is."""
+    """Return the first inconsistency of a graph, in words, or None."""
     declared = set(graph.tensors)
-    for what, names in (("input", graph.inputs), ("initializer", graph.values)):
+    for kind, names in (("input", graph.inputs), ("initializer", graph.values)):
         for name in names:
             if name not in declared:
-                return f"its {what} '{name}' is none of its tensors"
-    there = {*graph.inputs, *graph.values}
+                return f"its {kind} '{name}' isn't one of its tensors"
+    available = {*graph.inputs, *graph.values}
     seen: set[str] = set()
     for operator in graph.operators:
         if operator.name in seen:
             return f"two operators are called '{operator.name}'"
         seen.add(operator.name)
         for name in filter(None, operator.inputs):
-            if name not in there:
+            if name not in available:
                 return f"operator '{operator.name}' reads '{name}': no input, no initializer, and not written before"
         for name in filter(None, operator.outputs):
             if name not in declared:
-                return f"operator '{operator.name}' writes '{name}', which is none of its tensors"
-            if name in there:
-                return f"operator '{operator.name}' writes '{name}', which is there already"
-            there.add(name)
+                return f"operator '{operator.name}' writes '{name}', which isn't one of its tensors"
+            if name in available:
+                return f"operator '{operator.name}' writes '{name}', which already exists"
+            available.add(name)
     for name in graph.outputs:
-        if name not in there:
+        if name not in available:
             return f"its output '{name}' is written by no operator"
     for name in graph.trained:
         if name not in graph.values:
@@ -52,13 +52,13 @@ def gap(graph: Graph) -> str | None:
 def structure_hash(graph: Graph) -> str:
     """SHA-256 of the structure of a network, names included."""
     digest = hashlib.sha256()
-    for part in _parts(graph):
+    for part in _hashed_parts(graph):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
 
 
-def _parts(graph: Graph) -> Iterator[bytes]:
+def _hashed_parts(graph: Graph) -> Iterator[bytes]:
     yield repr((graph.opset, graph.inputs, graph.outputs, graph.trained)).encode()
     for name in sorted(graph.tensors):
         tensor = graph.tensors[name]
@@ -66,40 +66,40 @@ def _parts(graph: Graph) -> Iterator[bytes]:
     for operator in graph.operators:
         for node in operator.nodes:
             yield repr((operator.name, node.op_type, node.domain, node.inputs, node.outputs)).encode()
-            yield from _attributes(node)
+            yield from _node_attributes(node)
     for name in sorted(graph.values.keys() - set(graph.trained)):
         array = graph.values[name]
-        # elements of an integer constant that counts with its values
+        # small integer constants and scalars decide what operators do
         if array.size <= 64 if array.dtype.kind in "iub" else array.ndim == 0:
             yield name.encode()
             yield array.tobytes()
 
 
-def _attributes(node: Node) -> Iterator[bytes]:
+def _node_attributes(node: Node) -> Iterator[bytes]:
     attributes: Mapping[str, object] = node.attributes
     for name in sorted(attributes):
         yield name.encode()
-        yield _bytes(attributes[name])
+        yield _attribute_bytes(attributes[name])
 
 
-def _bytes(value: object) -> bytes:
+def _attribute_bytes(value: object) -> bytes:
     if isinstance(value, np.ndarray):
         return repr((value.shape, str(value.dtype))).encode() + value.tobytes()
     if isinstance(value, (list, tuple)):
-        return b"".join(_bytes(item) for item in value)
-    serialize = getattr(value, "SerializeToString", None)  # a graph inside, as a protobuf
+        return b"".join(_attribute_bytes(item) for item in value)
+    serialize = getattr(value, "SerializeToString", None)  # a graph, as a protobuf
     return bytes(serialize(deterministic=True)) if serialize is not None else repr(value).encode()
 
 
 def summary(graph: Graph) -> dict[str, object]:
-    """Counts, sizes and names, ready for JSON.
+    """Return counts, sizes and names, ready for JSON.
 
-    Keys: `name`, `source`, `content_hash`, `structure_hash`, `opset`; `operators` (how many, views included),
+    Keys: `name`, `source`, `content_hash`, `structure_hash`, `opset`; `operators` (their number, views included),
     `operators_by_type`; `inputs` and `outputs` (lists of name, shape, dtype, bytes); `trained`, `frozen` (untrained
-    floats, running statistics included) and `constants` (everything else that is stored), each with `tensors`,
-    `elements` and `bytes`; `parameters` (each trained parameter with shape, dtype, bytes); `activation_bytes`
-    (all forward activations together, views not counted twice); `notes`;
-    `important`, those of them that the answer depends on (about, text).
+    floats, running statistics included) and `constants` (other stored tensors), each with `tensors`, `elements` and
+    `bytes`; `parameters` (each trained parameter with shape, dtype, bytes); `activation_bytes` (all forward
+    activations together, views not counted twice); `notes`; `important`, the notes that the answer depends on
+    (about, text).
     """
     stored = [graph.tensors[name] for name in graph.values]
     trained = [graph.tensors[name] for name in graph.trained]
@@ -118,26 +118,26 @@ def summary(graph: Graph) -> dict[str, object]:
         "opset": graph.opset,
         "operators": len(graph.operators),
         "operators_by_type": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-        "inputs": [_tensor(graph.tensors[name]) for name in graph.inputs],
-        "outputs": [_tensor(graph.tensors[name]) for name in graph.outputs],
+        "inputs": [_tensor_entry(graph.tensors[name]) for name in graph.inputs],
+        "outputs": [_tensor_entry(graph.tensors[name]) for name in graph.outputs],
         "trained": _total(trained),
         "frozen": _total(frozen),
         "constants": _total(others),
-        "parameters": [_tensor(tensor) for tensor in trained],
+        "parameters": [_tensor_entry(tensor) for tensor in trained],
         "activation_bytes": sum(tensor.nbytes for tensor in activations if not tensor.resident),
         "notes": list(graph.notes),
         "important": document(graph.notes),
     }
 
 
-def _tensor(tensor: Tensor) -> dict[str, object]:
+def _tensor_entry(tensor: Tensor) -> dict[str, object]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype, "bytes": tensor.nbytes}
 
 
 def _total(tensors: Iterable[Tensor]) -> dict[str, int]:
-    found = list(tensors)
+    listed = list(tensors)
     return {
-        "tensors": len(found),
-        "elements": sum(tensor.size for tensor in found),
-        "bytes": sum(tensor.nbytes for tensor in found),
+        "tensors": len(listed),
+        "elements": sum(tensor.size for tensor in listed),
+        "bytes": sum(tensor.nbytes for tensor in listed),
     }

@@ -1,21 +1,21 @@
-"""One parameter for all copies that an exporter made of one weight, and one each where it merged several.
+"""Tie the copies that an exporter made of one weight, and separate parameters that it merged into one.
 
-Exporters fold the transpose of a weight into a second one. Where the weight serves elsewhere too (an embedding that is
-the output layer's matrix, a layer that is used twice), the file then holds it twice, and trained apart each copy would
-get its own use's share of the gradient. The copies are found
+Exporters fold the transpose of a weight into a second one. Other readers keep the first one: an embedding that is also
+the output layer's matrix, a layer that is used twice. Then the file stores the weight twice, and each copy would get
+only a share of the gradient. The copies are found
 
-- by the metadata of PyTorch's newer exporter, which names what a tensor was folded from; the values must agree;
-- by value: a matrix that is another one's transpose, element for element, which no chance brings about. Tensors
-  that are equal as they stand prove nothing: exporters merge these themselves, or keep apart what the module keeps
-  apart (the layers of a fresh Transformer are copies of its first).
+- by the metadata of PyTorch's newer exporter, which lists the sources of a folded tensor; the values must agree;
+- by value: a matrix that is another one's transpose, element for element, which can't be chance. Equal tensors
+  without transposition prove nothing: exporters merge them, or keep them separate because the module does
+  (the layers of a fresh Transformer are copies of its first).
 
 A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so that gradients add up.
 
-The other way round, all scales of ones and all biases of zeros of one size are one initializer of a file of a fresh
-network, and zero biases of layers are left out. So a tensor filled with one number in several layers' places is as many
-parameters: by the names that PyTorch's metadata gives each node's parameters, by those of the Identity nodes that its
-older exporter writes (whose nodes are called `/module/op`), in other files called after the node. What these say is one
-parameter stays one, and where a layer has none it reads a constant.
+Conversely, exporters merge all scales of ones of a fresh network into one initializer, and all biases of zeros of one
+size. They drop zero biases of layers. So a tensor of one repeated number that several layers read becomes several
+parameters. Their names come from PyTorch's metadata of each node's parameters, or from the Identity nodes of its older
+exporter (whose nodes are called `/module/op`); in other files from the node. A parameter that these sources name once
+stays one, and a layer without a parameter reads a constant.
 """
 
 from __future__ import annotations
@@ -45,19 +45,21 @@ if TYPE_CHECKING:
 
 
 _PARAMETER = re.compile(r"^\s*(\S+): PARAMETER target='([^']*)'", re.MULTILINE)
-_HELD = re.compile(r"%(p_\w+)")
-_NAMES = {1: "weight", 2: "bias"}
+_PLACEHOLDER = re.compile(r"%(p_\w+)")
+_INPUT_NAMES = {1: "weight", 2: "bias"}
 
 
 class ParameterPlace(NamedTuple):
-    """Says where a node reads, or lacks, what may be a parameter of its own.
+    """An input of a node that may be a separate parameter.
 
+    Attributes
+    ----------
     node, at
-        The node, and which of its inputs.
+        The node, and the index of the input.
     merged
-        The initializer that it reads there; "" where a bias of zeros was left out.
+        The initializer that it reads; "" if the exporter removed a bias of zeros.
     name
-        The parameter's own name.
+        The name of the separate parameter.
     constant
         Whether the layer has no parameter there.
     """
@@ -70,10 +72,12 @@ class ParameterPlace(NamedTuple):
 
 
 def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]) -> Iterator[ParameterPlace]:
-    """All such places of `graph`, in the order of its nodes.
+    """Yield the inputs of nodes of `graph` that may be separate parameters, in the order of its nodes.
 
+    Parameters
+    ----------
     dims
-        Those of an initializer; None for other names.
+        Returns the dims of an initializer; None for other names.
     """
     targets = dict(_PARAMETER.findall(signature(graph)))
     writers = {name: node.op_type for node in graph.node for name in node.output}
@@ -83,113 +87,117 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
         if node.op_type == "Identity" and len(node.input) == 1 and dims(node.input[0]) is not None
     }
     for node in graph.node:
-        said = {entry.key: entry.value for entry in node.metadata_props}
-        held = [targets[name] for name in _HELD.findall(said.get("pkg.torch.onnx.fx_node", "")) if name in targets]
+        meta = {entry.key: entry.value for entry in node.metadata_props}
+        owned = [
+            targets[name] for name in _PLACEHOLDER.findall(meta.get("pkg.torch.onnx.fx_node", "")) if name in targets
+        ]
         settings = op_of(node.op_type).settings
         read = [(k, sources.get(name, name)) for k, name in enumerate(node.input) if k not in settings]
         read = [(k, name) for k, name in read if dims(name) is not None]
-        bias = node.op_type == "Add" and any(op_of(writers.get(name, "")).is_product for name in node.input)
+        is_bias = node.op_type == "Add" and any(op_of(writers.get(name, "")).is_product for name in node.input)
         layer = set(op_of(node.op_type).weights) - {0}
         for k, name in read:
-            constant = k in layer and bool(targets) and not held and "pkg.torch.onnx.fx_node" in said
+            is_constant = k in layer and bool(targets) and not owned and "pkg.torch.onnx.fx_node" in meta
             if node.input[k] in sources:
-                own = node.input[k]
-            elif len(held) == len(read):
-                own = held[read.index((k, name))]
-            elif held:
-                alike = {target for target in held if target.rpartition(".")[2] == name.rpartition(".")[2]}
-                own = alike.pop() if len(alike) == 1 else ""
+                own_name = node.input[k]
+            elif len(owned) == len(read):
+                own_name = owned[read.index((k, name))]
+            elif owned:
+                alike = {target for target in owned if target.rpartition(".")[2] == name.rpartition(".")[2]}
+                own_name = alike.pop() if len(alike) == 1 else ""
             elif not targets and node.name.startswith("/"):
-                own = name
-            elif constant or (not targets and (bias or k in layer)):
-                own = f"{node.name or node.output[0]}.{'bias' if bias else _NAMES.get(k, k)}"
+                own_name = name
+            elif is_constant or (not targets and (is_bias or k in layer)):
+                own_name = f"{node.name or node.output[0]}.{'bias' if is_bias else _INPUT_NAMES.get(k, k)}"
             else:
-                own = ""
-            if own and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
-                yield ParameterPlace(node, k, name, own, constant)
-        left_out = "RemoveOptionalBias" in said.get("pkg.onnxscript.rewriter.rule_name", "")
-        if left_out and len(node.input) == 2 and len(held) == 2:
-            yield ParameterPlace(node, 2, "", held[1])
+                own_name = ""
+            if own_name and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
+                yield ParameterPlace(node, k, name, own_name, is_constant)
+        bias_removed = "RemoveOptionalBias" in meta.get("pkg.onnxscript.rewriter.rule_name", "")
+        if bias_removed and len(node.input) == 2 and len(owned) == 2:
+            yield ParameterPlace(node, 2, "", owned[1])
 
 
-def put(place: ParameterPlace) -> None:
-    """Have the node read its own parameter there."""
-    if place.at < len(place.node.input):
-        place.node.input[place.at] = place.name
+def put(site: ParameterPlace) -> None:
+    """Let the node read its separate parameter."""
+    if site.at < len(site.node.input):
+        site.node.input[site.at] = site.name
     else:
-        place.node.input.append(place.name)
+        site.node.input.append(site.name)
 
 
 def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
-    """Give each such place of `document` a weight of its own where several read one that holds one number.
+    """Separate the readers of each merged tensor of one repeated number, in place.
 
-    Returns notes, and the names of the weights that are constants.
+    Return notes, and the names of the weights that are constants.
     """
     graph = document.proto.graph
     weights = document.weights
-    found = list(places(graph, lambda name: tuple(weights[name].dims) if name in weights else None))
+    sites = list(places(graph, lambda name: tuple(weights[name].dims) if name in weights else None))
     names: dict[str, list[str]] = {}
-    for place in found:
-        names.setdefault(place.merged, []).append(place.name)
-    stay = {merged if merged in own else own[0] for merged, own in names.items() if merged}
-    made: list[str] = []
-    taken = {name for node in graph.node for name in node.output if node.op_type != "Identity"}
-    taken.update(info.name for info in graph.input)
-    for place in found:
-        if place.name in stay or place.name in taken or (place.name in weights and place.name not in made):
+    for site in sites:
+        names.setdefault(site.merged, []).append(site.name)
+    kept_names = {merged if merged in site_names else site_names[0] for merged, site_names in names.items() if merged}
+    separated: list[str] = []
+    used_names = {name for node in graph.node for name in node.output if node.op_type != "Identity"}
+    used_names.update(info.name for info in graph.input)
+    for site in sites:
+        if site.name in kept_names or site.name in used_names or (site.name in weights and site.name not in separated):
             continue
-        if place.name not in made:
-            proto = _own(document, place)
+        if site.name not in separated:
+            proto = _separate_weight(document, site)
             if proto is None:
                 continue
-            weights[place.name] = proto
-            made.append(place.name)
-        put(place)
-    document.put_nodes([node for node in graph.node if node.op_type != "Identity" or node.output[0] not in made])
-    held = {name for place in found if not place.constant for name in (place.merged, place.name)}
-    constants = frozenset({n for p in found if p.constant for n in (p.merged, p.name) if n in weights} - held)
-    made = [name for name in made if name not in constants]
-    if not made:
+            weights[site.name] = proto
+            separated.append(site.name)
+        put(site)
+    document.put_nodes([node for node in graph.node if node.op_type != "Identity" or node.output[0] not in separated])
+    parameters = {name for site in sites if not site.constant for name in (site.merged, site.name)}
+    constants = frozenset({n for p in sites if p.constant for n in (p.merged, p.name) if n in weights} - parameters)
+    separated = [name for name in separated if name not in constants]
+    if not separated:
         return [], constants
-    count = "1 parameter was" if len(made) == 1 else f"{len(made)} parameters were"
-    text = f"{count} merged with equal ones by the exporter, and apart again"
-    return [Note(f"{text}: {', '.join(made)}", short=f"{text}: {listed(made, 3)}")], constants
+    count = "1 parameter" if len(separated) == 1 else f"{len(separated)} parameters"
+    text = f"separated {count} that the exporter merged with equal ones"
+    return [Note(f"{text}: {', '.join(separated)}", short=f"{text}: {listed(separated, 3)}")], constants
 
 
-def _own(document: Document, place: ParameterPlace) -> TensorProto | None:
-    """A weight like the one that is read at `place`, or zeros; None where that one holds several numbers."""
-    if place.merged:
-        like = document.weights[place.merged]
-        value = array_of(document, place.merged) if like.data_type in FLOATS else None
+def _separate_weight(document: Document, site: ParameterPlace) -> TensorProto | None:
+    """Return a copy of the weight read at `site`, or zeros for a removed bias; None if its elements differ."""
+    if site.merged:
+        template = document.weights[site.merged]
+        value = array_of(document, site.merged) if template.data_type in FLOATS else None
         if value is None or not value.size or not bool((value == value.flat[0]).all()):
             return None
-        own = TensorProto()
-        own.CopyFrom(like)
-        own.name = place.name
-        return own
-    weight = document.weights.get(place.node.input[1])
+        copy = TensorProto()
+        copy.CopyFrom(template)
+        copy.name = site.name
+        return copy
+    weight = document.weights.get(site.node.input[1])
     if weight is None or weight.data_type not in FLOATS or len(weight.dims) < 2:
         return None
-    axis = op_of(place.node.op_type).filter_axis
-    groups = attribute_int(place.node, "group", 1) if axis == 1 else 1
+    axis = op_of(site.node.op_type).filter_axis
+    groups = attribute_int(site.node, "group", 1) if axis == 1 else 1
     if axis is None:
-        axis = 0 if attribute_int(place.node, "transB", 0) else 1
+        axis = 0 if attribute_int(site.node, "transB", 0) else 1
     size = weight.dims[axis] * groups
-    return helper.make_tensor(place.name, weight.data_type, [size], [0.0] * size)
+    return helper.make_tensor(site.name, weight.data_type, [size], [0.0] * size)
 
 
 _LEAST_VALUES = 16
-"""A matrix with fewer different values may equal another one by chance."""
+"""A matrix with fewer distinct values may equal another one by chance."""
 
 
 @dataclass(frozen=True)
 class Ties:
-    """Holds what was tied.
+    """Copies that were tied to a weight.
 
+    Attributes
+    ----------
     names
-        The copies' names -> the weight that stands for them.
+        The name of a copy -> the weight that replaces it.
     notes
-        What people should know, one line each.
+        Notes for the user, one line each.
     """
 
     names: dict[str, str]
@@ -197,20 +205,21 @@ class Ties:
 
 
 def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: bool) -> Ties:
-    """Let one weight stand for all copies of it, in `document`.
+    """Replace all copies of a weight by the weight, in `document`.
 
+    Parameters
+    ----------
     sources
-        The module's name of a parameter -> the weights of the file that were folded from it alone, and itself if the
-        file has it.
+        The module's name of a parameter -> the weights folded from it alone, and the parameter if the file has it.
     known
-        Whether the file says what its weights come from; then a weight that was not folded is no copy.
+        Whether the file lists the sources of its weights; then a weight that was not folded isn't a copy.
     """
     graph = document.proto.graph
     usable = {name for node in graph.node for name in node.input} - {info.name for info in graph.output}
     roots: dict[str, str] = {}
     perms: dict[str, tuple[int, ...]] = {}
     reshaped: dict[str, str] = {}
-    shared: set[str] = set()  # the weights that stand for others
+    shared: set[str] = set()  # weights that replace copies
 
     def tie(copy: str, root: str, perm: tuple[int, ...]) -> None:
         if root in roots:
@@ -223,10 +232,10 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     for group in sources.values():
         first, *others = [name for name in group if name in usable] or [""]
         for other in others:
-            order = _order(array_of(document, first), array_of(document, other))
+            order = _matching_permutation(array_of(document, first), array_of(document, other))
             if order is not None:
                 tie(other, first, order)
-            elif _same_numbers(array_of(document, first), array_of(document, other)):
+            elif _is_reshape(array_of(document, first), array_of(document, other)):
                 reshaped[other] = first
     folded = {name for source, group in sources.items() for name in group if name != source}
     for root, copy in _transposed_pairs(document, usable - roots.keys(), folded if known else None):
@@ -244,43 +253,45 @@ def tie_copies(document: Document, sources: Mapping[str, Sequence[str]], known: 
     return Ties(roots, (Note(note),))
 
 
-def _same_numbers(root: Array, copy: Array) -> bool:
-    """Says whether `copy` is a Reshape of `root` to another number of axes, by so many numbers that it is no chance."""
+def _is_reshape(root: Array, copy: Array) -> bool:
+    """Return whether `copy` is a Reshape of `root` to another rank, with too many distinct values for chance."""
     if root.dtype != copy.dtype or root.size != copy.size or root.ndim == copy.ndim:
         return False
     flat = root.reshape(-1)
     return np.array_equal(flat, copy.reshape(-1)) and np.unique(flat).size >= _LEAST_VALUES
 
 
-def _order(root: Array, copy: Array) -> tuple[int, ...] | None:
-    """The order of axes in which `root` is `copy`, if there is one."""
+def _matching_permutation(root: Array, copy: Array) -> tuple[int, ...] | None:
+    """Return the permutation of axes that turns `root` into `copy`, or None."""
     if root.dtype != copy.dtype or sorted(root.shape) != sorted(copy.shape) or root.ndim > 4:
         return None
     for perm in permutations(range(root.ndim)):
-        turned = root.transpose(perm)
-        if turned.shape == copy.shape and np.array_equal(turned, copy):
+        permuted = root.transpose(perm)
+        if permuted.shape == copy.shape and np.array_equal(permuted, copy):
             return perm
     return None
 
 
-def _telling(value: Array) -> bool:
-    """Says whether another matrix that is the transpose of `value` must be a copy of it."""
+def _is_distinctive(value: Array) -> bool:
+    """Return whether a matrix that equals the transpose of `value` can't do so by chance."""
     return not np.array_equal(value, value.T) and np.unique(value).size >= _LEAST_VALUES
 
 
 def _digest(value: Array) -> bytes:
-    """The same for equal values, zeros of either sign included."""
+    """Return a hash that is the same for equal values; 0 and -0 count as equal."""
     return hashlib.blake2b(np.ascontiguousarray(np.add(value, 0, dtype=value.dtype)).tobytes(), digest_size=16).digest()
 
 
 def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | None) -> Iterator[tuple[str, str]]:
-    """Matrices and the first one that each is the transpose of: a weight and its copy.
+    """Yield each weight with its transposed copy.
 
+    Corner elements are compared first, which transposing doesn't move: few weights are read entirely.
+
+    Parameters
+    ----------
     folded
-        The tensors that are known to be copies; None where the file doesn't say. Then which is the copy is a guess:
-        names of folded tensors are made up (`onnx::MatMul_17`).
-
-    By their corner elements first, which stay in place: few weights are read whole.
+        Tensors known to be folded; None if the file has no such metadata. Then the copy is guessed by its name:
+        exporters invent names for folded tensors (`onnx::MatMul_17`).
     """
     shapes = {
         name: tuple(proto.dims)
@@ -290,8 +301,8 @@ def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | No
     counts = Counter(shapes.values())
     corners: dict[tuple[object, ...], list[str]] = {}
     for name, shape in shapes.items():
-        lone = counts[shape] == 1 if shape[0] == shape[1] else shape[::-1] not in counts
-        if not lone and math.prod(shape) >= _LEAST_VALUES:
+        is_unmatched = counts[shape] == 1 if shape[0] == shape[1] else shape[::-1] not in counts
+        if not is_unmatched and math.prod(shape) >= _LEAST_VALUES:
             value = array_of(document, name)
             key = (min(shape), max(shape), value.dtype.name, value[0, 0].tobytes(), value[-1, -1].tobytes())
             corners.setdefault(key, []).append(name)
@@ -304,34 +315,34 @@ def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | No
         for name in ranked:
             value = array_of(document, name)
             root = first.get(_digest(value.T)) if folded is None or name in folded else None
-            if root is not None and root != name and _telling(value):
+            if root is not None and root != name and _is_distinctive(value):
                 yield root, name
             if folded is None:
                 first.setdefault(_digest(value), name)
 
 
 def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, tuple[int, ...]]) -> None:
-    """Let readers of each copy read the weight itself, or its Transpose or Reshape, which stands before the first."""
+    """Let readers of each copy read the weight, or its Transpose or Reshape, inserted before the first reader."""
     graph = document.proto.graph
-    taken = document.names
-    made: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
+    used = document.names
+    stand_ins: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
 
     def stand_in(name: str) -> str:
         root, perm, dims = roots[name], perms.get(name), tuple(map(int, document.weights[name].dims))
         if perm == tuple(range(len(dims))):
             return root
-        if (root, perm, dims) not in made:
-            found = made[root, perm, dims] = unique(f"{root}.{'reshaped' if perm is None else 'transposed'}", taken)
-            taken.add(found)
+        if (root, perm, dims) not in stand_ins:
+            new = stand_ins[root, perm, dims] = unique(f"{root}.{'reshaped' if perm is None else 'transposed'}", used)
+            used.add(new)
             if perm is None:
-                shape = unique(f"{found}.shape", taken)
+                shape = unique(f"{new}.shape", used)
                 document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
-                taken.add(shape)
-                kept.append(helper.make_node("Reshape", [root, shape], [found]))
+                used.add(shape)
+                kept.append(helper.make_node("Reshape", [root, shape], [new]))
             else:
-                kept.append(helper.make_node("Transpose", [root], [found], perm=perm))
-        return made[root, perm, dims]
+                kept.append(helper.make_node("Transpose", [root], [new], perm=perm))
+        return stand_ins[root, perm, dims]
 
     for original in graph.node:
         node = copied(original)

@@ -1,6 +1,6 @@
-"""Inputs whose value is said become constants: they vanish, and with them the branches of an If that aren't taken.
+"""Turn inputs with a given value into constants, which also decides the branches of an If.
 
-A message about a condition or a shape that inputs decide names the `--value` that would say it.
+A message about a condition or a shape that inputs decide names the `--value` option that would fix it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 FEW = 16
-"""Integers and lists of them up to so long are settings; longer ones, tensors of a higher rank, and floats are data."""
+"""Largest length of a list of integers that can be a setting; longer ones, higher ranks and floats are data."""
 
-_COMPARED = frozenset({"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"})
+_COMPARISONS = frozenset({"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"})
 
-_WHOLE = frozenset({
+_INTEGERS = frozenset({
     TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 })  # fmt: skip
@@ -41,24 +41,26 @@ Lookup = Callable[[str], NDArray[np.generic] | None]
 
 
 def is_setting(elem: int, dims: Sequence[int]) -> bool:
-    """Says whether an input of this type and shape (a size below 1 is not known) can be a setting rather than data."""
-    return elem in _WHOLE and len(dims) < 2 and all(size <= FEW for size in dims)
+    """Return whether an input of this type and shape can be a setting; a size below 1 is unknown."""
+    return elem in _INTEGERS and len(dims) < 2 and all(size <= FEW for size in dims)
 
 
 def value_options(
     nodes: Iterable[NodeProto], inputs: Mapping[str, bool], constant: Lookup, names: Iterable[str]
 ) -> str:
-    """The options that would decide `names`: `--value sr=16000`; "" where data decides.
+    """Return the options that would decide `names`, such as `--value sr=16000`; "" if data decides.
 
+    The value is one that the file compares the input with, else `...`.
+
+    Parameters
+    ----------
     inputs
-        Of the graph, and whether each can be a setting.
+        Inputs of the graph, and whether each can be a setting.
     constant
-        The value of a tensor that has one.
-
-    A value is one that the file compares the input with, where it does, else `...`.
+        Returns the value of a constant tensor, else None.
     """
     producers = {output: node for node in nodes for output in node.output if output}
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     seen: set[str] = set()
     todo = list(names)
     while todo:
@@ -69,22 +71,22 @@ def value_options(
         if name in inputs:
             if not inputs[name]:
                 return ""
-            found.setdefault(name, "...")
+            options.setdefault(name, "...")
         node = producers.get(name)
         if node is None or op_of(node.op_type).asks_shape:
             continue
         todo.extend(filter(None, node.input))
-        if node.op_type not in _COMPARED or len(node.input) != 2:
+        if node.op_type not in _COMPARISONS or len(node.input) != 2:
             continue
-        for asked, other in (node.input, reversed(node.input)):
+        for compared, other in (node.input, reversed(node.input)):
             value = constant(other)
-            if asked in inputs and value is not None and value.size == 1 and value.dtype.kind in "iufb":
-                found[asked] = str(value.reshape(-1)[0])
-    return " ".join(f"--value {shlex.quote(name)}={value}" for name, value in found.items())
+            if compared in inputs and value is not None and value.size == 1 and value.dtype.kind in "iufb":
+                options[compared] = str(value.reshape(-1)[0])
+    return " ".join(f"--value {shlex.quote(name)}={value}" for name, value in options.items())
 
 
 def deciding(document: Document, name: str) -> str:
-    """`value_options` of one tensor of a file."""
+    """Return `value_options` for one tensor of a file."""
     graph = document.proto.graph
     inputs = {}
     for info in graph.input:
@@ -94,9 +96,9 @@ def deciding(document: Document, name: str) -> str:
 
 
 def fix_values(document: Document, options: ReadOptions) -> tuple[ReadOptions, list[str]]:
-    """Turn inputs of `document` into constants; what is left of `options`, and a note for each.
+    """Turn inputs of `document` into constants; return the remaining options, and a note for each input.
 
-    Raises `OptionError` for an input that isn't there, or a value that it can't have.
+    Raise `OptionError` for an unknown input, or a value that it can't have.
     """
     if not options.values:
         return options, []
@@ -107,60 +109,60 @@ def fix_values(document: Document, options: ReadOptions) -> tuple[ReadOptions, l
         info = next((info for info in inputs if info.name == name), None)
         if info is None:
             raise OptionError(f"{document.where}: --value {name}: {no_such_input(name, dims)}")
-        array = _array(f"{document.where}: --value {name}={_shown(value)}", info, dims[name], value, options)
+        array = _constant_of(f"{document.where}: --value {name}={_shown(value)}", info, dims[name], value, options)
         document.weights[name] = numpy_helper.from_array(array, name)
         document.given.add(name)
-        notes.append(f"input {name!r} fixed at {_shown(value)}")
+        notes.append(f"fixed the input {name!r} at {_shown(value)}")
     kept = [info for info in inputs if info.name not in document.given]
     del inputs[:]
     inputs.extend(kept)
-    left = {dim for name, shape in dims.items() if name not in document.given for dim in shape}
-    gone = {dim for name, shape in dims.items() if name in document.given for dim in shape} - left
+    kept_symbols = {dim for name, shape in dims.items() if name not in document.given for dim in shape}
+    removed_symbols = {dim for name, shape in dims.items() if name in document.given for dim in shape} - kept_symbols
     return (
         replace(
             options,
-            dims=tuple((name, size) for name, size in options.dims if name not in gone),
+            dims=tuple((name, size) for name, size in options.dims if name not in removed_symbols),
             shapes=tuple((name, sizes) for name, sizes in options.shapes if name not in document.given),
         ),
         notes,
     )
 
 
-def _array(what: str, info: onnx.ValueInfoProto, dims: Dims, value: Value, options: ReadOptions) -> Array:
-    """`value` in the type and the shape of an input."""
+def _constant_of(what: str, info: onnx.ValueInfoProto, dims: Dims, value: Value, options: ReadOptions) -> Array:
+    """Return `value` in the type and the shape of an input."""
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
     try:
-        given = np.asarray(value)
-        array = given.astype(dtype)
+        raw = np.asarray(value)
+        array = raw.astype(dtype)
     except (ValueError, OverflowError):
         raise OptionError(
-            f"{what}: not an array of {dtype.name}; give a number, or a list of equally long lists"
+            f"{what}: not an array of {dtype.name}. Give a number, or a list of equally long lists"
         ) from None
-    exact = dtype.kind in "iub"
-    if given.dtype.kind not in "iufb" or (exact and not np.array_equal(array, given)) or not np.isfinite(array).all():
-        raise OptionError(f"{what}: the input takes {dtype.name}, which can't hold that")
-    shape = _known(dims, dict(options.shapes).get(info.name), options)
+    is_integer = dtype.kind in "iub"
+    if raw.dtype.kind not in "iufb" or (is_integer and not np.array_equal(array, raw)) or not np.isfinite(array).all():
+        raise OptionError(f"{what}: the input's type {dtype.name} can't hold this value. Give another")
+    shape = _known_shape(dims, dict(options.shapes).get(info.name), options)
     if not array.ndim and dims:
         sizes = [size for size in shape if size is not None]
         if len(sizes) < len(dims):
-            say = f"--shape {info.name}={shape_text(shape)}"
-            raise OptionError(f"{what}: the input's shape {dims} is open; give its values as a list, or {say} too")
-        # of an input that one number fills
+            shape_option = f"--shape {info.name}={shape_text(shape)}"
+            raise OptionError(f"{what}: its shape {dims} is open. Give its values as a list, or {shape_option} too")
+        # the constant is stored entirely, though one number fills it
         if math.prod(sizes) * dtype.itemsize > 2**24:
-            raise OptionError(f"{what}: an input of shape {sizes} is too large to become a constant")
+            raise OptionError(f"{what}: an input of shape {sizes} is too large to become a constant. Leave --value out")
         return np.full(tuple(sizes), array)
-    fits = array.ndim == len(dims) and all(size in (None, n) for size, n in zip(shape, array.shape, strict=True))
-    if not fits:
-        raise OptionError(f"{what}: the input has shape {dims}, and this value {list(array.shape)}")
+    has_shape = array.ndim == len(dims) and all(size in (None, n) for size, n in zip(shape, array.shape, strict=True))
+    if not has_shape:
+        raise OptionError(f"{what}: the input has shape {dims}, and this value {list(array.shape)}. Give another")
     return array
 
 
-def _known(dims: Dims, asked: Sizes | None, options: ReadOptions) -> Sizes:
+def _known_shape(dims: Dims, requested: Sizes | None, options: ReadOptions) -> Sizes:
     named = dict(options.dims)
     shape = tuple(dim if isinstance(dim, int) else named.get(dim) for dim in dims)
-    if asked is None or len(asked) != len(dims):
+    if requested is None or len(requested) != len(dims):
         return shape
-    return tuple(size if size is not None else known for size, known in zip(asked, shape, strict=True))
+    return tuple(size if size is not None else declared for size, declared in zip(requested, shape, strict=True))
 
 
 def _shown(value: Value) -> str:

@@ -14,7 +14,6 @@ VJPS = (
     "product.vjp",
     "recurrent.vjp",
     "reduction.vjp",
-    "regions",
 )
 """Modules that declare ops and register gradient rules."""
 

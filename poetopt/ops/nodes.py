@@ -200,11 +200,6 @@ def resident_breakdown(graph: TrainingGraph, storages: Mapping[str, Role] | None
     return sums
 
 
-HASH_DIGITS = 12
-SMALL_CONSTANT = 64
-"""Integer constants of at most this many elements say what is computed; larger ones are data."""
-
-
 def signature(operator: Operator, graph: Graph) -> str:
     """The signature of an operator of `graph`; the same for operators that a kernel can't tell apart."""
     tensors = graph.tensors
@@ -220,7 +215,7 @@ def signature(operator: Operator, graph: Graph) -> str:
             number = numbers.setdefault(name, len(numbers))
             words.append(f"%{number}:{_shown(tensors[name])}{_small(name, graph)}")
         lines.append(" ".join(words))
-    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:HASH_DIGITS]
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
     return f"{operator.kind}({_listed(operator.inputs, tensors)}) -> {_listed(operator.outputs, tensors)} #{digest}"
 
 
@@ -242,7 +237,8 @@ def _small(name: str, graph: Graph) -> str:
     tensor = graph.tensors[name]
     if tensor.role is not Role.CONSTANT or name not in graph.values or tensor.dtype not in ("int64", "int32"):
         return ""
-    return f"={graph.values[name].tolist()}" if tensor.size <= SMALL_CONSTANT else ""
+    # integer constants of at most this many elements say what is computed; larger ones are data
+    return f"={graph.values[name].tolist()}" if tensor.size <= 64 else ""
 
 
 def _value(value: object) -> str:

@@ -30,10 +30,16 @@ if TYPE_CHECKING:
 EXP = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
 
+Allowed = dict[str, int | tuple[int | str, ...]]
+"""The least value of attributes by name, or the few that there are."""
 Range = tuple[float, float]
 """The least and the greatest value."""
+AUTO_PAD: tuple[int | str, ...] = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")
+"""The values of the attribute `auto_pad`; old exporters write an empty text for the first."""
 ANYWHERE = -1
 """The `pole` of an op whose derivative is infinite at the ends of its domain."""
+MASKED = -2
+"""The `pole` of an op whose result is NaN where an infinity masks all that it normalizes."""
 
 
 class Steps(StrEnum):
@@ -73,6 +79,8 @@ class Op:
         Whether it reads only what it delivers of its first input; only the shape of that.
     is_integer
         Whether it computes with integers in place of floats.
+    newest_opset
+        The newest opset in which onnxruntime has it, where it hasn't it in newer ones: ONNX gave it more types there.
     is_heavy
         Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
@@ -105,6 +113,8 @@ class Op:
         those that `axes` names, all but the first, or any.
     is_mean, is_linear
         Whether its result without samples is a mean over them, unless samples have weights; whether a mean stays one.
+    loss
+        The loss that auto takes of what goes into it, where it is all that an output comes from.
     range
         The least and the greatest value of its results, or these of those of its operands.
     pole
@@ -137,6 +147,7 @@ class Op:
     picks: bool = False
     asks_shape: bool = False
     is_integer: bool = False
+    newest_opset: int | None = None
     is_heavy: bool = False
     random: bool = False
     blocked: tuple[int, ...] | None = ()
@@ -158,11 +169,12 @@ class Op:
     looks: str = ""
     is_mean: bool = False
     is_linear: bool = False
+    loss: str = ""
     range: Range | Callable[[Sequence[Range]], Range] | None = None
     pole: int | None = None
     axis: int | None = None
     axes: int | None = None
-    attributes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict)
+    attributes: Allowed = field(default_factory=dict)
     settings_check: Callable[[Mapping[str, tuple[int, ...]], Shapes], Iterator[str]] | None = None
     lists: tuple[int, ...] = ()
     operands_check: Callable[[NodeProto, Shape, Shapes, Mapping[str, Array]], Iterator[str]] | None = None

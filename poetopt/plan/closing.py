@@ -55,7 +55,7 @@ def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> Closing
         if step.variant:
             read.update(problem.operators[step.target].variant(step.variant).streamed_in)
     again = frozenset(name for name, i in kept.items() if i in read and problem.tensors[i].backed)
-    known: dict[frozenset[str], ClosingPlan] = vars(problem).setdefault("_closing", {})
+    known: dict[frozenset[str], ClosingPlan] = problem.memo.setdefault(ClosingPlan, {})
     if again not in known:
         closing, beside = closing_with(problem, problem.lasting)
         ways = (0,) * len(closing.operators)

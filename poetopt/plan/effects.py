@@ -203,8 +203,7 @@ class Effects(dict[Action, _Row]):
 
 def effects(problem: Problem) -> Effects:
     """The table of `problem`, made once."""
-    # Kept with the problem, as its cached properties are: a hash of a problem takes longer than a simulation.
-    found: Effects | None = vars(problem).get("_effects")
-    if found is None:
-        found = vars(problem)["_effects"] = Effects(problem)
+    if Effects not in problem.memo:
+        problem.memo[Effects] = Effects(problem)
+    found: Effects = problem.memo[Effects]
     return found

@@ -196,7 +196,7 @@ class Table:
         """The value that a checked object stands for; `keys` name all fields of the dataclass."""
         return self.kind(*self._values(row))
 
-    def row(self, value: Any) -> dict[str, Any]:
+    def row(self, value: object) -> dict[str, Any]:
         """The object for `value`, of dicts, lists, texts and numbers alone."""
         found: dict[str, Any] = {}
         for name, field in self._fields.items():
@@ -273,14 +273,14 @@ def report_model() -> type[BaseModel]:
         return make(name, __config__=config, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
 
     count, listed = whole_number(), list
-    word: Any = (str | None, None)
-    figure: Any = (number() | None, None)
+    word = (str | None, None)
+    figure = (number() | None, None)
     note = of("Important", about=Annotated[About, Field(strict=False)], text=str)
     largest = of("Largest", batch=count, proven=bool, refused=count | None, why=str | None)
     parts = of(
         "Parts", micro_batches=count, energy_j=figure, time_s=figure, total_ram_bytes=(count | None, None), why=word
     )
-    words: Any = (listed[str] | None, None)
+    words = (listed[str] | None, None)
     made: type[BaseModel] = of(
         "Report", reason=word, backend=word, notes=words, asks=words, important=(listed[note] | None, None),
         largest_batch=(largest | None, None), micro_batches_tried=(listed[parts] | None, None),
@@ -325,7 +325,7 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
     return None
 
 
-def _written(value: Any) -> Any:
+def _written(value: object) -> object:
     """A field's value in JSON."""
     kind: type[Any] = type(value)
     if is_dataclass(kind):

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
@@ -25,6 +25,9 @@ from poetopt.report.view import Lane, SliceKind, View, paged, recomputed, stream
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules, show_seconds, show_share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 FORMATS = ("png", "svg")
 COLOURS = {
@@ -89,8 +92,7 @@ def _summary(view: View) -> str:
     return f"{budget}{show_joules(simulation.energy_j)}{share}, {show_seconds(simulation.makespan_s)}"
 
 
-# matplotlib's types are not complete: its axes are Any here.
-def _matrix(axes: Any, view: View) -> None:
+def _matrix(axes: Axes, view: View) -> None:
     problem, stages = view.problem, view.stages
     operators = len(problem.operators)
     # A tensor stands in the column of the operator that writes it, graph inputs left of all of them.
@@ -135,7 +137,7 @@ def _matrix(axes: Any, view: View) -> None:
         axes.legend(loc="upper right", ncols=2, frameon=False)
 
 
-def _memory(axes: Any, view: View) -> None:
+def _memory(axes: Axes, view: View) -> None:
     moments: list[float] = []
     live: list[float] = []
     for reached, left, nbytes in zip(view.reached_s, view.left_s, view.simulation.live_bytes, strict=True):
@@ -154,7 +156,7 @@ def _memory(axes: Any, view: View) -> None:
     axes.tick_params(labelbottom=False)
 
 
-def _lanes(axes: Any, view: View) -> None:
+def _lanes(axes: Axes, view: View) -> None:
     place = {Lane.CPU: 1.0, Lane.CHANNEL: 0.0}
     pieces = timeline(view)
     for kind in SliceKind:
@@ -176,7 +178,7 @@ def _lanes(axes: Any, view: View) -> None:
     axes.set_yticks([1, 0], ["CPU", "transfers"])
 
 
-def _rectangles(axes: Any, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
+def _rectangles(axes: Axes, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
     """Boxes of x, y, width and height in one collection, with one entry in the legend."""
     from matplotlib.collections import PolyCollection
 

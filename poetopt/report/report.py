@@ -9,12 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
+from poetopt.autodiff.passes.blocks import is_block
 from poetopt.graph.problem import Problem
+from poetopt.plan import codec
 from poetopt.plan.instructions import Plan
+from poetopt.plan.layout import arena_bytes
 from poetopt.plan.simulate import SIMULATED
-from poetopt.plan.transfers import TransferOverlap
+from poetopt.plan.transfers import TransferOverlap, overlap
 from poetopt.report import summary
 from poetopt.report.goals import (
     LargestBatch,
@@ -27,22 +29,22 @@ from poetopt.report.goals import (
     taken_bytes,
 )
 from poetopt.report.layout import table
+from poetopt.report.page import frame, page
 from poetopt.report.proof import (
     exact_words,
     objective_document,
     proof_words,
 )
+from poetopt.report.view import View
 from poetopt.search.solution import DeadlineModel, Solution, Status
 from poetopt.util import __version__
 from poetopt.util import notes as told
+from poetopt.util.errors import PlanError
 from poetopt.util.figures import figures, plain
+from poetopt.util.files import write_atomically
 from poetopt.util.process import peak_bytes
 from poetopt.util.text import shown
 from poetopt.util.units import show_bytes, show_joules
-
-if TYPE_CHECKING:
-    from poetopt.report.view import View
-
 
 OF_PROBLEM = (
     "device", "device_ram_bytes", "resident_bytes", "reserve_bytes", "stack_bytes", "flash_bytes", "parameters",
@@ -94,11 +96,7 @@ class Report:
     @cached_property
     def arena_bytes(self) -> int | None:
         """Largest offset + size of the plan's buffers; what kernels take is beside it (`Problem.reserve_bytes`)."""
-        if self.plan is None:
-            return None
-        from poetopt.plan.layout import arena_bytes
-
-        return arena_bytes(self.plan)
+        return None if self.plan is None else arena_bytes(self.plan)
 
     @property
     def taken_bytes(self) -> int | None:
@@ -116,11 +114,7 @@ class Report:
     @cached_property
     def overlap(self) -> TransferOverlap | None:
         """The part of transfers that happens while the CPU computes: nothing on a device without DMA."""
-        if self.plan is None:
-            return None
-        from poetopt.plan.transfers import overlap
-
-        return overlap(self.plan, self.solution.simulation)
+        return None if self.plan is None else overlap(self.plan, self.solution.simulation)
 
     @cached_property
     def plan_bytes(self) -> int | None:
@@ -136,7 +130,6 @@ class Report:
         plan, graph = self.plan, self.problem.graph
         if plan is None or not plan.offsets or self.problem.runtime != "c" or graph is None or graph.forward_only:
             return None
-        from poetopt.plan.layout import arena_bytes
         from poetopt.search.predicting import prediction_of
 
         found = prediction_of(plan, graph)
@@ -147,15 +140,10 @@ class Report:
 
         Raises OutputError where it can't be written, PlanError where there is no plan.
         """
-        from poetopt.util.files import write_atomically
-
         write_atomically(path, self.plan_text())
 
     def plan_text(self) -> str:
         """The text that `save` writes. Raises PlanError where there is no plan."""
-        from poetopt.plan import codec
-        from poetopt.util.errors import PlanError
-
         if self.plan is None:
             raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
         options = self.solution.options
@@ -174,8 +162,6 @@ class Report:
         problem, solution, options = self.problem, self.solution, self.solution.options
         graph, simulation, bound = problem.graph, solution.simulation, solution.overhead_bound_j
         said = self._said()
-        from poetopt.autodiff.passes.blocks import is_block
-
         found: dict[str, object] = {
             "status": str(solution.status),
             "reason": solution.reason or None,
@@ -238,15 +224,10 @@ class Report:
         view = self.view()
         if view is None:
             return summary
-        from poetopt.report.page import frame
-
         return f"{summary}<details><summary>the schedule</summary>{frame(view)}</details>"
 
     def to_html(self) -> str:
         """The page of `poetopt show`, which needs no other file. Raises PlanError where there is no plan."""
-        from poetopt.report.page import page
-        from poetopt.util.errors import PlanError
-
         view = self.view()
         if view is None:
             raise PlanError(f"{self.problem.name}: there is no plan to show (status {self.status})")
@@ -256,8 +237,6 @@ class Report:
         """The plan made ready to be drawn, or None where there is none."""
         if self.plan is None:
             return None
-        from poetopt.report.view import View
-
         options = self.solution.options
         deadline_s = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
         return View(self.plan, options.ram_bytes, deadline_s, self.to_dict())

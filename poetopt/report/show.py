@@ -12,20 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from poetopt.plan.codec import PlanFile, load
 from poetopt.plan.instructions import Plan
 from poetopt.report import summary
 from poetopt.report.layout import WIDTH, aligned, table, terminal_width
+from poetopt.report.page import figure_bytes, page
+from poetopt.report.report import Report
 from poetopt.report.view import View, paged, recomputed
 from poetopt.util.errors import OptionError, OutputError, PlanError
 from poetopt.util.files import check_writable, write_atomically
 from poetopt.util.text import closest
 from poetopt.util.units import show_bytes, show_joules
-
-if TYPE_CHECKING:
-    from poetopt.report.report import Report
 
 
 class Form(StrEnum):
@@ -106,8 +104,6 @@ def show(
     file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
     view = View.of(load(file)) if file is not None else _view(plan)
     if out in (None, "-") and wanted is Form.TXT:
-        from poetopt.report.show import text_form
-
         text = text_form(view, terminal_width())
         return Shown(wanted, len(text.encode(errors="replace")), text=text)
     content = rendered(view, wanted)
@@ -142,15 +138,9 @@ def _view(plan: object) -> View:
 def rendered(view: View, form: Form) -> bytes:
     """The content of a file of that form. Raises PlanError, BackendUnavailableError."""
     if form is Form.HTML:
-        from poetopt.report.page import page
-
         return page(view).encode()
     if form is Form.TXT:
-        from poetopt.report.show import text_form
-
         return f"{text_form(view)}\n".encode()
-    from poetopt.report.page import figure_bytes
-
     return figure_bytes(view, form)
 
 

@@ -163,7 +163,6 @@ def search(
     check_supported(problem, "the search", SUPPORTS)
     if problem.beyond(MODELS) is not None:
         begin = time.monotonic() if begin is None else begin
-        vars(problem)["asked"] = problem  # nothing that is carried in RAM was kept there by choice
         found = search(without_ends(problem), options, listener, starts, begin)
         return _with_ends(found, Run(problem, options, listener, begin=begin))
     chosen, now = formulation_of(options.formulation), time.monotonic()

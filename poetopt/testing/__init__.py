@@ -5,9 +5,8 @@
     def test_my_block() -> None:
         po.testing.check_block(my_block)
 
-`check_block`, `check_vjp`, `check_runtime` and `check_kernel` raise ContractError,
-which says what is wrong and where, and return a small record of what they did. They need neither pytest nor the
-network; `check_kernel` needs a C compiler.
+`check_block` and `check_vjp` raise ContractError, which says what is wrong and where, and return a small record of what
+they did. They need neither pytest nor the network.
 """
 
 from __future__ import annotations
@@ -17,26 +16,12 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.testing.block import check_block
-    from poetopt.testing.contract import ContractError
-    from poetopt.testing.kernel import check_kernel
-    from poetopt.testing.runtime import check_runtime
-    from poetopt.testing.vjp import check_vjp
+    from poetopt.testing.block import check_block as check_block
+    from poetopt.testing.contract import ContractError as ContractError
+    from poetopt.testing.vjp import check_vjp as check_vjp
 
-_HOMES = {
-    "ContractError": "poetopt.testing.contract",
-    "check_block": "poetopt.testing.block",
-    "check_kernel": "poetopt.testing.kernel",
-    "check_runtime": "poetopt.testing.runtime",
-    "check_vjp": "poetopt.testing.vjp",
-}
-
-__all__ = [
-    "ContractError",
-    "check_block",
-    "check_kernel",
-    "check_runtime",
-    "check_vjp",
-]
-
-__getattr__ = loading(__name__, _HOMES)
+__getattr__, __all__ = loading(__name__, {
+    "block": "check_block",
+    "contract": "ContractError",
+    "vjp": "check_vjp",
+})  # fmt: skip

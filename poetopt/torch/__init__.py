@@ -1,6 +1,6 @@
-"""From PyTorch and back: `export` a module as it trains, `load` what was trained into it, or `compile` it to a budget.
+"""PyTorch modules: `export` one for training, `load` trained values into it, or `compile` it within a memory budget.
 
-torch is imported by these calls alone (`pip install 'poetopt[torch]'`).
+Only these calls import torch (`pip install 'poetopt[torch]'`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The largest batch whose step keeps a budget: tensors of the example that share its first dimension grow and shrink.
+"""Largest batch whose step fits a memory budget.
 
-Imports torch: only `po.torch.plan` imports it.
+Tensors of the example that share its first dimension are resized. Imports torch: only `po.torch.plan` imports it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,34 @@ from poetopt.util.errors import InfeasibleError, ModelError, NoScheduleError
 from poetopt.util.units import show_bytes
 
 PLANS = 6
-"""So many batches are planned for at most."""
+"""Maximum number of batches that are planned."""
 
 
 def largest_batch(
     example: Any, budget_bytes: int, least_of: Callable[[Any], MemoryPlan], plan_of: Callable[[Any], MemoryPlan]
 ) -> MemoryPlan:
-    """The plan of the largest batch that has one, which says that batch, and above which batch there is none.
+    """Return the plan of the largest batch that has one, with that batch and the bound above it.
 
+    The lower bound of a step grows by the same amount for each row. Two batches therefore give the bound, which is then
+    checked at that batch and at the next larger one. Between no batch and the bound, plans are bisected, at most
+    `PLANS` times.
+
+    Parameters
+    ----------
     least_of, plan_of
-        Of an example: what no plan takes less than, and a plan; it raises InfeasibleError or NoScheduleError.
+        Functions of an example, that return a plan's lower bound, and a plan; they raise InfeasibleError or
+        NoScheduleError.
 
-    What a step takes at least grows by the same for each row, so that the second comes from two batches; it is looked
-    at, and at the one above. Between no batch and that one plans are halved in, `PLANS` at most.
-
-    Raises InfeasibleError or NoScheduleError where no batch has a plan, ModelError where nothing grows.
+    Raises
+    ------
+    InfeasibleError, NoScheduleError
+        If no batch has a plan.
+    ModelError
+        If the step's memory doesn't grow with the batch.
     """
     rows = next((len(x) for x in tree_leaves(example) if isinstance(x, torch.Tensor) and x.dim()), 0)
 
-    def at(batch: int) -> Any:
+    def example_of(batch: int) -> Any:
         def sized(x: Any) -> Any:
             if isinstance(x, torch.Tensor) and x.dim() and len(x) == rows:
                 return x.detach()[torch.arange(batch, device=x.device) % rows]
@@ -43,32 +52,34 @@ def largest_batch(
 
         return tree_map(sized, example)
 
-    def least(batch: int) -> int:
-        found = least_of(at(batch))
-        return found.least_bytes + found.beside_bytes
+    def least_bytes(batch: int) -> int:
+        largest = least_of(example_of(batch))
+        return largest.least_bytes + largest.beside_bytes
 
-    first = least(rows) if rows else 0
-    more = least(2 * rows) - first if rows else 0
-    if more <= 0:
-        raise ModelError("what a step takes doesn't grow with dimension 0 of the example's tensors")
-    top = max(0, rows + (budget_bytes - first) * rows // more)
-    if top and (least(top) > budget_bytes or least(top + 1) <= budget_bytes):
-        top = bisect_right(range(1, 2 * top + 1), budget_bytes, key=least)
-    if not top:
+    first = least_bytes(rows) if rows else 0
+    bytes_per_rows = least_bytes(2 * rows) - first if rows else 0
+    if bytes_per_rows <= 0:
+        raise ModelError("the memory of a step doesn't grow with dimension 0 of the example's tensors")
+    bound = max(0, rows + (budget_bytes - first) * rows // bytes_per_rows)
+    if bound and (least_bytes(bound) > budget_bytes or least_bytes(bound + 1) <= budget_bytes):
+        bound = bisect_right(range(1, 2 * bound + 1), budget_bytes, key=least_bytes)
+    if not bound:
         raise InfeasibleError(
-            f"a batch of 1 takes {show_bytes(least(1))} or more; the budget is {budget_bytes:,} bytes"
+            f"a batch of 1 takes at least {show_bytes(least_bytes(1))}, and the budget is {budget_bytes:,} bytes"
         )
     best: MemoryPlan | None = None
-    found, failed, batch = 0, top + 1, top
+    largest, smallest_failed, batch = 0, bound + 1, bound
     for _ in range(PLANS):
         try:
-            best, found = plan_of(at(batch)), batch
+            best, largest = plan_of(example_of(batch)), batch
         except (InfeasibleError, NoScheduleError):
-            failed = batch
-        if failed - found == 1:
+            smallest_failed = batch
+        if smallest_failed - largest == 1:
             break
-        batch = (found + failed) // 2
+        batch = (largest + smallest_failed) // 2
     if best is None:
-        raise NoScheduleError(f"no batch was found that fits; none is proven to need more than the budget up to {top}")
-    best.batch, best.batch_bound = found, top
+        raise NoScheduleError(
+            f"no plan was found for any batch, though none up to {bound} is proven to exceed the budget"
+        )
+    best.batch, best.batch_bound = largest, bound
     return best

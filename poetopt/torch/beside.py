@@ -1,4 +1,4 @@
-"""A module and its file, run beside each other: what torch's exporter changed without a word shows in the numbers."""
+"""Comparison of a module with its exported file: silent changes by torch's exporter show in the numbers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 WEIGHT, TOTAL = "poetopt.weight", "poetopt.total"
-"""Names in the copy that is run: of what weighs an output's elements, and of the sum that gradients are of."""
+"""Names in the file's copy: the weights of an output's elements, and the weighted sum that is differentiated."""
 SHARE = 16
-"""Times what rounding moves torch's own values: the file sums in other orders, over as many elements."""
+"""Allowed multiple of torch's own rounding: the file sums as many elements, in another order."""
 RESOLUTION = 2.0**-20
-"""Of a tensor's largest magnitude: eight roundings of float32, where rounding moves nothing of torch's own."""
+"""Allowed share of a tensor's largest magnitude: eight roundings of float32, for values that torch doesn't round."""
 EVALUATED = " in evaluation mode"
-SKIP = "check=False exports without this check"
+SKIP = "Use check=False to export without this check."
 
 
 @dataclass(frozen=True)
-class _Ran:
-    """Outputs, and gradients by parameter, of the outputs' weighted sum; the layers that drew, and what they called."""
+class _Run:
+    """Outputs of a run, gradients of their weighted sum by parameter, and draws as pairs of layer and function."""
 
     outputs: list[Array]
     gradients: Mapping[str, Array]
@@ -41,58 +41,63 @@ class _Ran:
 
 
 def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto, batch: int | None) -> Set[str]:
-    """Names of the parameters that get a gradient in torch, after the file ran beside a copy of the module.
+    """Run the file and a copy of the module; return the parameters that get a gradient in torch.
 
-    All outputs are compared on the example, and gradients of all trained parameters.
+    On the example, all outputs are compared, and the gradients of all trained parameters.
 
-    A module in training mode is run in evaluation mode, too, beside the file as it is evaluated: Dropout passes on,
-    BatchNormalization takes its running statistics. Dropout draws nothing in training mode either; how often each layer
-    draws is compared instead. Where other draws are left, numbers can't be compared, and that is said. Allowed is what
-    rounding explains: `SHARE` times what torch's own float32 differs from its float64, or float64 from itself where
-    parameters and inputs move by half an ulp of float32.
+    A module in training mode is also compared in evaluation mode: there Dropout passes its input on, and
+    BatchNormalization uses its running statistics. In training mode Dropout draws nothing either; instead, the number
+    of draws of each layer is compared. If other draws are left, numbers can't be compared, and a note is printed. A
+    difference is allowed if rounding explains it: `SHARE` times the difference between torch's float32 and float64, or
+    between float64 and itself with parameters and inputs moved by half an ulp of float32.
 
-    Raises ModelError that names what differs, by how much.
+    Raises
+    ------
+    ModelError
+        If a value differs, with its name and by how much.
     """
     import torch
 
-    told = paced(telling(progress=True), 2.0)
+    report = paced(telling(progress=True), 2.0)
     name = type(module).__name__
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        told(f"{name}: the module runs on the example, to hold the file against it")
-        plain = _ran(torch, module, arguments)
-        drawn = _drawing(model)
-        lost = Counter(layer for layer, _ in plain.draws) - Counter(layer for layer, _ in drawn)
-        if len(plain.draws) > len(drawn):
-            where = listed(sorted(layer or name for layer in lost))
+        report(f"{name}: running the module on the example, to compare the file with it")
+        reference = _run_module(torch, module, arguments)
+        file_draws = _random_nodes(model)
+        lost_draws = Counter(layer for layer, _ in reference.draws) - Counter(layer for layer, _ in file_draws)
+        if len(reference.draws) > len(file_draws):
+            layers = listed(sorted(layer or name for layer in lost_draws))
             raise ModelError(
-                f"{name}: the exporter lost {len(plain.draws) - len(drawn)} of {len(plain.draws)} random draws, "
-                f"as of Dropout, in {where}; set that dropout to 0, write it out with torch's own functions "
-                f"(attention as softmax, dropout and matmul), or export after eval(); {SKIP}"
+                f"{name}: the exporter lost {len(reference.draws) - len(file_draws)} of {len(reference.draws)} random "
+                f"draws (such as Dropout) in {layers}. Set that dropout to 0, write it with torch's own functions "
+                f"(attention as softmax, dropout and matmul), or export after eval(). {SKIP}"
             )
-        if len(drawn) > len(plain.draws):
+        if len(file_draws) > len(reference.draws):
             raise ModelError(
-                f"{name}: the file draws {len(drawn)} times, as for Dropout, and the module {len(plain.draws)} times: "
-                f"{listed(sorted({layer or name for layer, _ in drawn}))}; {SKIP}"
+                f"{name}: the file draws random numbers (such as Dropout) {len(file_draws)} times, and the module "
+                f"{len(reference.draws)} times: {listed(sorted({layer or name for layer, _ in file_draws}))}. {SKIP}"
             )
-        if any(kind != "Dropout" for _, kind in drawn):
-            telling(progress=True)(f"{name}: it draws numbers, so that the file's can't be compared with the module's")
-            return plain.gradients.keys()
-        told(f"{name}: the module runs in float64, to know what rounding does")
-        precise = _precise(torch, module, arguments)
-        told(f"{name}: the file runs on the example, with its gradients")
-        still = _without_draws(model)
-        _compare(name, still, batch, arguments, plain, precise)
+        if any(kind != "Dropout" for _, kind in file_draws):
+            telling(progress=True)(f"{name}: it draws random numbers, so the file can't be compared with the module")
+            return reference.gradients.keys()
+        report(f"{name}: running the module in float64, to measure rounding")
+        shifted_runs = _run_shifted(torch, module, arguments)
+        report(f"{name}: running the file on the example, with gradients")
+        model_without_draws = _without_draws(model)
+        _compare(name, model_without_draws, batch, arguments, reference, shifted_runs)
         if any(part.training for part in module.modules()):
-            told(f"{name}: both run in evaluation mode")
+            report(f"{name}: running both in evaluation mode")
             try:
                 evaluated = copy.deepcopy(module).eval()
-                still_plain = _ran(torch, evaluated, arguments)
-                precise = _precise(torch, evaluated, arguments)
-            except Exception as error:  # a branch of that mode alone may do anything
-                reason = str(error).removesuffix(f"; {SKIP}")
-                raise ModelError(f"{name}: it fails on the example in evaluation mode ({reason}); {SKIP}") from error
-            _compare(f"{name}{EVALUATED}", _in_inference(still), batch, arguments, still_plain, precise)
-    return plain.gradients.keys()
+                evaluated_run = _run_module(torch, evaluated, arguments)
+                shifted_runs = _run_shifted(torch, evaluated, arguments)
+            except Exception as error:  # code for that mode may raise anything
+                reason = str(error).removesuffix(f". {SKIP}")
+                raise ModelError(f"{name}: it fails on the example in evaluation mode ({reason}). {SKIP}") from error
+            _compare(
+                f"{name}{EVALUATED}", _in_inference(model_without_draws), batch, arguments, evaluated_run, shifted_runs
+            )
+    return reference.gradients.keys()
 
 
 def _compare(
@@ -100,10 +105,10 @@ def _compare(
     model: onnx.ModelProto,
     batch: int | None,
     arguments: tuple[Any, ...],
-    plain: _Ran,
-    others: Sequence[_Ran],
+    reference: _Run,
+    shifted_runs: Sequence[_Run],
 ) -> None:
-    """Raise ModelError where the file's numbers differ from torch's; gradients where there are rules for them."""
+    """Raise ModelError if the file's numbers differ from torch's; compare gradients if all have rules."""
     import torch
 
     feeds = {
@@ -114,71 +119,77 @@ def _compare(
             strict=False,
         )
     }
-    found = _run(model, [entry.name for entry in model.graph.output], feeds)
-    if len(found) != len(plain.outputs):
-        raise ModelError(f"{name}: it has {len(plain.outputs)} outputs, and the file {len(found)}; {_advice(name)}")
-    try:
-        gradients = _gradients(model, batch, feeds, plain)
-    except MissingVjpError:
-        gradients = {}  # differentiating it says so
-    allowed = [[other.outputs[index] for other in others] for index in range(len(plain.outputs))]
-    for entry, y, wanted, near in zip(model.graph.output, found, plain.outputs, allowed, strict=True):
-        _check_near(name, f"output {entry.name}", y, wanted, near, 0.0)
-    largest = max((float(np.abs(array).max(initial=0)) for array in plain.gradients.values()), default=0.0)
-    for parameter, gradient in gradients.items():
-        near = [other.gradients[parameter] for other in others]
-        _check_near(name, f"gradient of {parameter}", gradient, plain.gradients[parameter], near, largest * 2.0**-24)
-
-
-def _check_near(name: str, what: str, found: Array, wanted: Array, near: Sequence[Array], least: float) -> None:
-    """Raise ModelError where an array is further from torch's than rounding explains."""
-    if found.shape != wanted.shape:
-        raise ModelError(f"{name}: {what} is {found.shape} in the file and {wanted.shape} in torch; {SKIP}")
-    if not wanted.size:
-        return
-    exact = wanted.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        moves = [np.nan_to_num(np.abs(other.astype(np.float64) - exact), nan=np.inf) for other in near]
-        moved = max((float(move[np.isfinite(exact)].max(initial=0)) for move in moves), default=0.0)
-        away = np.abs(found.astype(np.float64) - exact)
-    away = np.where((found == wanted) | (np.isnan(found) & np.isnan(wanted)), 0, np.nan_to_num(away, nan=np.inf))
-    finite = np.abs(exact[np.isfinite(exact)])
-    size = float(finite.max(initial=0))
-    if float(away.max()) > SHARE * moved + RESOLUTION * size + least:
-        share = f" ({away.max() / size:.1%} of the largest)" if size else ""
+    outputs = _run_file(model, [entry.name for entry in model.graph.output], feeds)
+    if len(outputs) != len(reference.outputs):
         raise ModelError(
-            f"{name}: the file's {what} differs from torch's by {away.max():.2g}{share}, and rounding explains "
-            f"{SHARE * moved + RESOLUTION * size + least:.1g}: {_advice(name)}"
+            f"{name}: it has {len(reference.outputs)} outputs, and the file {len(outputs)}. {_advice(name)}"
+        )
+    try:
+        gradients = _gradients(model, batch, feeds, reference)
+    except MissingVjpError:
+        gradients = {}  # `differentiate` raises it again
+    allowed = [[other.outputs[index] for other in shifted_runs] for index in range(len(reference.outputs))]
+    for entry, y, expected, nearby in zip(model.graph.output, outputs, reference.outputs, allowed, strict=True):
+        _check_near(name, f"output {entry.name}", y, expected, nearby, 0.0)
+    largest = max((float(np.abs(array).max(initial=0)) for array in reference.gradients.values()), default=0.0)
+    for parameter, gradient in gradients.items():
+        nearby = [other.gradients[parameter] for other in shifted_runs]
+        _check_near(
+            name, f"gradient of {parameter}", gradient, reference.gradients[parameter], nearby, largest * 2.0**-24
+        )
+
+
+def _check_near(name: str, label: str, array: Array, expected: Array, nearby: Sequence[Array], least: float) -> None:
+    """Raise ModelError if an array differs from torch's by more than rounding explains."""
+    if array.shape != expected.shape:
+        raise ModelError(f"{name}: {label} has shape {array.shape} in the file and {expected.shape} in torch. {SKIP}")
+    if not expected.size:
+        return
+    expected_f64 = expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        shifts = [np.nan_to_num(np.abs(other.astype(np.float64) - expected_f64), nan=np.inf) for other in nearby]
+        max_shift = max((float(move[np.isfinite(expected_f64)].max(initial=0)) for move in shifts), default=0.0)
+        difference = np.abs(array.astype(np.float64) - expected_f64)
+    difference = np.where(
+        (array == expected) | (np.isnan(array) & np.isnan(expected)), 0, np.nan_to_num(difference, nan=np.inf)
+    )
+    finite = np.abs(expected_f64[np.isfinite(expected_f64)])
+    size = float(finite.max(initial=0))
+    if float(difference.max()) > SHARE * max_shift + RESOLUTION * size + least:
+        share = f" ({difference.max() / size:.1%} of the largest)" if size else ""
+        raise ModelError(
+            f"{name}: the file's {label} differs from torch's by {difference.max():.2g}{share}, and rounding explains "
+            f"only {SHARE * max_shift + RESOLUTION * size + least:.1g}. {_advice(name)}"
         )
 
 
 def _advice(name: str) -> str:
-    """Says why that may be, and what to do about it."""
+    """Return the probable cause of a difference, and a remedy."""
     if name.endswith(EVALUATED):
         return (
-            "a file is evaluated as it trains, but for Dropout and the statistics of BatchNormalization; export after "
-            f"eval(), or evaluate in torch what was trained: {SKIP}"
+            "In evaluation mode a file changes only Dropout and the statistics of BatchNormalization. Export after "
+            f"eval(), or evaluate the trained module in torch. {SKIP}"
         )
-    return f"torch's exporter wrote something else; write that part of the module in other functions of torch; {SKIP}"
+    return f"torch's exporter changed it. Write that part of the module with other functions of torch. {SKIP}"
 
 
-def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
-    """A copy of the module, forwards and backwards, on copies of the arguments; no Dropout drops."""
+def _run_module(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Run:
+    """Run a copy of the module forward and backward on copies of the arguments; Dropout drops nothing."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     try:
-        twin, given = copy.deepcopy((module, arguments))
-    except Exception as error:  # a copy runs code of the module's
-        raise ModelError(f"{type(module).__name__}: it can't be copied to be run ({error}); {SKIP}") from error
+        twin, arguments_copy = copy.deepcopy((module, arguments))
+    except Exception as error:  # copying runs the module's own code
+        raise ModelError(f"{type(module).__name__}: it can't be copied for a run ({error}). {SKIP}") from error
     scopes = [""]
-    found: list[tuple[str, str]] = []
+    draws: list[tuple[str, str]] = []
     for name, layer in twin.named_modules():
         if name:
             layer.register_forward_pre_hook(lambda _layer, _given, name=name: scopes.append(name))
             layer.register_forward_hook(lambda *_: scopes.pop() and None)
 
     class Still(TorchDispatchMode):  # type: ignore[misc]
-        """Counts draws; what a mask is drawn from is its expectation."""
+        """Mode that counts draws, and replaces each drawn mask by its expectation."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func._schema.name
@@ -186,16 +197,16 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
             named = {**dict(zip(places, args, strict=False)), **(kwargs or {})}
             drops = "dropout_p" not in places or named.get("dropout_p", 0.0) != 0.0
             if torch.Tag.nondeterministic_seeded in func.tags and drops:
-                found.append((scopes[-1], name))
+                draws.append((scopes[-1], name))
                 if name == "aten::bernoulli_":
                     return args[0].fill_(args[1] if len(args) > 1 else 0.5)
             return func(*args, **(kwargs or {}))
 
     try:
         with Still():
-            outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*given)) if isinstance(y, torch.Tensor)]
-    except Exception as error:  # a forward may do anything
-        raise ModelError(f"{type(module).__name__}: it fails on the example ({error}); {SKIP}") from error
+            outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*arguments_copy)) if isinstance(y, torch.Tensor)]
+    except Exception as error:  # a forward may raise anything
+        raise ModelError(f"{type(module).__name__}: it fails on the example ({error}). {SKIP}") from error
     _check_buffers(torch, module, twin)
     total = sum(
         (y * torch.from_numpy(_weights(index, tuple(y.shape))).to(y.dtype)).sum()
@@ -204,64 +215,66 @@ def _ran(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Ran:
     )
     named = {entry.names[0]: entry.tensor for entry in stored_in(twin) if entry.trained}
     try:
-        made = (
+        gradient_list = (
             torch.autograd.grad(total, list(named.values()), allow_unused=True)
             if isinstance(total, torch.Tensor) and named
             else [None] * len(named)
         )
     except RuntimeError as error:
         raise ModelError(
-            f"{type(module).__name__}: torch has no gradient of it ({str(error).partition(';')[0]}); mend the module: "
-            f"what it changes in place may be what a gradient needs; {SKIP}"
+            f"{type(module).__name__}: torch can't differentiate it ({str(error).partition(';')[0]}). Correct the "
+            f"module: it may change a tensor in place that a gradient needs. {SKIP}"
         ) from error
-    gradients = {name: g.detach().numpy() for name, g in zip(named, made, strict=True) if g is not None}
-    return _Ran([y.detach().numpy() for y in outputs], gradients, found)
+    gradients = {name: g.detach().numpy() for name, g in zip(named, gradient_list, strict=True) if g is not None}
+    return _Run([y.detach().numpy() for y in outputs], gradients, draws)
 
 
 def _check_buffers(torch: Any, module: Any, twin: Any) -> None:
-    """Raise ModelError where `twin`, which has run, holds other buffers: a file updates running statistics alone."""
+    """Raise ModelError if the run changed buffers of `twin`: a file updates running statistics only."""
     before, layers = dict(module.named_buffers()), dict(module.named_modules())
     for name, buffer in twin.named_buffers():
         layer = layers[name.rpartition(".")[0]]
         if getattr(layer, "track_running_stats", False) or torch.equal(buffer.to(before[name].dtype), before[name]):
             continue
         raise ModelError(
-            f"{type(module).__name__}: its forward changes the buffer {name}, which a file can't; "
-            f"update it outside of forward; {SKIP}"
+            f"{type(module).__name__}: its forward changes the buffer {name}, which a file can't do. "
+            f"Update it outside of forward. {SKIP}"
         )
 
 
-def _precise(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Ran]:
-    """The same in float64, and again moved by half an ulp of float32; none where the module is of float32 alone."""
+def _run_shifted(torch: Any, module: Any, arguments: tuple[Any, ...]) -> list[_Run]:
+    """Run the module in float64, and again moved by half an ulp of float32; empty if it needs float32."""
     generator = torch.Generator().manual_seed(0)
 
-    def double(tensor: Any, moved: bool) -> Any:
+    def double(tensor: Any, is_shifted: bool) -> Any:
         if not isinstance(tensor, torch.Tensor) or not tensor.dtype.is_floating_point:
             return tensor
         signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
-        return tensor.detach().double() * (1 + signs * 2.0**-24 if moved else 1)
+        return tensor.detach().double() * (1 + signs * 2.0**-24 if is_shifted else 1)
 
-    found = []
-    for moved in (False, True):
+    runs = []
+    for is_shifted in (False, True):
         try:
             twin = copy.deepcopy(module).double()
             with torch.no_grad():
                 for parameter in twin.parameters():
-                    parameter.copy_(double(parameter, moved))
-            given = torch.utils._pytree.tree_map(lambda leaf, moved=moved: double(leaf, moved), arguments)
-            found.append(_ran(torch, twin, given))
+                    parameter.copy_(double(parameter, is_shifted))
+            arguments_f64 = torch.utils._pytree.tree_map(
+                lambda leaf, is_shifted=is_shifted: double(leaf, is_shifted), arguments
+            )
+            runs.append(_run_module(torch, twin, arguments_f64))
         except (ModelError, RuntimeError, TypeError, ValueError, NotImplementedError):
             continue
-    return found
+    return runs
 
 
 def _weights(index: int, shape: tuple[int, ...]) -> Array:
-    """Gives what weighs an output's elements in the sum that gradients are of: each something else."""
+    """Return the weights of an output's elements in the differentiated sum; each is different."""
     return np.random.default_rng(index).uniform(0.5, 1.5, shape).astype(np.float32)
 
 
-def _drawing(model: onnx.ModelProto) -> list[tuple[str, str]]:
-    """The layer and kind of each node that draws."""
+def _random_nodes(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Return layer and kind of each node that draws random numbers."""
     from onnx import numpy_helper
 
     values = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -272,30 +285,30 @@ def _drawing(model: onnx.ModelProto) -> list[tuple[str, str]]:
         for attribute in node.attribute
         if attribute.name == "value"
     }
-    found = []
+    draws = []
     for node in model.graph.node:
-        active = op_of(node.op_type).random and node.op_type != "Dropout"
+        is_drawing = op_of(node.op_type).random and node.op_type != "Dropout"
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
             ratio, training = (values.get(name) for name in node.input[1:3])
-            active = (training is None or bool(numpy_helper.to_array(training))) and (
+            is_drawing = (training is None or bool(numpy_helper.to_array(training))) and (
                 ratio is None or bool(numpy_helper.to_array(ratio) > 0)
             )
-        if active:
-            found.append((node.name.rpartition("/")[0], node.op_type))
-    return found
+        if is_drawing:
+            draws.append((node.name.rpartition("/")[0], node.op_type))
+    return draws
 
 
 def _without_draws(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy whose Dropouts pass everything on."""
-    still = copy.deepcopy(model)
-    for node in still.graph.node:
+    """Return a copy whose Dropouts pass their input on."""
+    copied = copy.deepcopy(model)
+    for node in copied.graph.node:
         if node.op_type == "Dropout":
             del node.input[1:]
-    return still
+    return copied
 
 
 def _in_inference(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy as it is evaluated: BatchNormalization takes its running statistics."""
+    """Return a copy in evaluation mode: BatchNormalization uses its running statistics."""
     from poetopt.training.inference import normalize_by_statistics
 
     evaluated = copy.deepcopy(model)
@@ -304,22 +317,24 @@ def _in_inference(model: onnx.ModelProto) -> onnx.ModelProto:
     return evaluated
 
 
-def _run(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
-    """Outputs on onnxruntime. Raises ModelError where it can't run the file."""
+def _run_file(model: onnx.ModelProto, outputs: Sequence[str], feeds: Mapping[str, Array]) -> list[Array]:
+    """Run the model on onnxruntime; return its outputs. Raises ModelError if onnxruntime can't run it."""
     from poetopt.backends.onnxruntime.sessions import first_line, onnxruntime, runtime_errors, session_options
 
     try:
         session = onnxruntime().InferenceSession(
             model.SerializeToString(), session_options(1), providers=["CPUExecutionProvider"]
         )
-        taken = {entry.name for entry in session.get_inputs()}
-        return [np.asarray(y) for y in session.run(outputs, {n: a for n, a in feeds.items() if n in taken})]
+        input_names = {entry.name for entry in session.get_inputs()}
+        return [np.asarray(y) for y in session.run(outputs, {n: a for n, a in feeds.items() if n in input_names})]
     except runtime_errors() as error:
-        raise ModelError(f"the file that torch's exporter writes can't be run ({first_line(error)}); {SKIP}") from error
+        raise ModelError(f"onnxruntime can't run the file of torch's exporter ({first_line(error)}). {SKIP}") from error
 
 
-def _gradients(model: onnx.ModelProto, batch: int | None, feeds: Mapping[str, Array], plain: _Ran) -> dict[str, Array]:
-    """Gradients by poetopt's own rules, of the weighted sum of outputs."""
+def _gradients(
+    model: onnx.ModelProto, batch: int | None, feeds: Mapping[str, Array], reference: _Run
+) -> dict[str, Array]:
+    """Return the gradients of the outputs' weighted sum by poetopt's own rules."""
     from onnx import helper, numpy_helper
 
     from poetopt.api.models import Model, load
@@ -327,24 +342,24 @@ def _gradients(model: onnx.ModelProto, batch: int | None, feeds: Mapping[str, Ar
 
     summed = copy.deepcopy(model)
     terms = []
-    for index, (entry, y) in enumerate(zip(model.graph.output, plain.outputs, strict=True)):
+    for index, (entry, y) in enumerate(zip(model.graph.output, reference.outputs, strict=True)):
         if y.dtype != np.float32:
             continue
         weight, part, term = (f"{WEIGHT}{index}{tail}" for tail in ("", ".part", ".sum"))
-        made = numpy_helper.from_array(_weights(index, y.shape), weight)
-        summed.graph.node.append(helper.make_node("Constant", [], [weight], weight, value=made))
+        weight_tensor = numpy_helper.from_array(_weights(index, y.shape), weight)
+        summed.graph.node.append(helper.make_node("Constant", [], [weight], weight, value=weight_tensor))
         summed.graph.node.append(helper.make_node("Mul", [entry.name, weight], [part], part))
         summed.graph.node.append(helper.make_node("ReduceSum", [part], [term], term, keepdims=0))
         terms.append(term)
-    if not terms or not plain.gradients:
+    if not terms or not reference.gradients:
         return {}
     summed.graph.node.append(helper.make_node("Sum", terms, [TOTAL], TOTAL))
     del summed.graph.output[:]
     summed.graph.output.append(helper.make_tensor_value_info(TOTAL, 1, []))
-    there = {tensor.name for tensor in summed.graph.initializer}
-    loaded = load(summed, batch=batch, train=[name for name in plain.gradients if name in there])
+    initializers = {tensor.name for tensor in summed.graph.initializer}
+    loaded = load(summed, batch=batch, train=[name for name in reference.gradients if name in initializers])
     assert isinstance(loaded, Model)
     step = loaded.training_graph(loss="none")
     names = dict(step.gradients)
     proto = model_proto(step, list(names.values()))
-    return dict(zip(names, _run(proto, list(names.values()), feeds), strict=True))
+    return dict(zip(names, _run_file(proto, list(names.values()), feeds), strict=True))

@@ -1,4 +1,4 @@
-"""A budget of memory for a torch module's step: what was planned, what is proven of it, and what was measured."""
+"""Memory budget of a torch module's step: the plan, its proof, and the measured peak."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from poetopt.util.errors import BackendUnavailableError, OptionError
 from poetopt.util.units import Share, parse_ram, parse_time, show_bytes, show_share
 
 LEAST_TORCH = (2, 10)
-"""torch cuts graphs whose nodes are told where to be, and says which outputs are written into inputs, since then."""
+"""Oldest torch whose partitioner places marked nodes, and reports which outputs are written into inputs."""
 BACKENDS = ("aot_eager", "inductor")
 
 
 @dataclass
 class MemoryPlan:
-    """What a step of one graph takes, above its parameters, buffers and inputs, and what recomputing costs.
+    """Memory of one graph's step beyond parameters, buffers and inputs, and the cost of recomputing.
 
+    Attributes
+    ----------
     budget_bytes
-        What the step may take.
+        Limit of the step.
     beside_bytes
         Parameters, buffers and inputs.
     store_all_bytes, torch_bytes
-        The peak where nothing is computed again, and where torch chooses; None where torch's can't be told.
+        Peak without recomputing, and with torch's own choice (None if unknown).
     planned_bytes
-        The peak of what runs; of the graphs themselves, each storage counted while somebody needs it.
+        Peak of the graphs that run; each storage counts until its last use.
     least_bytes
-        No order of computing takes less in which each kernel of backward runs once, in torch's order.
+        Lower bound of any order in which each backward kernel runs once, in torch's order.
     own
-        Whether torch's choice runs, because it fits.
+        Whether torch's own choice runs, because it fits.
     recomputes
         Kernels that run again.
     recompute_share
-        Their time, and that of moving, as a share of the step's without either.
+        Time of recomputing and moving, as a share of the step's time without either.
     moved_bytes
-        What is put outside of memory in a step (`offload=True`).
+        Bytes that a step moves out of memory (`offload=True`).
     gap, scope_gap, scope
-        The share of that time which another plan could save at most: any plan, and one of the scope that was searched.
-        None where torch's choice runs.
+        Share of that time that any other plan could save at most, and any plan of the searched scope. None if torch's
+        own choice runs.
     measured_bytes
-        The peak of the first step, of all graphs together; None before it, and with inductor, whose code allocates out
-        of sight.
+        Peak of the first step, of all graphs together. None before that step, and with inductor, whose allocations
+        aren't visible.
     batch, batch_bound
-        The largest batch that was found to fit, and the one above which none does; None where that wasn't asked for.
+        Largest batch for which a plan was found, and the bound above which none exists. None if it wasn't requested.
     """
 
     name: str
@@ -76,16 +78,16 @@ class MemoryPlan:
         lines = [
             f"{self.name}: a step takes {show_bytes(self.planned_bytes)} of {show_bytes(self.budget_bytes)}, {share} "
             f"of the {show_bytes(self.store_all_bytes)} without recomputing",
-            f"  beside     {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
+            f"  fixed      {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
         ]
         if self.own:
-            lines.append("  choice     torch's own, which fits: nothing is gained by another")
+            lines.append("  choice     torch's own, because it fits")
         else:
-            theirs = "can't be told" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
-            moved = f" and puts {show_bytes(self.moved_bytes)} outside" if self.moved_bytes else ""
+            torch_choice = "is unknown" if self.torch_bytes is None else f"takes {show_bytes(self.torch_bytes)}"
+            moved = f" and moves {show_bytes(self.moved_bytes)} out" if self.moved_bytes else ""
             lines.append(
                 f"  recomputes {self.recomputes} kernels{moved}, {show_share(self.recompute_share)} of a step's time; "
-                f"torch's own choice {theirs}"
+                f"torch's own choice {torch_choice}"
             )
             claim = Claim(
                 scope=self.scope,
@@ -114,58 +116,70 @@ def compile_module(
     measure: bool = True,
     offload: bool | str | Path = False,
 ) -> Any:
-    """Compile a torch module in place so that its training step keeps a budget of memory at every point; gives it back.
+    """Compile a torch module in place, so that its training step stays within a memory budget; return it.
 
         net = po.torch.compile(net, memory="60%")
         for x, y in batches:
-            net(x, y).backward()  # net gives its loss
+            net(x, y).backward()  # net returns its loss
         print(*net.memory_plans)
 
+    The first call with new shapes plans, and appends a `MemoryPlan` for each graph to `module.memory_plans`. Random
+    numbers are drawn once, so that Dropout's mask is the same in backward. With `aot_eager`, gradients are torch's own
+    bit for bit. Without gradients (`torch.no_grad`) nothing is planned. A copied or unpickled module runs uncompiled:
+    compile it again.
+
+    Parameters
+    ----------
     memory
-        Bytes or a size (`"8GB"`) for all of the step: parameters, buffers, inputs, gradients and what is computed. Or
-        a share (`"60%"`) of what is computed where nothing is computed again, gradients included. Live tensors count,
-        what a kernel allocates inside of itself doesn't; nor does what is computed outside of the module (so let
-        `forward` give the loss), gradients of earlier steps that are still there, and states of an optimizer.
+        Bytes or a size (`"8GB"`) for the whole step: parameters, buffers, inputs, gradients and intermediate results.
+        Or a share (`"60%"`) of the intermediate results without recomputing, gradients included. Live tensors count.
+        Not counted are temporary buffers within a kernel, results computed outside of the module (so let `forward`
+        return the loss), remaining gradients of earlier steps, and states of an optimizer.
     time_limit
-        Of the search, for each graph.
+        Limit of the search, for each graph.
     backend
-        `aot_eager` runs torch's kernels in the order that was planned; `inductor` fuses and orders them anew: then the
-        plan's peak is an estimate, and isn't measured.
+        `aot_eager` runs torch's kernels in the planned order. `inductor` fuses and reorders them; the plan's peak is
+        then an estimate, and isn't measured.
     fullgraph
-        False lets torch break the module into several graphs. Each gets its share of the budget, which has to be a
-        share, so that their peaks add up to no more than that of the whole; what runs between them isn't planned.
+        False lets torch split the module into several graphs. The budget must then be a share, and each graph gets that
+        share of its own peak, so that the peaks together stay within that share of the whole. Code between the graphs
+        isn't planned.
     progress
-        Write the plan to stderr as soon as there is one.
+        Write the plan to stderr when it is complete.
     measure
-        Each kernel runs a few times by itself, on random data, and costs what it took; False: costs are by FLOPs and
-        bytes, the same on every machine.
+        Time each kernel alone, in a few runs on random data. False estimates costs by FLOPs and bytes, the same on
+        every machine.
     offload
-        Tensors may wait outside, too, where that costs less than recomputing: those of an accelerator in the host's
-        memory, those of a CPU in files, of a folder that is given or of Python's own (`TMPDIR`). On a CPU that frees
-        memory if the folder is on a disk, from which the system may write them. The files have no names, and are gone
-        with their tensors.
+        Also move tensors out of memory if that costs less than recomputing: from an accelerator to the host's memory,
+        from a CPU to files in the given folder or in the temporary one (`TMPDIR`). On a CPU this frees memory only if
+        the folder is on a disk. The files have no names, and disappear with their tensors.
 
-    The first call with new shapes plans, and `module.memory_plans` grows by a `MemoryPlan` for each graph. Random
-    numbers are drawn once, so that Dropout's mask is the same in backward. Gradients are torch's own bit for bit with
-    `aot_eager`. Without gradients (`torch.no_grad`) nothing is planned. A copy of the module, or what pickle gives
-    back, runs as it is written: compile it anew.
-
-    Raises OptionError for a budget that can't be understood, ModelError for a module that torch can't trace or that
-    can't be planned, BackendUnavailableError without a torch that has the hook. The first call raises InfeasibleError
-    where no plan keeps the budget, with one that would do, and NoScheduleError where none was found in time. A step
-    raises OutputError where the folder is full.
+    Raises
+    ------
+    OptionError
+        For an invalid budget.
+    ModelError
+        For a module that torch can't trace, or that can't be planned.
+    BackendUnavailableError
+        Without a torch that has the needed hook.
+    InfeasibleError
+        In the first call, if no plan fits the budget; the message names a budget that suffices.
+    NoScheduleError
+        In the first call, if no plan was found in time.
+    OutputError
+        In a step, if the folder of `offload` is full.
     """
-    _checked(module, backend)
+    _check_arguments(module, backend)
     budget = parse_ram(memory, option="memory")
     if not fullgraph and not isinstance(budget, Share):
         raise OptionError(
-            f"memory={memory!r}: with fullgraph=False give a share such as '60%', of which each graph gets its own; a "
-            "size needs the whole module in one graph"
+            f"memory={memory!r}: a size needs the whole module in one graph. With fullgraph=False, give a share such "
+            "as '60%', which is applied to each graph."
         )
     from poetopt.torch.compiled import Compiled
 
-    limit_s, folder = _seconds(time_limit), _folder(offload)
-    return Compiled(module, budget, limit_s, backend, fullgraph, progress, measure, folder=folder).attached()
+    time_limit_s, folder = _seconds(time_limit), _folder(offload)
+    return Compiled(module, budget, time_limit_s, backend, fullgraph, progress, measure, folder=folder).attached()
 
 
 def plan(
@@ -178,20 +192,22 @@ def plan(
     largest: bool = False,
     offload: bool | str | Path = False,
 ) -> MemoryPlan:
-    """The plan that `po.torch.compile` would run on an example, without running the module.
+    """Return the plan that `po.torch.compile` would run on an example, without running the module.
 
+    Errors are those of `po.torch.compile`.
+
+    Parameters
+    ----------
     module, memory, time_limit, measure, offload
-        As there.
+        As for `po.torch.compile`.
     example
-        A tensor, or a tuple of the arguments of `forward`, or a dict of keywords.
+        A tensor, a tuple of the arguments of `forward`, or a dict of keyword arguments.
     largest
-        The plan of the largest batch that fits, in its stead: tensors of the example that have the first one's
-        dimension 0 are cut or repeated along it. `memory` has to be a size. Up to six batches are planned for, each
-        until it is found to fit: recomputing isn't the least.
-
-    Raises what that raises.
+        Return the plan of the largest batch that fits. Tensors of the example with the first one's dimension 0 are cut
+        or repeated along it. `memory` must be a size. At most six batches are planned, each until it fits: recomputing
+        isn't minimized.
     """
-    _checked(module, "aot_eager")
+    _check_arguments(module, "aot_eager")
     budget, limit_s, folder = parse_ram(memory, option="memory"), _seconds(time_limit), _folder(offload)
     from poetopt.torch.compiled import Compiled
 
@@ -199,13 +215,16 @@ def plan(
         return Compiled(module, budget, limit_s, measure=measure, folder=folder).planned(example)
     if isinstance(budget, Share):
         raise OptionError(
-            f"memory={memory!r}: the largest batch within a share isn't defined; give a size such as '8GB'"
+            f"memory={memory!r}: the largest batch within a share isn't defined. Give a size such as '8GB'."
         )
     from poetopt.torch.batch import largest_batch
 
     trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0, folder=folder)
     return largest_batch(
-        example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
+        example,
+        budget,
+        lambda batch_example: trial().planned(batch_example, least=True),
+        lambda batch_example: trial().planned(batch_example),
     )
 
 
@@ -214,24 +233,24 @@ def _seconds(time_limit: str | float) -> float:
 
 
 def _folder(offload: bool | str | Path) -> str | None:
-    """The folder that tensors are put into; None where all stay. Raises OptionError where there is no such folder."""
+    """Return the folder for tensors on disk, or None without offloading. Raises OptionError for an invalid folder."""
     if offload is False:
         return None
     folder = tempfile.gettempdir() if offload is True else str(offload)
     if not os.access(folder, os.W_OK | os.X_OK) or not os.path.isdir(folder):
-        raise OptionError(f"offload={folder!r}: it isn't a folder that can be written to")
+        raise OptionError(f"offload={folder!r}: it isn't a writable folder. Give another.")
     return folder
 
 
-def _checked(module: Any, backend: str) -> None:
-    """Raise BackendUnavailableError, ModelError or OptionError for what can't be compiled with."""
+def _check_arguments(module: Any, backend: str) -> None:
+    """Raise BackendUnavailableError, ModelError or OptionError for an unsuitable torch, module or backend."""
     torch = needed()
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < LEAST_TORCH:
         raise BackendUnavailableError(
-            f"torch {torch.__version__} doesn't say enough of its graphs; this needs "
-            f"{'.'.join(map(str, LEAST_TORCH))} or newer: pip install --upgrade torch"
+            f"torch {torch.__version__} is too old. po.torch.compile needs {'.'.join(map(str, LEAST_TORCH))} or newer: "
+            "pip install --upgrade torch"
         )
     check_module(module)
     if backend not in BACKENDS:
-        raise OptionError(f"backend={backend!r}: choose one of {', '.join(BACKENDS)}")
+        raise OptionError(f"backend={backend!r}: there is no such backend. Choose one of {', '.join(BACKENDS)}.")

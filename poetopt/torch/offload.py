@@ -1,7 +1,7 @@
-"""Tensors of a step that wait outside of its memory: in the host's or, where that is what it runs in, in files.
+"""Offloading of a step's tensors: to the host's memory or, for a step on a CPU, to files.
 
-A file has no name, so that it goes with its tensor, however the process ends. Imports torch: only `po.torch.compile`
-and `po.torch.plan` import it.
+A file has no name, so that it disappears with its tensor, however the process ends. Imports torch: only
+`po.torch.compile` and `po.torch.plan` import it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from poetopt.util.errors import OutputError
 from poetopt.util.units import show_bytes
 
 OUT_BYTES_PER_S, IN_BYTES_PER_S, CALL_S = 1e9, 2e9, 5e-5
-"""Of a transfer, where it isn't timed; the last is a call's, however little it moves."""
+"""Assumed costs of a transfer without measurement; the last one is the fixed cost of a call."""
 TRANSFERS: dict[tuple[int, torch.device, str], tuple[float, float]] = {}
-"""Seconds out and in, by bytes, device and folder, as they were timed in this process."""
+"""Measured seconds out and in, by bytes, device and folder, of this process."""
 
 
 def _out(x: torch.Tensor, folder: str) -> torch.Tensor:
-    """A copy in the host's memory or, of what is there, in a file of a folder. Raises OutputError where it can't be."""
+    """Copy a tensor to the host's memory or, from there, to a file in a folder. Raises OutputError if that fails."""
     if x.device.type != "cpu":
         pinned = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, pin_memory=True)
         return pinned.copy_(x)
@@ -40,8 +40,8 @@ def _out(x: torch.Tensor, folder: str) -> torch.Tensor:
             mapped = mmap.mmap(file.fileno(), 0)
     except OSError as error:
         raise OutputError(
-            f"{folder}: a step's tensor of {show_bytes(flat.nbytes)} can't be put there: {error.strerror}; make room, "
-            "or give offload= a folder elsewhere"
+            f"{folder}: a step's tensor of {show_bytes(flat.nbytes)} can't be put there: {error.strerror}. "
+            "Free some space, or give another folder with offload=."
         ) from error
     return torch.frombuffer(mapped, dtype=x.dtype).as_strided(x.shape, x.stride())
 
@@ -55,7 +55,7 @@ def _in_of_size(held: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _in(held: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on a device of what `_out` gave."""
+    """Copy the result of `_out` back to a device."""
     return _in_of_size(held, device).copy_(held)
 
 
@@ -67,17 +67,17 @@ PAGE_OUT, PAGE_IN = torch.ops.poetopt.page_out.default, torch.ops.poetopt.page_i
 
 
 def moves(joint: Joint, folder: str, measure: bool) -> list[Transfers]:
-    """Seconds, joules as many, of moving each storage; timed once in a process where that is asked for.
+    """Return the cost of moving each storage, in seconds and as many joules; timed once in a process if requested.
 
-    What others hold, so that moving it frees nothing, costs more than ten steps.
+    Storages with other owners cost more than ten steps, because moving them frees nothing.
     """
     devices = {t: tensors_of(node)[0].device for node, t in joint.held.items()}
-    others = {joint.held[node] for node in joint.kept if node in joint.held and node not in joint.backward_outputs}
-    dear = 10 * sum(step.time_s for step in joint.steps) + 1.0
+    shared = {joint.held[node] for node in joint.kept if node in joint.held and node not in joint.backward_outputs}
+    prohibitive = 10 * sum(step.time_s for step in joint.steps) + 1.0
     return [
         _transfers(size, devices[t], folder, measure)
-        if size and t in devices and t not in others
-        else Transfers(dear, dear, dear, dear)
+        if size and t in devices and t not in shared
+        else Transfers(prohibitive, prohibitive, prohibitive, prohibitive)
         for t, size in enumerate(joint.sizes)
     ]
 

@@ -1,7 +1,7 @@
-"""From a plan to forward and backward graphs, and what a pair of graphs takes at its peak.
+"""Partition of a joint graph into forward and backward by a plan, and the peak memory of the two graphs.
 
-Each compute of the plan is a call of its own, views are made again wherever they are read, and what crosses from
-forward to backward is saved. Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
+Each compute of the plan becomes a call. Views are created again where they are read. Tensors that backward reads from
+forward are saved. Imports torch: only `po.torch.compile` and `po.torch.plan` import it.
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ from poetopt.torch.joint import (
 from poetopt.torch.offload import PAGE_IN, PAGE_OUT
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
-"""Forward and backward, as AOTAutograd takes them."""
+"""Forward and backward, as AOTAutograd expects them."""
 
 
 def partitioned(joint: Joint, instructions: Iterable[Instruction], folder: str = "") -> Graphs:
-    """The graphs that compute and move what a plan does, in its order: what runs before the tangents is forward's.
+    """Return the graphs that compute and move like a plan, in its order; forward ends at the tangents.
 
+    Parameters
+    ----------
     folder
-        Of the files that tensors on a CPU go to.
+        Folder for the files of tensors on a CPU.
     """
-    rebuilt = _Rebuilt(joint, folder)
-    for done in instructions:
-        if done.action is Action.COMPUTE and done.target == joint.boundary:
+    rebuilt = _GraphWriter(joint, folder)
+    for instruction in instructions:
+        if instruction.action is Action.COMPUTE and instruction.target == joint.boundary:
             rebuilt.cross()
-        elif done.action is Action.COMPUTE and done.target < len(joint.steps):
-            rebuilt.compute(done.target)
-        elif done.action is Action.FREE:
-            rebuilt.resident.discard(done.target)
-        elif done.action is Action.PAGE_OUT:
-            rebuilt.page_out(done.target)
-        elif done.action is Action.PAGE_IN:
-            rebuilt.page_in(done.target)
+        elif instruction.action is Action.COMPUTE and instruction.target < len(joint.steps):
+            rebuilt.compute(instruction.target)
+        elif instruction.action is Action.FREE:
+            rebuilt.resident.discard(instruction.target)
+        elif instruction.action is Action.PAGE_OUT:
+            rebuilt.page_out(instruction.target)
+        elif instruction.action is Action.PAGE_IN:
+            rebuilt.page_in(instruction.target)
     return rebuilt.split()
 
 
-class _Rebuilt:
-    """A joint graph, written anew in a plan's order."""
+class _GraphWriter:
+    """Joint graph that is written again in a plan's order."""
 
     def __init__(self, joint: Joint, folder: str) -> None:
         self.joint, self.folder = joint, folder
         self.graph = fx.Graph()
         self.tag = FORWARD
-        self.resident: set[int] = set()  # storages, as the plan has them
-        self.now: dict[fx.Node, fx.Node] = {}  # the copy of a node that counts
-        self.away: dict[fx.Node, fx.Node] = {}  # and the one outside
+        self.resident: set[int] = set()  # storages that the plan has in memory
+        self.now: dict[fx.Node, fx.Node] = {}  # the current copy of each node
+        self.away: dict[fx.Node, fx.Node] = {}  # its copy out of memory
         self.views: dict[tuple[object, ...], fx.Node] = {}
         self.forward: set[fx.Node] = set()
         self.outputs: list[fx.Node | None] = []
@@ -70,7 +72,7 @@ class _Rebuilt:
                 self.now[node] = self.graph.node_copy(node)
 
     def compute(self, index: int) -> None:
-        """Write a step; what of its outputs is still there stays the old one."""
+        """Write a step; outputs that are still resident keep their old copy."""
         step = self.joint.steps[index]
         assert step.node is not None
         copy = self._copy(step.node)
@@ -82,29 +84,29 @@ class _Rebuilt:
         self.resident.update(step.writes)
 
     def page_out(self, storage: int) -> None:
-        """Write that a storage is copied outside."""
+        """Write the copy of a storage out of memory."""
         for node in self._of(storage):
             self.away[node] = self._call(node, PAGE_OUT, self.now[node], self.folder)
 
     def page_in(self, storage: int) -> None:
-        """Write that it comes back: that is the copy which counts."""
+        """Write the copy of a storage back into memory, which becomes the current one."""
         for node in self._of(storage):
             back = self._call(node, PAGE_IN, self.away[node], node.meta["val"].device)
-            back.meta["val"] = node.meta["val"]  # views that are made of it have its storage
+            back.meta["val"] = node.meta["val"]  # later views have this storage
             self.now[node] = back
         self.resident.add(storage)
 
     def _of(self, storage: int) -> list[fx.Node]:
-        made = self.joint.steps[self.joint.producer[storage]]
-        return [node for node in made.outputs if self.joint.held[node] == storage]
+        producer = self.joint.steps[self.joint.producer[storage]]
+        return [node for node in producer.outputs if self.joint.held[node] == storage]
 
-    def _call(self, like: fx.Node, target: Any, *given: Any) -> fx.Node:
-        made = call(self.graph, like, target, *given)
-        made.meta["partitioner_tag"] = self.tag
-        return made
+    def _call(self, like: fx.Node, target: Any, *args: Any) -> fx.Node:
+        node = call(self.graph, like, target, *args)
+        node.meta["partitioner_tag"] = self.tag
+        return node
 
     def cross(self) -> None:
-        """End forward: its outputs are there, and the views of what is saved are made again."""
+        """End forward: compute its outputs; later views of saved tensors are created again."""
         self.outputs = [self.value(node) for node in self.joint.forward_outputs]
         self.forward = {
             node for node in self.graph.nodes if node.op != "get_attr" and not is_tangent(node)
@@ -114,12 +116,12 @@ class _Rebuilt:
         self.resident.update(self.joint.steps[self.joint.boundary].writes)
 
     def split(self) -> Graphs:
-        """The two graphs."""
-        joint, ended = self.joint, [self.value(node) for node in self.joint.backward_outputs]
-        output = self.graph.output([*self.outputs, *ended])
+        """Return the two graphs."""
+        joint, backward_outputs = self.joint, [self.value(node) for node in self.joint.backward_outputs]
+        output = self.graph.output([*self.outputs, *backward_outputs])
         output.meta = dict(next(iter(joint.module.graph.find_nodes(op="output"))).meta)
-        later = [node for node in self.graph.nodes if node not in self.forward and node is not output]
-        read = {*ended, *(n for node in later for n in node.all_input_nodes)}
+        backward_nodes = [node for node in self.graph.nodes if node not in self.forward and node is not output]
+        read = {*backward_outputs, *(n for node in backward_nodes for n in node.all_input_nodes)}
         crossing = [node for node in self.graph.nodes if node in self.forward and node in read]
         return _extract_fwd_bwd_modules(  # type: ignore[no-any-return]
             fx.GraphModule(joint.module, self.graph),
@@ -129,7 +131,7 @@ class _Rebuilt:
         )
 
     def value(self, node: Any) -> Any:
-        """The copy that stands for a node now; a view is made of its base's."""
+        """Return the current copy of a node; a view is created from the current copy of its base."""
         if not isinstance(node, fx.Node):
             return node
         if node not in self.now and is_number(node):
@@ -148,12 +150,12 @@ class _Rebuilt:
 
 
 def peak_bytes(graphs: Graphs, joint: Joint) -> int:
-    """The most bytes that a step holds at once of what it allocates, where each value goes after its last use.
+    """Return the most bytes that a step allocates at once, if each value is freed after its last use.
 
-    Forward's outputs stay to the end of backward, and gradients as well; inputs, parameters, buffers and what lies
-    outside don't count.
+    Forward's outputs stay to the end of backward, and so do gradients. Inputs, parameters, buffers and offloaded
+    tensors don't count.
     """
-    given = {
+    excluded = {
         storage
         for node in joint.module.graph.find_nodes(op="placeholder")
         if not is_tangent(node)
@@ -162,23 +164,23 @@ def peak_bytes(graphs: Graphs, joint: Joint) -> int:
     forward, backward = graphs
     for graph in graphs:
         for node in graph.graph.find_nodes(op="call_function", target=PAGE_OUT):
-            given.update(storages_of(node))
+            excluded.update(storages_of(node))
     staying = {
         storage: bytes_of(value)
         for node in joint.kept
         if node not in joint.backward_outputs
         for value, storage in zip(tensors_of(node), storages_of(node), strict=True)
-        if storage not in given
+        if storage not in excluded
     }
-    return max(_peak(forward.graph, given, {}), _peak(backward.graph, given, staying))
+    return max(_peak(forward.graph, excluded, {}), _peak(backward.graph, excluded, staying))
 
 
-def _peak(graph: fx.Graph, given: set[StorageWeakRef], staying: dict[StorageWeakRef, int]) -> int:
-    """Peak of one graph; `staying` are storages that somebody else holds meanwhile."""
-    bytes_: dict[int, int] = {}  # of each buffer
+def _peak(graph: fx.Graph, excluded: set[StorageWeakRef], staying: dict[StorageWeakRef, int]) -> int:
+    """Return the peak of one graph; `staying` are storages that others hold meanwhile."""
+    bytes_: dict[int, int] = {}  # bytes of each buffer
     holders: dict[int, int] = {}
-    of: dict[fx.Node, dict[StorageWeakRef, int]] = {}
-    first: dict[StorageWeakRef, int] = {}
+    buffers_of: dict[fx.Node, dict[StorageWeakRef, int]] = {}
+    buffer_of: dict[StorageWeakRef, int] = {}
 
     def buffer(size: int) -> int:
         bytes_[len(bytes_)] = size
@@ -186,51 +188,55 @@ def _peak(graph: fx.Graph, given: set[StorageWeakRef], staying: dict[StorageWeak
         return len(bytes_) - 1
 
     for storage, size in staying.items():
-        first[storage] = buffer(size)
-        holders[first[storage]] = 1
+        buffer_of[storage] = buffer(size)
+        holders[buffer_of[storage]] = 1
     live = sum(staying.values())
     nodes = list(graph.nodes)
-    last = {n: place for place, node in enumerate(nodes) for n in node.all_input_nodes}
-    for node in nodes:  # they are all there when the graph begins
+    last_use = {n: position for position, node in enumerate(nodes) for n in node.all_input_nodes}
+    for node in nodes:  # all inputs exist when the graph begins
         if node.op == "placeholder":
-            of[node] = {}
+            buffers_of[node] = {}
             for value, storage in zip(tensors_of(node), storages_of(node), strict=True):
-                if storage not in given and storage not in first:
-                    first[storage] = buffer(bytes_of(value))
+                if storage not in excluded and storage not in buffer_of:
+                    buffer_of[storage] = buffer(bytes_of(value))
                     live += bytes_of(value)
-                if storage in first:
-                    of[node][storage] = first[storage]
-                    holders[first[storage]] += 1
+                if storage in buffer_of:
+                    buffers_of[node][storage] = buffer_of[storage]
+                    holders[buffer_of[storage]] += 1
     peak = live
 
-    def dropped(node: fx.Node) -> int:
+    def release(node: fx.Node) -> int:
         freed = 0
-        for held in of[node].values():
+        for held in buffers_of[node].values():
             holders[held] -= 1
             freed += bytes_[held] if not holders[held] else 0
         return freed
 
-    for place, node in enumerate(nodes):
+    for position, node in enumerate(nodes):
         if node.op not in ("placeholder", "output"):
-            of[node] = {}
+            buffers_of[node] = {}
             for value, storage in zip(tensors_of(node), storages_of(node), strict=True):
-                if storage in of[node] or storage in given:
+                if storage in buffers_of[node] or storage in excluded:
                     continue
-                shared = next((of[n][storage] for n in node.all_input_nodes if storage in of[n]), None)
+                shared = next((buffers_of[n][storage] for n in node.all_input_nodes if storage in buffers_of[n]), None)
                 if shared is None:
                     shared = buffer(bytes_of(value))
                     live += bytes_of(value)
-                of[node][storage] = shared
+                buffers_of[node][storage] = shared
                 holders[shared] += 1
             peak = max(peak, live)
         if node.op != "output":
             for n in {*node.all_input_nodes, node}:
-                if last.get(n, place) == place and (n is not node or n not in last):
-                    live -= dropped(n)
+                if last_use.get(n, position) == position and (n is not node or n not in last_use):
+                    live -= release(n)
     return peak
 
 
 def again(joint: Joint, instructions: Iterable[Instruction]) -> int:
-    """How many kernels a plan runs beyond once each."""
-    runs = [done.target for done in instructions if done.action is Action.COMPUTE and done.target < len(joint.steps)]
+    """Return the number of kernels that a plan runs beyond once each."""
+    runs = [
+        instruction.target
+        for instruction in instructions
+        if instruction.action is Action.COMPUTE and instruction.target < len(joint.steps)
+    ]
     return len(runs) - len(set(runs))

@@ -1,4 +1,4 @@
-"""torch where a call needs it, and a module's tensors by their names, as a file can have them."""
+"""Import of torch when a call needs it, and a module's tensors by their names."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 COUNTER = "num_batches_tracked"
-"""BatchNormalization counts its batches in it; the count is no part of what ONNX computes."""
+"""BatchNormalization's counter of batches, which isn't part of the ONNX computation."""
 
 
 INSTALL = "pip install 'poetopt[torch]'"
 
 
 def needed(*others: str) -> Any:
-    """The package torch. Raises BackendUnavailableError where it, or one of `others`, is not installed."""
+    """Import torch and `others`; return torch. Raises BackendUnavailableError if one isn't installed."""
     for name in ("torch", *others):
         try:
             import_module(name)
         except ImportError as error:
-            raise BackendUnavailableError(f"{name} is not installed; install it with: {INSTALL}") from error
+            raise BackendUnavailableError(f"{name} is not installed. Install it with: {INSTALL}") from error
     return import_module("torch")
 
 
 def check_module(module: Any) -> None:
     """Raise ModelError for anything but a torch module."""
     if not isinstance(module, import_module("torch").nn.Module):
-        made = f"; make one first, {module.__name__}()" if isinstance(module, type) else ""
-        raise ModelError(f"a torch.nn.Module is needed here, not a {type(module).__name__}{made}")
+        hint = f". Create an object first: {module.__name__}()" if isinstance(module, type) else ""
+        raise ModelError(f"a torch.nn.Module is needed here, not a {type(module).__name__}{hint}")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A parameter or saved buffer.
+    """Parameter or saved buffer.
 
+    Attributes
+    ----------
     names
-        All of its names, in the module's order: several where it is shared.
+        All of its names, in the module's order; a shared tensor has several.
     tensor
         The torch tensor.
     parameter
-        Whether it is one.
+        Whether it is a parameter.
     """
 
     names: tuple[str, ...]
@@ -56,16 +58,16 @@ class Stored:
 
     @property
     def trained(self) -> bool:
-        """Says whether it wants a gradient."""
+        """Whether it wants a gradient."""
         return self.parameter and bool(self.tensor.requires_grad)
 
-    def among(self, given: Mapping[str, object]) -> list[str]:
-        """Those of its names that are there."""
-        return [name for name in self.names if name in given]
+    def among(self, names: Mapping[str, object]) -> list[str]:
+        """Return those of its names that `given` has."""
+        return [name for name in self.names if name in names]
 
 
 def stored_in(module: Any) -> tuple[Stored, ...]:
-    """Gives what `module.state_dict()` holds, each tensor once, counters of batches left out."""
+    """Return the tensors of `module.state_dict()`, each once, without counters of batches."""
     parameters = {id(tensor) for tensor in module.parameters()}
     names: dict[int, list[str]] = {}
     tensors: dict[int, Any] = {}
@@ -73,16 +75,18 @@ def stored_in(module: Any) -> tuple[Stored, ...]:
         if name.rpartition(".")[2] != COUNTER and hasattr(tensor, "dtype"):
             names.setdefault(id(tensor), []).append(name)
             tensors[id(tensor)] = tensor
-    return tuple(Stored(tuple(found), tensors[key], key in parameters) for key, found in names.items())
+    return tuple(
+        Stored(tuple(names_of_tensor), tensors[key], key in parameters) for key, names_of_tensor in names.items()
+    )
 
 
 def type_of(tensor: Any) -> str:
-    """numpy's name of a torch tensor's type."""
+    """Return NumPy's name of a torch tensor's type."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def difference(array: Array, tensor: Any) -> str:
-    """In what an array differs from a tensor so that it can't be its value: type or shape; empty where in nothing."""
+    """Return the type or shape in which an array differs from a tensor; "" if it can be its value."""
     if tensor.is_meta:
         return "there it has no memory: device meta"
     if array.dtype.name != type_of(tensor):
@@ -97,15 +101,15 @@ def shape_word(shape: tuple[int, ...]) -> str:
 
 
 def bits(tensor: Any) -> bytes:
-    """The bytes of a tensor's elements, in order."""
+    """Return the bytes of a tensor's elements, in order."""
     import torch
 
-    plain = tensor.detach().cpu().contiguous()
-    return bytes(plain.reshape(-1).view(torch.uint8).numpy().tobytes()) if plain.numel() else b""
+    contiguous = tensor.detach().cpu().contiguous()
+    return bytes(contiguous.reshape(-1).view(torch.uint8).numpy().tobytes()) if contiguous.numel() else b""
 
 
 def put(array: Array, tensor: Any) -> None:
-    """Copy the bits of an array of the same type and shape into a tensor."""
+    """Copy the bits of an array into a tensor of the same type and shape."""
     import torch
 
     if tensor.numel():

@@ -1,4 +1,4 @@
-"""Training for epochs with a plan: data in batches, learning rates, checkpoints, validation, the trained network.
+"""Training for epochs by a plan: batches of data, learning rates, checkpoints, validation, the trained network.
 
-`poetopt.api.trainer` puts them together.
+`poetopt.api.trainer` combines them.
 """

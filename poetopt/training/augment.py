@@ -1,8 +1,9 @@
-"""Images as they are trained on, otherwise in each epoch: by seed, epoch and batch alone, so that a resumed training
-sees the same.
+"""Random changes of training images, different in each epoch.
 
-flip    each image left to right, with a probability of one half
-crop    each image moved by up to an eighth of its height and width, and black where nothing is left
+They depend on seed, epoch and batch alone, so that a resumed training repeats them.
+
+flip    mirror each image left to right, with a probability of one half
+crop    shift each image by up to an eighth of its height and width; the uncovered border is black
 """
 
 from __future__ import annotations
@@ -22,78 +23,78 @@ from poetopt.util.text import closest
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-Own = Callable[[Mapping[str, Any], np.random.RandomState], Mapping[str, Any]]
-"""Of a batch, arrays by input name, and random numbers of its own: the batch that is trained on."""
-Asked = str | Own | Iterable[str | Own]
+BatchFunction = Callable[[Mapping[str, Any], np.random.RandomState], Mapping[str, Any]]
+"""A function of a batch (arrays by input name) and its random generator, that returns the batch to train on."""
+Asked = str | BatchFunction | Iterable[str | BatchFunction]
 
 
 class Augmented:
-    """Gives the batches of `source`, changed; as what is trained on (`poetopt.training.source.Source`)."""
+    """Source (`poetopt.training.source.Source`) that changes the batches of another source."""
 
-    def __init__(self, source: Source, asked: Asked, graph: TrainingGraph, seed: int) -> None:
+    def __init__(self, source: Source, augment: Asked, graph: TrainingGraph, seed: int) -> None:
         self.source, self.graph, self.seed = source, graph, seed
         self.shown, self.batches = source.shown, source.batches
         self.left_out, self.rows = source.left_out, source.rows
         self.once = getattr(source, "once", False)
-        given = [asked] if callable(asked) else asked.split(",") if isinstance(asked, str) else asked
-        self._changes = [one if callable(one) else _named(one.strip(), graph) for one in given]
+        parts = [augment] if callable(augment) else augment.split(",") if isinstance(augment, str) else augment
+        self._changes = [part if callable(part) else _named(part.strip(), graph) for part in parts]
 
     def check(self, told: Told) -> str | None:
-        """See `Source`."""
         return self.source.check(told)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Mapping[str, Array]]:
-        """See `Source`."""
         for k, batch in enumerate(self.source.epoch(epoch, start), start):
-            # numpy's legacy generator, whose numbers never change
+            # numpy's legacy generator: its numbers never change between versions
             random = np.random.RandomState([self.seed % 2**32, epoch, k])
             for change in self._changes:
                 batch = change(batch, random)
             yield checked_batch(self.graph, batch, f"batch {k} of epoch {epoch + 1}, augmented")
 
 
-def augment_words(asked: Asked) -> str:
-    """The words of a checkpoint for it."""
-    parts = [asked] if isinstance(asked, str) or callable(asked) else asked
-    return ",".join(getattr(one, "__name__", type(one).__name__) if callable(one) else one for one in parts)
+def augment_words(augment: Asked) -> str:
+    """Return the names of the changes, for a checkpoint."""
+    parts = [augment] if isinstance(augment, str) or callable(augment) else augment
+    return ",".join(getattr(part, "__name__", type(part).__name__) if callable(part) else part for part in parts)
 
 
-def _named(name: str, graph: TrainingGraph) -> Own:
+def _named(name: str, graph: TrainingGraph) -> BatchFunction:
     if name not in _CHANGES:
         raise OptionError(
-            f"--with augment={name}: unknown{closest(name, _CHANGES)}; there are {', '.join(_CHANGES)}, and in Python "
-            "functions of your own"
+            f"--with augment={name}: unknown{closest(name, _CHANGES)}. There are {', '.join(_CHANGES)}; in Python, "
+            "augment= also takes functions."
         )
-    images = image_input(graph)
-    if images is None:
+    image_name = image_input(graph)
+    if image_name is None:
         raise ModelError(
-            f"--with augment={name}: it is for one input of images [batch, channels, height, width] with a class each; "
-            "change other batches by a function of your own in Python, fit(..., augment=function)"
+            f"--with augment={name}: it needs one input of images [batch, channels, height, width] with a class each. "
+            "Change other batches by a function in Python: fit(..., augment=function)."
         )
-    first, change = 2 if graph.tensors[images].shape[1] in MODES else 1, _CHANGES[name]
-    return lambda batch, random: {**batch, images: change(batch[images], first, random)}
+    first, change = 2 if graph.tensors[image_name].shape[1] in MODES else 1, _CHANGES[name]
+    return lambda batch, random: {**batch, image_name: change(batch[image_name], first, random)}
 
 
 def _flip(images: Any, first: int, random: np.random.RandomState) -> Any:
-    turned = random.random_sample(len(images)) < 0.5
-    found = images.copy()
-    found[turned] = np.flip(images[turned], first + 1)
-    return found
+    is_flipped = random.random_sample(len(images)) < 0.5
+    flipped = images.copy()
+    flipped[is_flipped] = np.flip(images[is_flipped], first + 1)
+    return flipped
 
 
 def _crop(images: Any, first: int, random: np.random.RandomState) -> Any:
-    found = np.zeros_like(images)
-    # images move by up to this part of their size
-    most = [size // 8 for size in images.shape[first : first + 2]]
-    moves = np.stack([random.randint(-part, part + 1, len(images)) for part in most], 1).tolist()
-    for k, move in enumerate(moves):
-        place: list[Any] = [slice(None)] * (images.ndim - 1)
-        source = list(place)
-        for axis, by in enumerate(move, first - 1):
+    cropped = np.zeros_like(images)
+    limits = [size // 8 for size in images.shape[first : first + 2]]
+    shifts = np.stack([random.randint(-limit, limit + 1, len(images)) for limit in limits], 1).tolist()
+    for k, shift in enumerate(shifts):
+        target: list[Any] = [slice(None)] * (images.ndim - 1)
+        source = list(target)
+        for axis, offset in enumerate(shift, first - 1):
             size = images.shape[axis + 1]
-            place[axis], source[axis] = slice(max(0, by), size + min(0, by)), slice(max(0, -by), size - max(0, by))
-        found[k][tuple(place)] = images[k][tuple(source)]
-    return found
+            target[axis], source[axis] = (
+                slice(max(0, offset), size + min(0, offset)),
+                slice(max(0, -offset), size - max(0, offset)),
+            )
+        cropped[k][tuple(target)] = images[k][tuple(source)]
+    return cropped
 
 
 _CHANGES: dict[str, Callable[[Any, int, np.random.RandomState], Any]] = {"flip": _flip, "crop": _crop}

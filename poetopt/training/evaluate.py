@@ -1,9 +1,9 @@
-"""Loss and accuracy of the network as it is, on rows that nothing is learned from.
+"""Loss and accuracy of the current network on rows that it isn't trained on.
 
-The forward operators of the step run one node after another, and each tensor goes when nothing reads it any more:
-nothing is kept for a backward pass, so that this takes less than a step does. BatchNormalization takes its running
-statistics, Dropout passes on what it reads. The loss is a sum in float64 over the rows, of the tensor that the step's
-loss reads; so rows that fill up the last batch don't count.
+The forward operators of the step run one after another, and each tensor is freed after its last read. Nothing is kept
+for a backward pass, so that evaluation takes less memory than a step. BatchNormalization uses its running statistics,
+and Dropout passes its input on. The loss is summed in float64 over the rows, from the tensor that the step's loss
+reads; rows that pad the last batch don't count.
 """
 
 from __future__ import annotations
@@ -42,17 +42,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation(Figures):
-    """Holds what rows showed.
+    """Result of an evaluation.
 
+    Attributes
+    ----------
     rows
-        How many counted.
+        Rows that counted.
     loss
-        The mean over them.
+        Mean over the rows.
     accuracy
-        The share of labels (cross-entropy), or of outputs on the right side (bce), that are right; None for other
-        losses.
+        Share of correct labels (cross-entropy) or of outputs on the correct side (bce); None for other losses.
     metrics
-        Those that were asked for, by name.
+        The requested metrics, by name.
     """
 
     rows: int
@@ -63,12 +64,14 @@ class Evaluation(Figures):
 
 @dataclass(frozen=True)
 class Forward:
-    """The forward pass of a step, in the way of inference.
+    """Forward pass of a step, in inference mode.
 
+    Attributes
+    ----------
     graph
-        With an operator for each node.
+        Graph with one operator for each node.
     kept
-        What it is run for.
+        Tensors that the pass is run for.
     """
 
     graph: TrainingGraph
@@ -76,7 +79,7 @@ class Forward:
 
     @classmethod
     def of(cls, graph: TrainingGraph) -> Forward:
-        """That of a step."""
+        """Return the forward pass of a step."""
         nodes = inference(graph)
         kept = tuple(dict.fromkeys(graph.compared or (graph.loss,)))
         operators = tuple(
@@ -86,15 +89,17 @@ class Forward:
         return cls(replace(graph, operators=operators), kept)
 
     def models(self) -> Mapping[tuple[str, ...], bytes]:
-        """Gives what its sessions are made of."""
+        """Return the ONNX models of its sessions."""
         return Sessions(self.graph).written()
 
 
 class Evaluator:
-    """The forward pass of a step, with values as they are.
+    """Forward pass of a step with the current values.
 
+    Parameters
+    ----------
     sessions
-        Of the step: those of nodes that are alike are used again.
+        Sessions of the step; those of equal nodes are used again.
     given
         Parameters, statistics and constants by name, fetched when a node reads them.
     """
@@ -110,83 +115,90 @@ class Evaluator:
         self.pads = bool(first) and first[0] % self.batch == 0
 
     def checked(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
-        """A batch as the graph reads it. Raises ModelError where it doesn't fit."""
+        """Return the batch as the graph reads it. Raises ModelError if it doesn't fit."""
         return check_batch(self.graph, batch)
 
     def begin(self, metrics: Asked = ()) -> _LossSums:
-        """Sums of nothing so far. Raises OptionError for metrics that the loss has not."""
+        """Return empty sums. Raises OptionError for metrics that the loss doesn't have."""
         return _LossSums([make() for make in metrics_of(metrics, self.graph)])
 
     def add(self, sums: _LossSums, batch: Mapping[str, Array], rows: int) -> None:
-        """Count the first `rows` rows of a batch. Raises ExecutionError where a kernel fails."""
-        found = self._run.run(batch)
+        """Add the first `rows` rows of a batch to the sums. Raises ExecutionError if a kernel fails."""
+        outputs = self._run.run(batch)
         if not self._read:
-            sums.add(rows, float(found[self.graph.loss].reshape(-1)[0]) * rows, rows)
+            sums.add(rows, float(outputs[self.graph.loss].reshape(-1)[0]) * rows, rows)
             return
-        scores, wanted = (np.asarray(found[name]) for name in self._read)
+        scores, targets = (np.asarray(outputs[name]) for name in self._read)
         part = scores.shape[0] * rows // self.batch
-        sums.compare(self.graph, rows, scores[:part], wanted[:part])
+        sums.compare(self.graph, rows, scores[:part], targets[:part])
 
 
 class _LossSums:
-    """Holds what evaluating has counted so far: losses and their weights, and what is right of what was judged."""
+    """Running sums of an evaluation: losses with their weights, and correct among judged outputs."""
 
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.metrics = metrics
-        self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
+        self.rows, self.loss, self.weight, self.n_correct, self.n_judged = 0, 0.0, 0.0, 0, 0
 
     def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
         self.rows += rows
         self.loss += loss
         self.weight += weight
-        self.right += right
-        self.judged += judged
+        self.n_correct += right
+        self.n_judged += judged
 
-    def measure(self, scores: Any, wanted: Any) -> None:
-        """Count rows in each metric."""
+    def measure(self, scores: Any, targets: Any) -> None:
+        """Add rows to each metric."""
         for metric in self.metrics:
-            metric.add(scores, wanted)
+            metric.add(scores, targets)
 
-    def compare(self, graph: TrainingGraph, rows: int, scores: Any, wanted: Any, *, behind: bool = False) -> None:
-        """Count rows by what the loss compares, or what is `behind` a Softmax or a Sigmoid: there the loss is none."""
+    def compare(
+        self, graph: TrainingGraph, rows: int, scores: Any, targets: Any, *, is_activated: bool = False
+    ) -> None:
+        """Add rows, compared as the loss compares them.
+
+        With `is_activated`, the scores are those behind a Softmax or a Sigmoid, where the loss can't be computed.
+        """
         kind, rule = graph.loss_kind, graph.label_rule
         if kind in ("mse", "bce"):
             scores = scores.astype(np.float64)
-            self.measure(scores, wanted)
-            each = (scores - wanted) ** 2 if kind == "mse" else _binary(scores, wanted)
-            judged = (_right_sides(scores, wanted, 0.5 if behind else 0.0), each.size) if kind == "bce" else (0, 0)
-            self.add(rows, np.nan if behind and kind == "bce" else float(each.sum()), each.size, *judged)
+            self.measure(scores, targets)
+            each = (scores - targets) ** 2 if kind == "mse" else _binary(scores, targets)
+            judged = (
+                (_right_sides(scores, targets, 0.5 if is_activated else 0.0), each.size) if kind == "bce" else (0, 0)
+            )
+            self.add(rows, np.nan if is_activated and kind == "bce" else float(each.sum()), each.size, *judged)
             return
-        each, weight = (np.array(np.nan), np.ones(1)) if behind else cross_entropy(scores, wanted, rule)
-        self.add(rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, rule))
+        each, weight = (np.array(np.nan), np.ones(1)) if is_activated else cross_entropy(scores, targets, rule)
+        self.add(rows, float(each.sum()), float(weight.sum()), *right_classes(scores, targets, rule))
         if self.metrics:
-            kept = _kept(wanted, rule)
-            whole = kept.all()
-            scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
-            self.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
+            is_counted = _counted_labels(targets, rule)
+            all_counted = is_counted.all()
+            scores = scores if all_counted else np.moveaxis(scores, 1, -1)[is_counted]
+            self.measure(scores.astype(np.float64), targets if all_counted else targets[is_counted])
 
     def result(self) -> Evaluation:
-        accuracy = self.right / self.judged if self.judged else None
+        accuracy = self.n_correct / self.n_judged if self.n_judged else None
         metrics = {metric.name: metric.value for metric in self.metrics}
         return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy, metrics)
 
 
 def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
-    """Of scores [rows, classes, ...] at labels [rows, ...]: of each label the loss times its weight, and the weight."""
+    """Return loss times weight, and the weight, of each label [rows, ...]; the scores are [rows, classes, ...]."""
     scores, classes = scores.astype(np.float64), scores.shape[1]
     weights = np.array(rule.class_weights or np.ones(classes))
     log_prob = log_probabilities(scores)
-    kept = _kept(labels, rule)
-    safe = np.where(kept, labels, 0).astype(np.int64)
+    is_counted = _counted_labels(labels, rule)
+    safe = np.where(is_counted, labels, 0).astype(np.int64)
     weight: Any = rule.weights_of(labels)
     each = -weight * np.take_along_axis(log_prob, np.expand_dims(safe, 1), 1).squeeze(1)
     if rule.smoothing:
-        every = np.where(kept, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
+        every = np.where(is_counted, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
         each = (1 - rule.smoothing) * each + rule.smoothing / classes * every
     return each, weight
 
 
-def _kept(labels: Any, rule: LabelRule) -> Any:
+def _counted_labels(labels: Any, rule: LabelRule) -> Any:
     return np.ones(labels.shape, bool) if rule.ignore_index is None else np.asarray(labels) != rule.ignore_index
 
 
@@ -195,9 +207,9 @@ def _binary(logits: Any, target: Any) -> Any:
 
 
 def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
-    """Number of labels that are those of the highest score, and of those that count."""
-    kept = _kept(labels, rule)
-    return int(((scores.argmax(axis=1) == labels) & kept).sum()), int(kept.sum())
+    """Return the number of labels with the highest score, and the number of labels that count."""
+    is_counted = _counted_labels(labels, rule)
+    return int(((scores.argmax(axis=1) == labels) & is_counted).sum()), int(is_counted.sum())
 
 
 def _right_sides(outputs: Any, target: Any, middle: float) -> int:
@@ -205,7 +217,7 @@ def _right_sides(outputs: Any, target: Any, middle: float) -> int:
 
 
 def validation_of(data: Data, graph: TrainingGraph, workdir: Path | None = None) -> DataSet | Source:
-    """Gives what is evaluated, opened. Raises ModelError."""
+    """Open the validation data. Raises ModelError."""
     if isinstance(data, (str, os.PathLike, Mapping)):
         return open_data(data, graph.of_data, workdir)
     return source_of(data, graph.whole, "sequential", 0, workdir)
@@ -218,15 +230,23 @@ def evaluate(
     between: Callable[[], object] | None = None,
     metrics: Asked = (),
 ) -> Evaluation:
-    """Loss and accuracy on all of `data`; where the loss is the model's own, on its whole batches.
+    """Return loss and accuracy on all of `data`, or on its full batches if the model computes its own loss.
 
+    Parameters
+    ----------
     between
         Called before each batch.
     metrics
         Names or functions (`poetopt.training.metrics`).
 
-    Raises OptionError for metrics that the loss has not, ModelError for values that can't be evaluated, ExecutionError
-    where a kernel fails.
+    Raises
+    ------
+    OptionError
+        For metrics that the loss doesn't have.
+    ModelError
+        For values that can't be evaluated.
+    ExecutionError
+        If a kernel fails.
     """
     graph = evaluator.graph
     sums, size = evaluator.begin(metrics), batch_size(graph)
@@ -248,56 +268,61 @@ def evaluate(
         rows = np.minimum(np.arange(start, start + size), data.rows - 1)
         batch = data.take(rows)
         for name, array in batch.items():
-            if what := fault(graph, name, array):
-                raise ModelError(f"{data.where(start)} and those behind it: {what}")
+            if fault_text := fault(graph, name, array):
+                raise ModelError(f"{data.where(start)} or a row of the same batch: {fault_text}")
         evaluator.add(sums, evaluator.checked(batch), count)
     if not sums.rows:
-        raise ModelError(f"{data.shown}: it fills no batch of {size} rows; give more")
+        raise ModelError(f"{data.shown}: it doesn't fill one batch of {size} rows. Give more rows.")
     return sums.result()
 
 
 def evaluate_file(path: Path, graph: TrainingGraph, data: DataSet) -> Evaluation | None:
-    """The same of a network's file alone, in onnxruntime; None where its outputs don't tell.
+    """Evaluate a network's file alone in onnxruntime; return None if its outputs can't be judged.
 
-    Without optimizations: by these, onnxruntime multiplies with quantized weights in eight bits.
+    Optimizations are off: with them, onnxruntime multiplies quantized weights in eight bits.
 
+    Parameters
+    ----------
     graph
-        The step that it was trained by, which says how rows are judged; `data` is opened for it.
+        Step that trained the network; it defines how rows are judged, and `data` is opened for it.
 
-    Raises ExecutionError where onnxruntime can't run the file.
+    Raises
+    ------
+    ExecutionError
+        If onnxruntime can't run the file.
     """
     try:
         session = onnxruntime().InferenceSession(
             os.fspath(path), session_options(1), providers=["CPUExecutionProvider"]
         )
     except runtime_errors() as error:
-        raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
-    name = told_by(graph, {one.name: len(one.shape) for one in session.get_outputs()})
-    fixed = {one.shape[0] for one in session.get_inputs() if one.shape and isinstance(one.shape[0], int)}
+        raise ExecutionError(f"{path}: onnxruntime can't run the file ({first_line(error)}).") from error
+    name = told_by(graph, {entry.name: len(entry.shape) for entry in session.get_outputs()})
+    fixed = {entry.shape[0] for entry in session.get_inputs() if entry.shape and isinstance(entry.shape[0], int)}
     size = fixed.pop() if len(fixed) == 1 else batch_size(graph)
-    if not name or fixed or not {one.name for one in session.get_inputs()} <= {*graph.inputs}:
+    if not name or fixed or not {entry.name for entry in session.get_inputs()} <= {*graph.inputs}:
         return None
 
     def run(batch: Mapping[str, Array]) -> Array:
         try:
-            return session.run([name], {one.name: batch[one.name] for one in session.get_inputs()})[0]  # type: ignore[no-any-return]
+            return session.run([name], {entry.name: batch[entry.name] for entry in session.get_inputs()})[0]  # type: ignore[no-any-return]
         except runtime_errors() as error:
-            raise ExecutionError(f"{path}: onnxruntime can't run it ({first_line(error)})") from error
+            raise ExecutionError(f"{path}: onnxruntime can't run the file ({first_line(error)}).") from error
 
     return judge(graph, name, data, size, run)
 
 
 def told_by(graph: TrainingGraph, outputs: Mapping[str, int]) -> str:
-    """The output of the network by which rows are judged, of those with these numbers of axes; "" where none tells."""
+    """Return the network's output that rows are judged by, or "" if none fits; `outputs` maps names to axes."""
     read = graph.compared
     if not read or read[1] not in graph.inputs:
         return ""
-    like = [name for name, axes in outputs.items() if axes == len(graph.tensors[read[0]].shape)]
-    return read[0] if read[0] in outputs else like[0] if len(like) == 1 else ""
+    candidates = [name for name, axes in outputs.items() if axes == len(graph.tensors[read[0]].shape)]
+    return read[0] if read[0] in outputs else candidates[0] if len(candidates) == 1 else ""
 
 
 def in_batches(data: DataSet, size: int) -> Iterator[tuple[int, Mapping[str, Array]]]:
-    """All rows, so many at a time: how many count, and the rows; the last one fills the last batch up."""
+    """Yield all rows in batches of `size`: how many count, and the rows; the last row pads the last batch."""
     for start in range(0, data.rows, size):
         yield min(size, data.rows - start), data.take(np.minimum(np.arange(start, start + size), data.rows - 1))
 
@@ -305,11 +330,11 @@ def in_batches(data: DataSet, size: int) -> Iterator[tuple[int, Mapping[str, Arr
 def judge(
     graph: TrainingGraph, name: str, data: DataSet, size: int, run: Callable[[Mapping[str, Array]], Array]
 ) -> Evaluation | None:
-    """What rows show by the output `name` that `run` gives of each batch; None where it has another shape."""
+    """Evaluate rows by the output `name`, which `run` computes for a batch; return None if its shape differs."""
     read, sums = graph.compared, _LossSums()
     for count, batch in in_batches(data, size):
-        found = run(batch)
-        if found.shape[1:] != graph.tensors[read[0]].shape[1:] or found.shape[0] != size:
+        outputs = run(batch)
+        if outputs.shape[1:] != graph.tensors[read[0]].shape[1:] or outputs.shape[0] != size:
             return None
-        sums.compare(graph, count, found[:count], batch[read[1]][:count], behind=name != read[0])
+        sums.compare(graph, count, outputs[:count], batch[read[1]][:count], is_activated=name != read[0])
     return sums.result()

@@ -1,15 +1,14 @@
-"""The trained network: the original file with other numbers in its parameters and running statistics.
+"""Writing the trained network: the original file with new values of parameters and running statistics.
 
-It has the form of inference, unless it is asked to keep that of training (`poetopt.training.inference`). Where there is
-no difference, and the bytes of all of them lie in the file itself, they are written over in a copy of it, one tensor
-after the other: what isn't trained is the same byte by byte, and no two tensors need be in memory. Otherwise the
-structure is read and written anew (`poetopt.training.initializers`); data in files of its own is copied to files beside
-the new one.
+The file is written in inference form, unless the training form is requested (`poetopt.training.inference`). If the two
+forms are equal and all values lie in the file itself, the values are overwritten in a copy of it, one tensor at a time.
+Then everything else stays the same byte by byte, and memory holds one tensor only. Otherwise the structure is read and
+written again (`poetopt.training.initializers`); external data files are copied next to the new file.
 
-Where the bytes lie is found without reading them, or ONNX: weights may be larger than the RAM. Protobuf's fields that
-matter, by their numbers in `onnx.proto`: a model's graph (7); a graph's nodes (1) and initializers (5); of a node its
-outputs (2), its op (4) and attributes (5), of an attribute its tensor (5); of a tensor its name (8) and its bytes:
-`raw_data` (9), packed `float_data` (4) and `double_data` (10).
+The positions of the values are found without reading them, and without ONNX, because weights may exceed the RAM. The
+relevant protobuf fields, by their numbers in `onnx.proto`: the graph of a model (7); the nodes (1) and initializers (5)
+of a graph; the outputs (2), op (4) and attributes (5) of a node; the tensor (5) of an attribute; the name (8) and the
+bytes of a tensor: `raw_data` (9), packed `float_data` (4) and `double_data` (10).
 """
 
 from __future__ import annotations
@@ -44,31 +43,32 @@ _VARINT, _EIGHT, _LENGTH, _FOUR = 0, 1, 2, 5
 
 @dataclass(frozen=True)
 class _FileSpan:
-    """So many bytes of a file from `start` on."""
+    """Range of `nbytes` bytes of a file, from `start` on."""
 
     start: int
     nbytes: int
 
 
 def _tensor_spans(file: IO[bytes]) -> dict[str, _FileSpan]:
-    """The places of the elements of initializers and of constants (by their output) in the file of a model.
+    """Return the spans of initializers, and of constants by their output, in a model file.
 
-    Tensors whose elements are elsewhere, or stored one by one, are absent. Raises ModelError for what is no protobuf.
+    Tensors with external data, or with elements stored one by one, are absent. Raises ModelError if the file is no
+    protobuf.
     """
-    found: dict[str, _FileSpan] = {}
-    for number, graph in _messages(file, _FileSpan(0, file.seek(0, os.SEEK_END))):
-        if number != 7:
+    spans: dict[str, _FileSpan] = {}
+    for field, graph in _messages(file, _FileSpan(0, file.seek(0, os.SEEK_END))):
+        if field != 7:
             continue
-        for part, span in _messages(file, graph):
-            if part == 5:
+        for graph_field, span in _messages(file, graph):
+            if graph_field == 5:
                 name, data = _tensor(file, span)
-            elif part == 1:
+            elif graph_field == 1:
                 name, data = _constant(file, span)
             else:
                 continue
             if name and data is not None:
-                found[name] = data
-    return found
+                spans[name] = data
+    return spans
 
 
 def _tensor(file: IO[bytes], tensor: _FileSpan) -> tuple[str, _FileSpan | None]:
@@ -105,59 +105,59 @@ def _text(file: IO[bytes], span: _FileSpan) -> str:
 
 
 def _messages(file: IO[bytes], within: _FileSpan) -> Iterator[tuple[int, _FileSpan]]:
-    """The length-delimited fields of a message: number, and where the content is."""
-    place, end = within.start, within.start + within.nbytes
-    while place < end:
-        key, place = _varint(file, place, end)
+    """Yield number and span of each length-delimited field of a message."""
+    position, end = within.start, within.start + within.nbytes
+    while position < end:
+        key, position = _varint(file, position, end)
         kind = key & 7
         if kind == _VARINT:
-            _, place = _varint(file, place, end)
+            _, position = _varint(file, position, end)
         elif kind in (_EIGHT, _FOUR):
-            place += 8 if kind == _EIGHT else 4
+            position += 8 if kind == _EIGHT else 4
         elif kind == _LENGTH:
-            nbytes, place = _varint(file, place, end)
-            if place + nbytes > end:
-                raise ModelError("the file is cut short; export it again")
-            yield key >> 3, _FileSpan(place, nbytes)
-            place += nbytes
+            nbytes, position = _varint(file, position, end)
+            if position + nbytes > end:
+                raise ModelError("the file is cut short. Export it again.")
+            yield key >> 3, _FileSpan(position, nbytes)
+            position += nbytes
         else:
-            raise ModelError("the file is no ONNX model; export it again")
+            raise ModelError("the file is not an ONNX model. Export it again.")
 
 
-def _varint(file: IO[bytes], place: int, end: int) -> tuple[int, int]:
-    file.seek(place)
+def _varint(file: IO[bytes], position: int, end: int) -> tuple[int, int]:
+    file.seek(position)
     value = 0
-    for shift, byte in enumerate(file.read(min(10, end - place))):
+    for shift, byte in enumerate(file.read(min(10, end - position))):
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:
-            return value, place + shift + 1
-    raise ModelError("the file is cut short; export it again")
+            return value, position + shift + 1
+    raise ModelError("the file is cut short. Export it again.")
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A built-in network. Building it takes several times its parameters, so another process does."""
+    """Built-in network; a subprocess builds it, because that takes several times the memory of its parameters."""
 
     name: str
     batch: int | None = None
     tokens: int | None = None
 
-    def write(self, place: Path, form: Changes | None) -> None:
-        """Write its file, with these changes. Raises OutputError where that can't be done."""
-        process.call(f"building {self.name}", _write_original, self, place, form)
+    def write(self, path: Path, changes: Changes | None) -> None:
+        """Write the file of the network, with the changes of `form`. Raises OutputError."""
+        process.call(f"building {self.name}", _write_original, self, path, changes)
 
 
 def original(
     model: str | os.PathLike[str] | onnx.ModelProto | None, recipe: Mapping[str, object]
 ) -> str | os.PathLike[str] | onnx.ModelProto | BuiltIn:
-    """Gives what `export` writes anew: a path, the model itself, or a built-in network as the recipe says.
+    """Return the network that `export` writes: a path, the model itself, or a built-in network of the recipe.
 
-    Raises ModelError where nobody said which it is.
+    Raises ModelError if the network is unknown.
     """
     from poetopt import zoo
 
     if model is None or model == "":
-        raise ModelError("the network was given in memory; say which, with Trainer(plan, model=...), to write it")
+        raise ModelError("the network was given in memory. To write it, pass it as Trainer(plan, model=...).")
     if isinstance(model, str) and model in zoo.names() and not os.path.exists(model):
         batch, shapes = recipe.get("batch"), recipe.get("shapes")
         tokens = zoo.tokens_of(model, shapes if isinstance(shapes, Mapping) else {})
@@ -165,27 +165,27 @@ def original(
     return model
 
 
-def _write_original(network: BuiltIn, place: Path, form: Changes | None, *, told: Told) -> None:
+def _write_original(network: BuiltIn, path: Path, changes: Changes | None, *, told: Told) -> None:
     from poetopt import zoo
 
-    _write_model(zoo.build(network.name, network.batch, network.tokens), place, form)
+    _write_model(zoo.build(network.name, network.batch, network.tokens), path, changes)
 
 
-def _write_in_form(source: Path, place: Path, form: Changes, *, told: Told) -> None:
+def _write_in_form(source: Path, path: Path, changes: Changes, *, told: Told) -> None:
     from poetopt.frontends.read import parsed
 
-    _write_model(parsed(source), place, form)
+    _write_model(parsed(source), path, changes)
 
 
-def _write_model(model: onnx.ModelProto, place: Path, form: Changes | None) -> None:
+def _write_model(model: onnx.ModelProto, path: Path, changes: Changes | None) -> None:
     from poetopt.training.inference import to_inference
 
-    if form:
-        to_inference(model, form)
+    if changes:
+        to_inference(model, changes)
     try:
-        place.write_bytes(model.SerializeToString())
+        path.write_bytes(model.SerializeToString())
     except OSError as error:
-        raise OutputError(f"can't write {place.parent}: {error.strerror or error}; make room there") from error
+        raise OutputError(f"can't write {path.parent}: {error.strerror or error}. Free some space there.") from error
 
 
 def export(
@@ -198,29 +198,35 @@ def export(
     form: Changes | None = None,
     allow_symlinks: bool = False,
 ) -> None:
-    """Write the network `source` to `out` with `values` in place of its own, whole or not at all.
+    """Write the network `source` to `out` with new values, completely or not at all.
 
-    With None for `out`, nothing is written, but what would fail for the sake of the source does.
+    If `out` is None, nothing is written, but errors of the source are raised.
 
+    Parameters
+    ----------
     source
-        A file, a model in memory, which is not changed, or a built-in network.
+        A file, a model in memory (it is not changed), or a built-in network.
     names, values
-        Of the parameters and running statistics; each value is asked for when it is written.
+        Parameters and running statistics; each value is fetched when it is written.
     known
-        All tensors that the network was read with: an initializer of the file that is none of them may be a copy of a
-        parameter, and then gets its values, in its own order of axes.
+        All tensors of the network as it was read. An initializer that is not among them may be a copy of a parameter;
+        it then gets the same values, in its own order of axes.
     form
-        What differs in inference; None keeps the form of training.
+        Changes for inference; None keeps the training form.
 
-    Raises ModelError where the file can't be read, or has no place for one of the values, or no node of that form;
-    OutputError where `out` can't be written.
+    Raises
+    ------
+    ModelError
+        If the file can't be read, or lacks a tensor for one of the values, or a node of that form.
+    OutputError
+        If `out` can't be written.
     """
     if isinstance(source, BuiltIn):
         if out is None:
             return
-        with replacing(out) as place:
-            source.write(place, form)
-            _over(place, _spans(place), names, values)
+        with replacing(out) as path_of_new:
+            source.write(path_of_new, form)
+            _overwrite(path_of_new, _spans(path_of_new), names, values)
         return
     if not isinstance(source, (str, os.PathLike)):
         from poetopt.training.inference import to_inference
@@ -230,25 +236,25 @@ def export(
         model.CopyFrom(source)
         if form:
             to_inference(model, form)
-        put(model, names, values, known, lambda found: _no_file(found.name))
+        put(model, names, values, known, lambda initializer: _raise_external(initializer.name))
         if out is None:
             return
-        with replacing(out) as place:
-            place.write_bytes(model.SerializeToString())
+        with replacing(out) as path_of_new:
+            path_of_new.write_bytes(model.SerializeToString())
         return
     with ExitStack() as stack:
         path = Path(source)
-        made = path
+        structure = path
         if form:
-            made = Path(stack.enter_context(scratch_folder("network"))) / "network.onnx"
-            _spans(path)  # says where the file isn't there
-            process.call("the form of inference", _write_in_form, path, made, form)
-        _export_file(path, made, names, values, out, known=known, allow_symlinks=allow_symlinks)
+            structure = Path(stack.enter_context(scratch_folder("network"))) / "network.onnx"
+            _spans(path)  # raises ModelError if the file is missing
+            process.call("the form of inference", _write_in_form, path, structure, form)
+        _export_file(path, structure, names, values, out, known=known, allow_symlinks=allow_symlinks)
 
 
 def _export_file(
     path: Path,
-    made: Path,
+    structure: Path,
     names: Sequence[str],
     values: Mapping[str, Array],
     out: str | os.PathLike[str] | None,
@@ -256,25 +262,25 @@ def _export_file(
     known: Mapping[str, Tensor],
     allow_symlinks: bool,
 ) -> None:
-    """Write the file `made`, whose data in files of their own lie beside `path`."""
-    spans = _spans(made)
+    """Write the file `structure`, whose external data files lie next to `path`."""
+    spans = _spans(structure)
     sizes = {known[name].nbytes for name in names}
-    # A tensor as small as this may equal another by chance
+    # Tensors of up to 64 bytes may be equal by chance.
     tied = [name for name, span in spans.items() if name not in known and 64 < span.nbytes in sizes]
     if all(name in spans for name in names) and not tied:
         if out is None:
             return
-        with open_regular(made) as file, replacing(out) as place:
-            with open(place, "wb") as copy:
+        with open_regular(structure) as file, replacing(out) as new_path:
+            with open(new_path, "wb") as copy:
                 shutil.copyfileobj(file, copy)
-            _over(place, spans, names, values)
+            _overwrite(new_path, spans, names, values)
         return
-    _anew(path, made, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
+    _rewrite(path, structure, names, values, None if out is None else Path(out), known, allow_symlinks=allow_symlinks)
 
 
 @dataclass(frozen=True)
 class Exporting:
-    """The network of a training step, to be written anew; `model`, where it isn't the graph's own."""
+    """Network of a training step that is written again; `model` overrides the graph's own."""
 
     graph: TrainingGraph
     recipe: Mapping[str, object]
@@ -283,18 +289,23 @@ class Exporting:
     allow_symlinks: bool = False
 
     def write(
-        self, values: Mapping[str, Array], out: str | os.PathLike[str] | None, given: Mapping[str, Array] | None = None
+        self,
+        values: Mapping[str, Array],
+        out: str | os.PathLike[str] | None,
+        constants: Mapping[str, Array] | None = None,
     ) -> None:
-        """As `export` does; `given` are the constants, where they aren't the graph's."""
+        """Write the network like `export`; `given` are the constants, if they differ from the graph's."""
         from poetopt.training.inference import changes
 
         source = original(self.graph.source if self.model is None else self.model, self.recipe)
-        form = None if self.training_form else changes(self.graph, self.graph.values if given is None else given)
+        form = (
+            None if self.training_form else changes(self.graph, self.graph.values if constants is None else constants)
+        )
         names = [name for name in values if name in self.graph.learned]
         export(source, names, values, out, known=self.graph.tensors, form=form, allow_symlinks=self.allow_symlinks)
 
     def check(self, out: str | os.PathLike[str]) -> None:
-        """As `check_out` does."""
+        """Raise OutputError like `check_out`."""
         source = original(self.graph.source if self.model is None else self.model, self.recipe)
         check_out(source, sum(self.graph.tensors[name].nbytes for name in self.graph.learned), out)
 
@@ -302,26 +313,28 @@ class Exporting:
 def check_out(
     source: str | os.PathLike[str] | onnx.ModelProto | BuiltIn, nbytes: int, out: str | os.PathLike[str]
 ) -> None:
-    """Raise OutputError now where `export` to `out` would: no rights, a device, no room for `source`.
+    """Raise OutputError if `export` to `out` would: no permission, a device, not enough space.
 
+    Parameters
+    ----------
     nbytes
-        Of all values that are written, which a built-in network takes at least.
+        Size of all values; the lower bound of a built-in network's file.
     """
     check_writable(out)
     if os.path.exists(out) and not os.path.isfile(out):
-        raise OutputError(f"can't write {out}: it is a device or a pipe, and a network is a file; give a file's path")
+        raise OutputError(f"can't write {out}: it is a device or a pipe. Give the path of a file.")
     try:
-        room = shutil.disk_usage(os.path.dirname(os.path.realpath(out)))
+        usage = shutil.disk_usage(os.path.dirname(os.path.realpath(out)))
         if isinstance(source, BuiltIn):
-            wanted = nbytes
+            required = nbytes
         else:
-            wanted = os.path.getsize(source) if isinstance(source, (str, os.PathLike)) else source.ByteSize()
+            required = os.path.getsize(source) if isinstance(source, (str, os.PathLike)) else source.ByteSize()
     except OSError:
-        return  # not known before
-    if room.total and room.free < wanted:
+        return  # writing it will raise
+    if usage.total and usage.free < required:
         raise OutputError(
-            f"can't write {out}: the network takes {show_bytes(wanted)}, and {show_bytes(room.free)} are free there; "
-            "make room, or give a path on another disk"
+            f"can't write {out}: the network takes {show_bytes(required)}, and {show_bytes(usage.free)} are free. "
+            "Free some space, or give a path on another disk."
         )
 
 
@@ -331,13 +344,13 @@ def _spans(path: Path) -> Mapping[str, _FileSpan]:
             return _tensor_spans(file)
     except OSError as error:
         raise ModelError(
-            f"can't read {path}: {error.strerror or error}; the trained network is this file with other numbers"
+            f"can't read {path}: {error.strerror or error}. The trained network is written from this file."
         ) from error
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
 
 
-def _anew(
+def _rewrite(
     path: Path,
     structure: Path,
     names: Sequence[str],
@@ -354,48 +367,52 @@ def _anew(
     folder = real_folder(path.parent)
     data = external_data(model)
 
-    def read(found: External) -> bytes:
-        with opened(f"{path}: {found.name!r}", folder, found.location, allow_symlinks=allow_symlinks) as file:
-            file.seek(found.offset)
-            return file.read(found.nbytes)
+    def read(initializer: External) -> bytes:
+        with opened(
+            f"{path}: {initializer.name!r}", folder, initializer.location, allow_symlinks=allow_symlinks
+        ) as file:
+            file.seek(initializer.offset)
+            return file.read(initializer.nbytes)
 
-    left = put(model, names, values, known, read)
-    for number, location in enumerate(dict.fromkeys(found.location for found in data.values()), 1):
+    external = put(model, names, values, known, read)
+    for number, location in enumerate(dict.fromkeys(initializer.location for initializer in data.values()), 1):
         if out is None:
             with opened(str(path), folder, location, allow_symlinks=allow_symlinks):
                 continue
         name = f"{out.name}.data" if number == 1 else f"{out.name}.{number}.data"
         with (
             opened(str(path), folder, location, allow_symlinks=allow_symlinks) as file,
-            replacing(out.parent / name) as place,
-            open(place, "r+b") as made,
+            replacing(out.parent / name) as new_path,
+            open(new_path, "r+b") as new_data,
         ):
-            shutil.copyfileobj(file, made)
-            for tensor, value in left.items():
+            shutil.copyfileobj(file, new_data)
+            for tensor, value in external.items():
                 if data[tensor].location == location:
-                    _write(made, _FileSpan(data[tensor].offset, value.nbytes), value, tensor)
-        for found in data.values():
-            if found.location == location:
-                found.rename(name)
+                    _write(new_data, _FileSpan(data[tensor].offset, value.nbytes), value, tensor)
+        for initializer in data.values():
+            if initializer.location == location:
+                initializer.rename(name)
     if out is None:
         return
-    with replacing(out) as place:
-        place.write_bytes(model.SerializeToString())
+    with replacing(out) as new_path:
+        new_path.write_bytes(model.SerializeToString())
 
 
-def _over(place: Path, spans: Mapping[str, _FileSpan], names: Sequence[str], values: Mapping[str, Array]) -> None:
-    """Write values over those of a file."""
-    with open(place, "r+b") as made:
+def _overwrite(path: Path, spans: Mapping[str, _FileSpan], names: Sequence[str], values: Mapping[str, Array]) -> None:
+    """Overwrite values in a file."""
+    with open(path, "r+b") as file:
         for name in names:
-            _write(made, spans[name], values[name], name)
+            _write(file, spans[name], values[name], name)
 
 
 def _write(file: IO[bytes], span: _FileSpan, value: Array, name: str) -> None:
     if value.nbytes != span.nbytes:
-        raise ModelError(f"{name!r} has {value.nbytes} B, and {span.nbytes} in the file; it is another network's")
+        raise ModelError(
+            f"{name!r} has {value.nbytes} B, and {span.nbytes} B in the file. The file is another network's."
+        )
     file.seek(span.start)
     file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
 
 
-def _no_file(name: str) -> bytes:
-    raise ModelError(f"the data of {name!r} is in a file beside the model; give the model by its path")
+def _raise_external(name: str) -> bytes:
+    raise ModelError(f"the data of {name!r} is in an external file. Give the model by its path.")

@@ -1,4 +1,4 @@
-"""Epochs in C: the batches and rates of a training on onnxruntime, as one program's steps."""
+"""Training for epochs in C: all steps of a training as one program, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFit(Figures):
-    """Holds what epochs in C showed.
+    """Result of a training in C.
 
+    Attributes
+    ----------
     steps
-        Of all epochs, beside onnxruntime's.
+        All steps, with onnxruntime's for comparison.
     epochs, batch, left_out
         Epochs, rows of a step, and rows of each epoch that filled no batch.
     lr_schedule, batch_order, seed
-        As they were.
+        The options of the training.
     validation
-        What the program's own predictions of other rows show, after the last step; None where there were none.
+        Evaluation of the program's predictions after the last step; None without validation data.
     """
 
     steps: DeviceTraining
@@ -51,20 +53,22 @@ class DeviceFit(Figures):
 
     @property
     def epoch_losses(self) -> tuple[float, ...]:
-        """The mean loss of each epoch."""
+        """Mean loss of each epoch."""
         return self._means(self.steps.losses)
 
     @property
     def reference_epoch_losses(self) -> tuple[float, ...]:
-        """The same of onnxruntime's steps."""
+        """Mean loss of each epoch on onnxruntime."""
         return self._means(self.steps.reference_losses)
 
     def _means(self, losses: tuple[float, ...]) -> tuple[float, ...]:
-        each = len(losses) // self.epochs
-        return tuple(sum(losses[k : k + each]) / each for k in range(0, len(losses), each))
+        steps_per_epoch = len(losses) // self.epochs
+        return tuple(
+            sum(losses[k : k + steps_per_epoch]) / steps_per_epoch for k in range(0, len(losses), steps_per_epoch)
+        )
 
     def to_dict(self) -> dict[str, object]:
-        """The object of `train --on --json`: plain values only; a number that JSON has no word for is null."""
+        """Return the object of `train --on --json`: plain values only; NaN and infinity become null."""
         return {**self.steps.to_dict(), **super().to_dict(), "loss": plain(self.epoch_losses[-1])}
 
 
@@ -83,40 +87,46 @@ def fit_on(
     ram_bytes: int | None = None,
     told: Told = silent,
 ) -> DeviceFit:
-    """Train in C for `epochs` by the emitted example, and compare losses and parameters with onnxruntime's.
+    """Train in C for `epochs` with the emitted example; compare losses and parameters with onnxruntime's.
 
+    Parameters
+    ----------
     data, epochs, hyperparameters, lr_schedule, batch_order, seed
         As for `poetopt.Trainer` and its `fit`; all batches of all epochs are in memory at once.
     validate
-        Rows that the program predicts after the last step, all at once in memory as well.
+        Rows that the program predicts after the last step, all in memory at once.
     on, ram_bytes, predict
         As for `execute_on`.
 
-    Raises OptionError for numbers that make no sense, or a step without an optimizer; ModelError for data that don't
-    fit; else what `execute_on` does.
+    Raises
+    ------
+    OptionError
+        For invalid numbers, or a step without an optimizer.
+    ModelError
+        For data that don't fit; other errors are those of `execute_on`.
     """
-    graph, rates, given = graph_of(plan), parse_schedule(lr_schedule), dict(hyperparameters or {})
+    graph, rates, overrides = graph_of(plan), parse_schedule(lr_schedule), dict(hyperparameters or {})
     check_trainable(graph)
-    check_hyperparameters(graph, given)
+    check_hyperparameters(graph, overrides)
     if epochs < 1:
         raise OptionError(f"--epochs {epochs}: must be at least 1")
     source = source_of(data, graph.whole, batch_order, seed)
     source.check(told)
-    taken = [list(source.epoch(epoch)) for epoch in range(epochs)]
-    if len({len(batches) for batches in taken}) > 1:
-        raise OptionError("the data gives epochs of different lengths; give each as many batches")
-    first = numbers(graph, 0, given)
-    lr, steps = float(first["lr"]), epochs * len(taken[0])
-    said = [
-        numbers(graph, step, {**given, "lr": rates.rate(lr, step, step // len(taken[0]), steps)})
+    epoch_batches = [list(source.epoch(epoch)) for epoch in range(epochs)]
+    if len({len(batches) for batches in epoch_batches}) > 1:
+        raise OptionError("the epochs of the data differ in length. Give each the same number of batches.")
+    initial = numbers(graph, 0, overrides)
+    lr, steps = float(initial["lr"]), epochs * len(epoch_batches[0])
+    step_numbers = [
+        numbers(graph, step, {**overrides, "lr": rates.rate(lr, step, step // len(epoch_batches[0]), steps)})
         for step in range(steps)
     ]
-    rows = None if validate is None else _validated(validate, graph)
-    ended = train_batches_on(
+    rows = None if validate is None else _open_rows(validate, graph)
+    training = train_batches_on(
         plan,
         on,
-        [batch for batches in taken for batch in batches],
-        said,
+        [batch for batches in epoch_batches for batch in batches],
+        step_numbers,
         graph=graph,
         ram_bytes=ram_bytes,
         predict=predict,
@@ -124,37 +134,39 @@ def fit_on(
         told=told,
     )
     return DeviceFit(
-        steps=replace(ended, hyperparameters={**ended.hyperparameters, "lr": lr}),
+        steps=replace(training, hyperparameters={**training.hyperparameters, "lr": lr}),
         epochs=epochs,
         batch=batch_size(graph.whole),
         left_out=source.left_out,
         lr_schedule=lr_schedule,
         batch_order=batch_order,
         seed=seed,
-        validation=None if rows is None else _evaluated(graph, ended, rows),
+        validation=None if rows is None else _evaluate_predictions(graph, training, rows),
     )
 
 
-def _validated(data: Data, graph: TrainingGraph) -> DataSet:
-    """The rows to predict. Raises OptionError where they are no rows, or where the loss tells of none."""
-    found = validation_of(data, graph)
-    if hasattr(found, "epoch"):
-        raise OptionError("validate: give arrays, a file or a folder; what is drawn anew can't be predicted row by row")
-    return found
-
-
-def _evaluated(graph: TrainingGraph, ended: DeviceTraining, rows: DataSet) -> Evaluation | None:
-    if ended.predicted is None:
-        raise ExecutionError(
-            "--validate: the program has no po_predict (`poetopt emit` says why); leave it out, and evaluate what -o "
-            "writes"
+def _open_rows(data: Data, graph: TrainingGraph) -> DataSet:
+    """Return the rows to predict. Raises OptionError for data without rows."""
+    opened = validation_of(data, graph)
+    if hasattr(opened, "epoch"):
+        raise OptionError(
+            "validate: batches from an iterable can't be predicted row by row. Give arrays, a file or a folder."
         )
-    outputs = ended.predicted.outputs
+    return opened
+
+
+def _evaluate_predictions(graph: TrainingGraph, training: DeviceTraining, rows: DataSet) -> Evaluation | None:
+    if training.predicted is None:
+        raise ExecutionError(
+            "--validate: the program has no po_predict (`poetopt emit` prints the reason). Leave the option out, and "
+            "evaluate the network that -o writes."
+        )
+    outputs = training.predicted.outputs
     name = told_by(graph, {name: array.ndim - 1 for name, array in outputs.items()})
     predictions = iter(outputs[name] if name else ())
     return judge(graph, name, rows, batch_size(graph), lambda _: next(predictions)) if name else None
 
 
-def learned(graph: TrainingGraph, ended: DeviceTraining) -> Mapping[str, Array]:
-    """Gives what the network's file gets: the parameters after the last step, and running statistics."""
-    return {**{name: ended.values[name] for name in graph.trained if name in ended.values}, **ended.statistics}
+def learned(graph: TrainingGraph, training: DeviceTraining) -> Mapping[str, Array]:
+    """Return the values that the network's file gets: trained parameters and running statistics."""
+    return {**{name: training.values[name] for name in graph.trained if name in training.values}, **training.statistics}

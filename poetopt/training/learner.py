@@ -1,4 +1,4 @@
-"""A step by a plan with what follows it, as one thing that learns, is saved and goes on."""
+"""Training step: one step of a plan with its update, that is repeated, saved and resumed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 
 
 class Learner:
-    """Steps by `plan`, each with its update.
-
-    hyperparameters
-        By name, all but the step's number.
-    base_bytes
-        What the process had resident before the step was made.
-    step
-        What runs the plan.
+    """Training by `plan`, one step and its update at a time.
 
     Arguments and errors are those of `poetopt.Trainer`.
+
+    Attributes
+    ----------
+    hyperparameters
+        By name, without the step's number.
+    base_bytes
+        Resident bytes of the process before the step was prepared.
+    step
+        Executor of the plan.
     """
 
     def __init__(
@@ -55,38 +57,38 @@ class Learner:
         threads: int = 1,
         told: Told = silent,
     ) -> None:
-        made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan))
-        graph = made.graph
+        prepared = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan))
+        graph = prepared.graph
         check_hyperparameters(graph, hyperparameters)
         self.workdir, self.told, self.base_bytes, self._closed = workdir, told, resident_bytes(), False
-        self.step = ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
+        self.step = ScheduledStep(prepared, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told)
         self.plan, self.graph = self.step.plan, self.step.graph
-        own = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
-        self.hyperparameters: dict[str, float] = {**(own or DESCENT), **hyperparameters}
+        defaults = {name: value for name, value in self.step.hyperparameters.items() if name != STEP}
+        self.hyperparameters: dict[str, float] = {**(defaults or DESCENT), **hyperparameters}
         self._asked = frozenset(hyperparameters)
-        self.optimizer = graph.optimizer if own else "sgd"
+        self.optimizer = graph.optimizer if defaults else "sgd"
 
     @cached_property
     def evaluator(self) -> Evaluator:
-        """The forward pass, with the values as they are."""
+        """Forward pass with the current values."""
         from poetopt.training.evaluate import Evaluator
 
         return Evaluator(self.graph, self.step.sessions, self.step.given())
 
     @property
     def total_ram_bytes(self) -> int:
-        """Gives what the plan takes: arena, kernels, resident region."""
+        """Bytes that the plan needs: arena, kernels, resident region."""
         return taken_bytes(self.plan, self.step.simulation.peak_bytes) + self.plan.problem.beside_bytes
 
     def check_open(self, lr: float | None = None) -> None:
-        """Raise OptionError where no step can follow: after `close`, or at rates that make no sense."""
+        """Raise OptionError if no step can follow: after `close`, or with invalid rates."""
         if self._closed:
-            raise OptionError("this Trainer is closed, and its values are gone; make another")
-        said = {} if lr is None or lr == 0 else {"lr": lr}  # schedules may end at 0
-        check_hyperparameters(self.graph, {**self.hyperparameters, **said})
+            raise OptionError("this Trainer is closed, and its values are gone. Create another.")
+        scheduled = {} if lr is None or lr == 0 else {"lr": lr}  # a schedule may end at 0
+        check_hyperparameters(self.graph, {**self.hyperparameters, **scheduled})
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
-        """One step; the loss before it."""
+        """Run one step; return the loss before it."""
         rate = self.hyperparameters["lr"] if lr is None else lr
         if self.graph.optimizer != "none":
             return self.step.run(batch, {**self.hyperparameters, "lr": rate})
@@ -97,8 +99,10 @@ class Learner:
     def evaluate(
         self, data: DataSet | Source, between: Callable[[], object] | None = None, metrics: Asked = ()
     ) -> Evaluation:
-        """Loss and accuracy on `data`, in the memory that the step has between steps.
+        """Return loss and accuracy on `data`, within the memory that the step has between steps.
 
+        Parameters
+        ----------
         between
             Called before each batch.
         metrics
@@ -107,13 +111,13 @@ class Learner:
         from poetopt.training.evaluate import evaluate
 
         self.step.rest()
-        found = evaluate(self.evaluator, data, paced(self.told), between, metrics)
+        evaluation = evaluate(self.evaluator, data, paced(self.told), between, metrics)
         if (give_back := measure.give_back()) is not None:
             give_back()
-        return found
+        return evaluation
 
     def save(self, folder: Path, extra: Mapping[str, object]) -> Path:
-        """Write a checkpoint with `extra` in it. Raises ExecutionError where a value is no finite number any more."""
+        """Write a checkpoint with `extra` in its metadata. Raises ExecutionError if a value isn't finite."""
         meta = {
             "poetopt": __version__,
             "network": self.graph.name,
@@ -125,80 +129,83 @@ class Learner:
             "hyperparameters": self.hyperparameters,
             **extra,
         }
-        return checkpoint.save(folder, meta, _Finite(self.step.values()))
+        return checkpoint.save(folder, meta, _FiniteValues(self.step.values()))
 
-    def check(self, found: checkpoint.Checkpoint) -> None:
-        """Raise PlanError for a checkpoint of another network, other weights at the start, or another optimizer."""
-        shown, meta = str(found.path), found.meta
+    def check(self, newest: checkpoint.Checkpoint) -> None:
+        """Raise PlanError for a checkpoint of another network, other initial weights or another optimizer."""
+        shown, meta = str(newest.path), newest.meta
         network, optimizer = meta.get("network"), meta.get("optimizer")
         if meta.get("structure") != self.graph.structure_hash:
             raise PlanError(
-                f"{shown}: it is of another network ({network}): operators, shapes or types are not those of "
-                f"{self.graph.name!r}; give the plan that it was made with, or another folder"
+                f"{shown}: it belongs to another network ({network}): operators, shapes or types differ from those of "
+                f"{self.graph.name!r}. Give the plan that it was made with, or another folder."
             )
         if self.graph.content_hash and meta.get("content", self.graph.content_hash) != self.graph.content_hash:
             raise PlanError(
-                f"{shown}: it is of a network with other weights at the start than {self.graph.source or network} has; "
-                "give the model that it began with, or another folder"
+                f"{shown}: its training began with other weights than those of {self.graph.source or network}. "
+                "Give the model that it began with, or another folder."
             )
         if optimizer != self.optimizer:
             raise PlanError(
-                f"{shown}: it was made with the optimizer {optimizer}, and this is {self.optimizer}; give the plan and "
-                "the options that it was made with, or another folder"
+                f"{shown}: it was made with the optimizer {optimizer}, and this training uses {self.optimizer}. "
+                "Give the plan and the options that it was made with, or another folder."
             )
         if (rule := meta.get("rule") or self._rule) != self._rule:
             raise PlanError(
-                f"{shown}: labels and rates were taken by {rule}, and this plan takes them by {self._rule}; give the "
-                "plan that it was made with, or another folder"
+                f"{shown}: its rule of labels and rates is {rule}, and this plan's is {self._rule}. "
+                "Give the plan that it was made with, or another folder."
             )
 
     @property
     def _rule(self) -> str:
-        """The rule of labels, and factors of rates, in a checkpoint's words."""
+        """Label rule and rate factors, as text for checkpoints."""
         return json.dumps({**asdict(self.graph.label_rule), "rates": dict(self.graph.rates)})
 
-    def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
-        """Go on from a checkpoint, with its hyperparameters where no others were asked for; those others, in words.
+    def load(self, newest: checkpoint.Checkpoint) -> tuple[str, ...]:
+        """Resume from a checkpoint; keep explicitly requested hyperparameters, and return those in words.
 
-        Raises as `check`, and PlanError for other states; then nothing has changed.
+        Raises like `check`, and PlanError for other states; then nothing has changed.
         """
-        self.check(found)
-        shown, meta = str(found.path), found.meta
-        shapes = dict(found.shapes())
+        self.check(newest)
+        shown, meta = str(newest.path), newest.meta
+        shapes = dict(newest.shapes())
         for name, array in self.step.values().items():
             if shapes.pop(name, None) != (array.shape, array.dtype):
                 raise PlanError(
-                    f"{shown}: it has no {name!r} of type {array.dtype} and shape {list(array.shape)}, which this "
-                    "training has; give the options that it was made with, or another folder"
+                    f"{shown}: it lacks {name!r} of type {array.dtype} and shape {list(array.shape)}. "
+                    "Give the options that it was made with, or another folder."
                 )
         if shapes:
-            raise PlanError(f"{shown}: it has {next(iter(shapes))!r}, which this training hasn't; give its options")
-        self.load_states(found)
+            raise PlanError(
+                f"{shown}: it has {next(iter(shapes))!r}, which this training doesn't have. "
+                "Give the options that it was made with."
+            )
+        self.load_states(newest)
         changed = []
         for name, value in meta["hyperparameters"].items():
-            mine = self.hyperparameters.get(name, value)
-            if name in self._asked and mine != value:
+            current = self.hyperparameters.get(name, value)
+            if name in self._asked and current != value:
                 option = name.replace("_", "-")
-                changed.append(f"--{option} {mine:g}, as asked for; the checkpoint was made with {value:g}")
-            elif mine != value:
+                changed.append(f"--{option} {current:g} is used; the checkpoint was made with {value:g}")
+            elif current != value:
                 check_hyperparameters(self.graph, {name: value})
                 self.hyperparameters[name] = value
         return tuple(changed)
 
-    def load_states(self, found: checkpoint.Checkpoint) -> None:
-        """Go back to a checkpoint of this very training."""
-        for name, array in found.states():
+    def load_states(self, newest: checkpoint.Checkpoint) -> None:
+        """Restore the states of a checkpoint of this very training."""
+        for name, array in newest.states():
             self.step.load({name: array})
-        self.step.load({}, taken=found.meta["taken"])
+        self.step.load({}, taken=newest.meta["taken"])
 
     def close(self) -> None:
-        """Give up the storage."""
+        """Release the storage."""
         self._closed = True
         self.step.close()
 
 
-class _Finite(Mapping[str, "Array"]):
-    """Values, asked lazily; what isn't finite is not saved over what is."""
+class _FiniteValues(Mapping[str, "Array"]):
+    """Values that are fetched and checked one at a time, so that no checkpoint holds NaN or infinity."""
 
     def __init__(self, values: Mapping[str, Array]) -> None:
         self._values = values
@@ -210,12 +217,12 @@ class _Finite(Mapping[str, "Array"]):
         return len(self._values)
 
     def __getitem__(self, name: str) -> Array:
-        found = self._values[name]
-        flat = found.reshape(-1)
-        parts = (flat[k : k + SLICE] for k in range(0, flat.size if found.dtype.kind == "f" else 0, SLICE))
+        value = self._values[name]
+        flat = value.reshape(-1)
+        parts = (flat[k : k + SLICE] for k in range(0, flat.size if value.dtype.kind == "f" else 0, SLICE))
         if not all(np.isfinite(part).all() for part in parts):
             raise ExecutionError(
-                f"{name!r} holds NaN or infinity: the training has diverged, and isn't saved over what was before; "
-                "take a smaller --lr, or look at the data"
+                f"{name!r} holds NaN or infinity: the training has diverged. Earlier checkpoints stay as they are. "
+                "Use a smaller --lr, or check the data."
             )
-        return found
+        return value

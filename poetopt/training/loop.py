@@ -1,4 +1,4 @@
-"""Epochs: batches in their order, rates, validations, checkpoints, and going on from one."""
+"""Training loop: batches in order, learning rates, validations, checkpoints, and resuming from them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ from poetopt.util.progress import paced
 from poetopt.util.units import show_seconds
 
 DIVERGED = 10
-"""A training whose mean loss is that many times the first batch's has diverged."""
+"""A training has diverged if its mean loss exceeds that of the first batch by this factor."""
 
 
 @dataclass
 class Position:
-    """Says where a training stands: all of this is in each checkpoint.
+    """Progress of a training; each checkpoint contains it.
 
+    Attributes
+    ----------
     epoch, batch
-        The next batch: both from 0.
+        The next batch; both count from 0.
     step
-        Steps taken.
+        Completed steps.
     losses
-        The mean loss of each epoch that is over.
+        Mean loss of each completed epoch.
     total
-        The sum of the losses of this epoch so far.
+        Sum of the losses of this epoch so far.
     validations
-        Of each validation: `epoch` (how many were over), `loss`, `accuracy`, `metrics`.
+        `epoch` (the number of completed epochs), `loss`, `accuracy`, `metrics` of each validation.
     seconds
-        That training has taken, validations and checkpoints included, over all its processes.
+        Duration of the training over all its processes, with validations and checkpoints.
     first
-        The loss of the first batch, before any update.
+        Loss of the first batch, before any update.
     """
 
     epoch: int = 0
@@ -61,72 +63,74 @@ class Position:
     first: float | None = None
 
     def best(self, *, validated: bool) -> int:
-        """The epoch with the least loss, of validation where there is one; 0 where no epoch is over."""
+        """Return the epoch with the least loss (of validation if there is one), or 0 before the first ends."""
         if validated:
-            each = [(float(v["loss"] or 0.0), int(v["epoch"] or 0)) for v in self.validations]
+            candidates = [(float(v["loss"] or 0.0), int(v["epoch"] or 0)) for v in self.validations]
         else:
-            each = [(loss, epoch) for epoch, loss in enumerate(self.losses, 1)]
-        return min(each, default=(0.0, 0))[1]
+            candidates = [(loss, epoch) for epoch, loss in enumerate(self.losses, 1)]
+        return min(candidates, default=(0.0, 0))[1]
 
     def worse(self, epoch: int) -> bool:
-        """Say whether an epoch's mean loss is beyond what the training began with, `DIVERGED` times over."""
+        """Return whether the mean loss of an epoch exceeds the initial loss by the factor `DIVERGED`."""
         return self.first is not None and 0 < DIVERGED * self.first < self.losses[epoch - 1]
 
     @property
     def judged(self) -> bool:
-        """Says whether the last epoch that is over has been validated."""
+        """Whether the last completed epoch has been validated."""
         return bool(self.validations) and self.validations[-1]["epoch"] == self.epoch
 
     def check(self, path: str, batches: int | None) -> None:
-        """Raise ModelError where it contradicts itself, or epochs of so many batches (None: nobody knows)."""
-        fits = batches is None or (self.batch < batches and self.step == self.epoch * batches + self.batch)
-        if len(self.losses) != self.epoch or not fits:
+        """Raise ModelError if the fields contradict each other, or epochs of `batches` batches (None: unknown)."""
+        is_consistent = batches is None or (self.batch < batches and self.step == self.epoch * batches + self.batch)
+        if len(self.losses) != self.epoch or not is_consistent:
             raise ModelError(
-                f"{path}: step {self.step:,} and {len(self.losses):,} losses don't belong to epoch {self.epoch:,}, "
-                f"batch {self.batch:,}; the checkpoint is damaged: take it out of the folder, and --resume goes on "
-                "from the one before"
+                f"{path}: step {self.step:,} and {len(self.losses):,} losses contradict epoch {self.epoch:,}, "
+                f"batch {self.batch:,}. The checkpoint is damaged. Remove it; --resume continues from the one before."
             )
 
     def over(self, batches: int) -> None:
-        """An epoch of so many batches is over."""
+        """Complete an epoch of `batches` batches."""
         self.losses.append(self.total / max(1, batches))
         self.epoch, self.batch, self.total = self.epoch + 1, 0, 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Figures):
-    """Holds what a training showed.
+    """Result of a training.
 
+    Attributes
+    ----------
     epochs, steps, batch
         Epochs, steps, and rows of a step.
     resumed_at
-        The step after which it went on from a checkpoint; 0 where it began anew.
+        Step of the checkpoint that the training resumed from; 0 if it began anew.
     left_out
         Rows of each epoch that filled no batch.
     losses
-        The mean loss of each epoch.
+        Mean loss of each epoch.
     validations
-        Of each validation on this data: `epoch`, `loss`, `accuracy` (null where the loss has none), and `metrics`.
+        `epoch`, `loss`, `accuracy` (null if the loss has none) and `metrics` of each validation on this data.
     optimizer, hyperparameters, lr_schedule, batch_order, seed
-        As they were.
+        The options of the training.
     seconds, step_s
-        All of it, over all its processes; and the mean of a step of this one, its batch included.
+        Duration over all processes, and mean duration of a step of this process, with its batch.
     total_ram_bytes
-        What the plan takes: arena, kernels and resident region.
+        Bytes that the plan needs: arena, kernels and resident region.
     process_base_bytes, process_peak_bytes
-        What this process had resident before the step was made, and at most; None where the system doesn't say.
+        Resident bytes of this process before the step was prepared, and at most; None if the system doesn't report
+        them.
     checkpoint
-        The newest one's path, or "".
+        Path of the newest checkpoint, or "".
     passed_over
-        Newer checkpoints than the one that it went on from, which are damaged, and how.
+        Damaged checkpoints newer than the one that was resumed from, with their faults.
     changed
-        What was asked for otherwise than the checkpoint that it went on from was made with.
+        Options that differ from those of the checkpoint that was resumed from.
     kept
-        The epoch whose parameters these are.
+        Epoch that the parameters belong to.
     diverged
-        How it diverged, if it did.
+        How the training diverged, or "".
     energy
-        Measured and planned joules of the steps of this process, where a meter was asked for.
+        Measured and planned joules of the steps of this process, if a meter was requested.
     """
 
     epochs: int
@@ -156,25 +160,27 @@ class Trained(Figures):
 
     @property
     def loss(self) -> float | None:
-        """The mean loss of the last epoch."""
+        """Mean loss of the last epoch."""
         return self.losses[-1] if self.losses else None
 
     @property
     def accuracy(self) -> float | None:
-        """Of the epoch that is kept, where it was validated."""
+        """Accuracy of the kept epoch, if it was validated."""
         return next((v["accuracy"] for v in self.validations if v["epoch"] == self.kept), None)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """The others of that epoch, by name."""
+        """Other metrics of the kept epoch, by name."""
         return next((v.get("metrics", {}) for v in self.validations if v["epoch"] == self.kept), {})
 
 
 class DivergedError(ExecutionError):
-    """A training has diverged.
+    """The training has diverged.
 
+    Attributes
+    ----------
     ended
-        What it showed, where parameters of an epoch are kept.
+        Result of the training, if the parameters of an epoch are kept.
     """
 
     def __init__(self, message: str, ended: Trained | None = None) -> None:
@@ -184,18 +190,20 @@ class DivergedError(ExecutionError):
 
 @dataclass(frozen=True)
 class Course:
-    """Holds what a training goes through: all of this is in each checkpoint.
+    """Configuration of a training; each checkpoint contains it.
 
+    Attributes
+    ----------
     order, lr_schedule, seed
-        As they were asked for.
+        Options as given.
     batch, rows, data
-        Rows of a batch and of the data, and the digest of those (see `DataSet.check`); None where nobody knows.
+        Rows of a batch, rows of the data, and the digest of the data (see `DataSet.check`); None if unknown.
     epochs
-        How many were asked for.
+        Requested epochs.
     augment
-        How batches are changed.
+        Changes of the batches.
     validation
-        The digest of what is evaluated; "" where nothing is.
+        Digest of the validation data; "" without any.
     """
 
     order: str
@@ -209,52 +217,54 @@ class Course:
     augment: str = ""
 
     def check(self, before: Mapping[str, Any], checkpoint: str, data: str) -> None:
-        """Raise OptionError where rows would be taken twice or never, or by another rule than those before.
+        """Raise OptionError if rows would be used twice or never, or by another rule than before.
 
+        Parameters
+        ----------
         before
-            What the checkpoint says; what is missing there, it didn't know yet.
+            Configuration in the checkpoint; fields that are missing there were unknown to an older version.
         checkpoint, data
-            What messages call both.
+            Their names in messages.
         """
-        for name, words in _ALIKE.items():
-            mine = getattr(self, name)
-            if before.get(name, mine) != mine:
+        for name, option in _FIXED_OPTIONS.items():
+            current = getattr(self, name)
+            if before.get(name, current) != current:
                 raise OptionError(
-                    f"{checkpoint}: it was made with {words} {before[name]}, and this is {mine}; give the same, or "
-                    "another folder"
+                    f"{checkpoint}: it was made with {option} {before[name]}, and this training has {current}. "
+                    "Give the same, or another folder."
                 )
         if before.get("data", self.data) != self.data:
             raise OptionError(
-                f"{checkpoint}: the values that it was made with aren't those of {data}; give that data, or another "
-                "folder"
+                f"{checkpoint}: it was made with other values than those of {data}. Give the same data, or another "
+                "folder."
             )
 
     def changes(self, before: Mapping[str, Any]) -> Iterator[str]:
-        """Gives what is otherwise from here on, though nothing is wrong with it."""
+        """Yield the permitted differences from the checkpoint."""
         epochs = before.get("epochs", self.epochs)
         if self.lr_schedule == "cosine" and epochs != self.epochs:
-            yield f"--epochs {self.epochs}: the checkpoint's rates were those of a cosine over {epochs}"
+            yield f"--epochs {self.epochs} is used; the checkpoint's cosine of rates was over {epochs} epochs"
 
 
-_ALIKE = {
+_FIXED_OPTIONS = {
     "order": "--batch-order",
     "lr_schedule": "--lr-schedule",
     "seed": "--seed",
-    "rows": "so many rows:",
+    "rows": "a row count of",
     "batch": "a batch of",
     "augment": "--with augment",
 }
 
 
-KEPT = ("best", "last")
-"""Epochs whose parameters can be asked for."""
+KEEP_CHOICES = ("best", "last")
+"""Values of the option `keep`."""
 BEST = "best"
-"""The folder of the best epoch's checkpoint, in that of the others."""
+"""Subfolder of the best epoch's checkpoint."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """Holds what is asked of a training; see `poetopt.Trainer.fit`."""
+    """Options of a training; see `poetopt.Trainer.fit`."""
 
     epochs: int
     schedule: RateSchedule
@@ -272,62 +282,62 @@ class FitOptions:
     meter: Meter | None = None
 
     def check(self, source: Source) -> None:
-        """Raise OptionError for numbers that make no sense."""
+        """Raise OptionError for invalid numbers."""
         if not isinstance(self.epochs, int) or self.epochs < 1:
             raise OptionError(f"--epochs {self.epochs}: must be a whole number, and at least 1")
-        if self.keep not in KEPT:
-            raise OptionError(f"--keep {self.keep}: must be {' or '.join(KEPT)}")
+        if self.keep not in KEEP_CHOICES:
+            raise OptionError(f"--keep {self.keep}: must be {' or '.join(KEEP_CHOICES)}")
         if self.patience is not None and self.patience < 1:
             raise OptionError(f"--patience {self.patience}: must be at least 1")
         if self.every is not None and self.every < 1:
             raise OptionError(f"--every {self.every}: must be at least 1")
         if self.folder is None and (self.every is not None or self.resume):
             option = "--resume" if self.resume else f"--every {self.every}"
-            raise OptionError(f"{option}: say where checkpoints are, with --checkpoint FOLDER")
+            raise OptionError(f"{option}: there is no folder of checkpoints. Give --checkpoint FOLDER.")
         if self.schedule.needs_length and source.batches is None:
             raise OptionError(
-                f"--lr-schedule {self.lr_schedule}: how many batches there are decides it, and the data doesn't say; "
-                "give a list or a loader with a length"
+                f"--lr-schedule {self.lr_schedule}: it depends on the number of batches, which the data doesn't tell. "
+                "Give a list or a loader with a length."
             )
 
 
 AfterEpoch = Callable[[Position, int], object]
-"""Called with where training stands, and the number of epochs, after each."""
+"""Called after each epoch with the position and the number of epochs."""
 Noted = Callable[[str], object]
-"""Called with each sentence on what a resumed training does otherwise, before its first step."""
+"""Called before the first step with each difference of a resumed training from its checkpoint."""
 
 
 class Fit:
-    """A training in progress."""
+    """Training in progress."""
 
     def __init__(
         self,
         learner: Learner,
-        asked: FitOptions,
+        options: FitOptions,
         source: Source,
         validation: DataSet | Source | None,
         after: AfterEpoch | None,
         noted: Noted | None = None,
     ) -> None:
-        asked.check(source)
-        if validation is None and asked.metrics:
-            raise OptionError("--with metrics: they are of a validation; give its data, with --validate")
-        made = metrics_of(asked.metrics, learner.graph)
-        self.metrics = () if validation is None else tuple(make().name for make in made)
+        options.check(source)
+        if validation is None and options.metrics:
+            raise OptionError("--with metrics: metrics need validation data. Give it with --validate.")
+        factories = metrics_of(options.metrics, learner.graph)
+        self.metrics = () if validation is None else tuple(make().name for make in factories)
         self.log: CourseLog | EventLog | None = None
-        for what, given in (("training", source), ("validation", validation)):
-            if asked.epochs > 1 and getattr(given, "once", False):
-                raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
-        self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
-        self.noted = noted
+        for purpose, data_source in (("training", source), ("validation", validation)):
+            if options.epochs > 1 and getattr(data_source, "once", False):
+                raise ModelError(f"{purpose} for {options.epochs} epochs: {USED_UP}")
+        self.learner, self.options, self.source = learner, options, source
+        self.validation, self.after, self.noted = validation, after, noted
         data = source.check(learner.told)
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
-            asked.order, asked.lr_schedule, asked.seed, batch_size(learner.graph.whole), source.rows, data,
-            asked.epochs, judged, asked.augment,
+            options.order, options.lr_schedule, options.seed, batch_size(learner.graph.whole), source.rows, data,
+            options.epochs, judged, options.augment,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
-        self.position, self.saved = Position(), -1  # where it stands, and the step of the last checkpoint
+        self.position, self.saved = Position(), -1  # `saved`: step of the last checkpoint
         self.path = ""
         self.passed_over: tuple[str, ...] = ()
         self.begun_s = time.monotonic()
@@ -336,168 +346,173 @@ class Fit:
         self.pace = paced(learner.told)
 
     def run(self) -> Trained:
-        """Train to the end. Raises KeyboardInterrupt, after a checkpoint, where a signal came."""
+        """Train to the end. Raises KeyboardInterrupt, after a checkpoint, if a signal came."""
         with ExitStack() as stack:
-            if self.asked.folder is not None:
-                stack.enter_context(checkpoint.held(self.asked.folder))
-                self._begin(self.asked.folder)
+            if self.options.folder is not None:
+                stack.enter_context(checkpoint.held(self.options.folder))
+                self._resume(self.options.folder)
             resumed_at = self.position.step
-            if self.asked.log is not None:
-                self.log = open_log(self.asked.log, self.metrics, resumed_at)
+            if self.options.log is not None:
+                self.log = open_log(self.options.log, self.metrics, resumed_at)
                 stack.callback(self.log.close)
             self.saved = self.position.step if self.path else -1
-            interrupts.hold()  # a step ends before a signal counts
+            interrupts.hold()  # signals wait until a step has ended
             self.begun_s = time.monotonic()
             self._stack = stack
             try:
-                self._epochs()
+                self._run_epochs()
             except DivergedError as error:
-                kept = self._keep_best()
-                if not kept or self.position.worse(kept):
+                kept_epoch = self._restore_best()
+                if not kept_epoch or self.position.worse(kept_epoch):
                     raise
-                words = f"{error}; the parameters of epoch {kept}, the best, are kept"
-                raise DivergedError(words, self._result(resumed_at, kept, words)) from error
-            if self.validation is not None and not self.position.judged:  # nothing was left to do
+                message = f"{error} The parameters of epoch {kept_epoch}, the best, are kept."
+                raise DivergedError(message, self._result(resumed_at, kept_epoch, message)) from error
+            if self.validation is not None and not self.position.judged:  # no epoch was left
                 self._validate(self.position.epoch)
                 self.saved = -1
             if self.saved != self.position.step:
                 self._save()
-            kept = self._keep_best() or self.position.epoch
+            kept_epoch = self._restore_best() or self.position.epoch
         if self.position.worse(self.position.epoch):
-            words = self._grown(kept)
-            useful = self.asked.keep == "last" or not self.position.worse(kept)
-            raise DivergedError(words, self._result(resumed_at, kept, words) if useful else None)
-        return self._result(resumed_at, kept)
+            message = self._divergence_text(kept_epoch)
+            useful = self.options.keep == "last" or not self.position.worse(kept_epoch)
+            raise DivergedError(message, self._result(resumed_at, kept_epoch, message) if useful else None)
+        return self._result(resumed_at, kept_epoch)
 
-    def _epochs(self) -> None:
-        """All that are left, or until none has been better for long enough."""
-        position, patience = self.position, self.asked.patience
-        for epoch in range(position.epoch, self.asked.epochs):
+    def _run_epochs(self) -> None:
+        """Run the remaining epochs, or stop when the patience is used up."""
+        position, patience = self.position, self.options.patience
+        for epoch in range(position.epoch, self.options.epochs):
             if patience is not None and epoch - position.best(validated=self.validation is not None) >= patience:
                 break
-            self._epoch(epoch)
+            self._run_epoch(epoch)
 
-    def _grown(self, kept: int) -> str:
+    def _divergence_text(self, kept_epoch: int) -> str:
         first, last = self.position.first or 0.0, self.position.losses[-1]
-        what = f"the parameters of epoch {kept}, {'the best' if self.asked.keep == 'best' else 'the last'}, are kept"
-        what = "nothing of it is kept" if self.asked.keep == "best" and self.position.worse(kept) else what
+        which = "the best" if self.options.keep == "best" else "the last"
+        kept_text = f"the parameters of epoch {kept_epoch}, {which}, are kept"
+        if self.options.keep == "best" and self.position.worse(kept_epoch):
+            kept_text = "no parameters are kept"
         return (
-            f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; {what}; "
-            "take a smaller --lr"
+            f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; "
+            f"{kept_text}. Use a smaller --lr."
         )
 
-    def _hold_best(self) -> None:
-        """Write the parameters of the epoch that is over, where they are the best, and others may follow."""
+    def _save_if_best(self) -> None:
+        """Save the parameters of the completed epoch if they are the best and could be overwritten."""
         position = self.position
         best = position.best(validated=self.validation is not None)
-        others = self.asked.folder is not None or position.epoch < self.asked.epochs
-        if self.asked.keep == "best" and best == position.epoch and others:
-            self.learner.save(self._best_folder, self._extra())
+        others = self.options.folder is not None or position.epoch < self.options.epochs
+        if self.options.keep == "best" and best == position.epoch and others:
+            self.learner.save(self._best_folder, self._checkpoint_meta())
 
-    def _keep_best(self) -> int:
-        """Go back to the best epoch, where that is asked for; it, or 0 where these parameters stay."""
+    def _restore_best(self) -> int:
+        """Restore the best epoch if requested; return it, or 0 if the parameters stay."""
         best = self.position.best(validated=self.validation is not None)
-        if self.asked.keep != "best" or not best or (best == self.position.epoch and not self.position.batch):
+        if self.options.keep != "best" or not best or (best == self.position.epoch and not self.position.batch):
             return 0
-        found = checkpoint.of_epoch(self._best_folder, best)
-        if found is None:
+        checkpoint_of_best = checkpoint.of_epoch(self._best_folder, best)
+        if checkpoint_of_best is None:
             return 0
-        self.learner.load_states(found)
+        self.learner.load_states(checkpoint_of_best)
         return best
 
     @cached_property
     def _best_folder(self) -> Path:
-        if self.asked.folder is not None:
-            return self.asked.folder / BEST
+        if self.options.folder is not None:
+            return self.options.folder / BEST
         within = self.learner.workdir
         if within is None:
             return Path(self._stack.enter_context(scratch_folder("best")))
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="poetopt-best-", dir=within)))
 
-    def _begin(self, folder: Path) -> None:
-        """Go on from the newest checkpoint, where that is asked for and there is one."""
-        found = checkpoint.newest(folder)
-        if found is None:
+    def _resume(self, folder: Path) -> None:
+        """Resume from the newest checkpoint if requested and present."""
+        newest = checkpoint.newest(folder)
+        if newest is None:
             return
-        if not self.asked.resume:
+        if not self.options.resume:
             raise OptionError(
-                f"{folder}: it holds checkpoints of another training; go on with --resume, or give another folder"
+                f"{folder}: it holds checkpoints of another training. Resume it with --resume, or give another folder."
             )
-        self.passed_over = found.passed_over
-        course = found.meta.get("course")
+        self.passed_over = newest.passed_over
+        course = newest.meta.get("course")
         if course is None:
-            raise PlanError(f"{found.path}: it was not made by a training for epochs; Trainer.load goes on from it")
-        self.learner.check(found)
-        self.course.check(course, str(found.path), self.source.shown)
-        position = Position(**found.meta["position"])
-        position.check(str(found.path), self.source.batches)
-        if position.epoch > self.asked.epochs:
+            raise PlanError(f"{newest.path}: it was not made by a training for epochs. Use Trainer.load to resume it.")
+        self.learner.check(newest)
+        self.course.check(course, str(newest.path), self.source.shown)
+        position = Position(**newest.meta["position"])
+        position.check(str(newest.path), self.source.batches)
+        if position.epoch > self.options.epochs:
             raise OptionError(
-                f"{found.path}: it has {position.epoch} epochs behind it, and --epochs {self.asked.epochs} asks for "
-                "fewer; give as many, or another folder"
+                f"{newest.path}: it has completed {position.epoch} epochs, and --epochs {self.options.epochs} asks for "
+                "fewer. Give at least as many, or another folder."
             )
-        self.changed = (*self.learner.load(found), *self.course.changes(course))
+        self.changed = (*self.learner.load(newest), *self.course.changes(course))
         if self.validation is None or course.get("validation", self.course.validation) != self.course.validation:
-            position.validations = []  # of other data
+            position.validations = []  # those of other data don't count
         self.position = position
-        self.before_s, self.path = self.position.seconds, str(found.path)
+        self.before_s, self.path = self.position.seconds, str(newest.path)
         if self.noted is not None:
             for text in self.changed:
                 self.noted(text)
 
-    def _epoch(self, epoch: int) -> None:
-        """One epoch, from where it stands."""
-        with metering(self.asked.meter):
-            self._steps(epoch)
+    def _run_epoch(self, epoch: int) -> None:
+        """Run one epoch from the current position."""
+        with metering(self.options.meter):
+            self._run_steps(epoch)
         position = self.position
         if self.validation is not None:
             self._validate(epoch + 1)
         position.over(position.batch)
-        self._hold_best()
+        self._save_if_best()
         self._save()
         if self.after is not None:
-            self.after(position, self.asked.epochs)
+            self.after(position, self.options.epochs)
 
-    def _steps(self, epoch: int) -> None:
-        """Its batches."""
-        position, every = self.position, self.asked.every
+    def _run_steps(self, epoch: int) -> None:
+        """Run the remaining batches of an epoch."""
+        position, every = self.position, self.options.every
         batches = iter(self.source.epoch(epoch, position.batch))
         while True:
             began_s = time.perf_counter()
-            batch = self._next(batches)
+            batch = self._next_batch(batches)
             if batch is None:
                 break
-            rate = self.asked.schedule.rate(
-                self.learner.hyperparameters["lr"], position.step, epoch, self.asked.epochs * (self.source.batches or 0)
+            rate = self.options.schedule.rate(
+                self.learner.hyperparameters["lr"],
+                position.step,
+                epoch,
+                self.options.epochs * (self.source.batches or 0),
             )
             loss = self.learner.take(batch, rate)
-            batch.clear()  # before the next one is read
+            batch.clear()  # free it before the next batch is read
             if not math.isfinite(loss):
-                raise DivergedError(self._diverged(loss, rate))
+                raise DivergedError(self._nonfinite_text(loss, rate))
             position.first = loss if position.first is None and not position.step else position.first
             position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
             self.stepping_s += time.perf_counter() - began_s
             self.stepped += 1
             if self.log is not None:
-                self.log.step(epoch + 1, position.step, rate, loss, self._seconds())
-            self._tell(epoch, loss)
-            whole = position.batch == self.source.batches
-            self._heed()
-            if every is not None and position.step % every == 0 and not whole:
+                self.log.step(epoch + 1, position.step, rate, loss, self._elapsed_s())
+            self._report(epoch, loss)
+            is_last = position.batch == self.source.batches
+            self._stop_if_signaled()
+            if every is not None and position.step % every == 0 and not is_last:
                 self._save()
 
     def _validate(self, epoch: int) -> None:
         assert self.validation is not None
-        found = self.learner.evaluate(self.validation, self._heed, self.asked.metrics)
-        if not math.isfinite(found.loss):
-            raise DivergedError(self._diverged(found.loss, None))
-        said = {"loss": found.loss, "accuracy": found.accuracy, "metrics": plain(dict(found.metrics))}
-        self.position.validations.append({"epoch": epoch, **said})
+        evaluation = self.learner.evaluate(self.validation, self._stop_if_signaled, self.options.metrics)
+        if not math.isfinite(evaluation.loss):
+            raise DivergedError(self._nonfinite_text(evaluation.loss, None))
+        figures = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, "metrics": plain(dict(evaluation.metrics))}
+        self.position.validations.append({"epoch": epoch, **figures})
         if self.log is not None:
-            self.log.validation(said)
+            self.log.validation(figures)
 
-    def _next(self, batches: Iterator[Any]) -> Any:
-        """The next batch. Where it can't be had, what was learned so far is saved first."""
+    def _next_batch(self, batches: Iterator[Any]) -> Any:
+        """Return the next batch; if it can't be read, save the progress first."""
         try:
             return next(batches, None)
         except PoetError:
@@ -506,56 +521,59 @@ class Fit:
             raise
 
     def _save(self) -> None:
-        """A checkpoint, where they are asked for."""
+        """Write a checkpoint if there is a folder for them."""
         position = self.position
-        position.seconds = self._seconds()
-        if self.asked.folder is not None:
-            self.path = str(self.learner.save(self.asked.folder, self._extra()))
+        position.seconds = self._elapsed_s()
+        if self.options.folder is not None:
+            self.path = str(self.learner.save(self.options.folder, self._checkpoint_meta()))
         self.saved = position.step
 
-    def _extra(self) -> dict[str, object]:
+    def _checkpoint_meta(self) -> dict[str, object]:
         return {"course": asdict(self.course), "position": asdict(self.position)}
 
-    def _heed(self) -> None:
-        """Save and raise KeyboardInterrupt where a signal came."""
+    def _stop_if_signaled(self) -> None:
+        """Save and raise KeyboardInterrupt if a signal came."""
         if interrupts.came() is None:
             return
         if self.saved != self.position.step:
             self._save()
         if self.path:
-            interrupts.add(f"step {self.position.step:,} is in {self.path}; go on with --resume")
+            interrupts.add(f"step {self.position.step:,} is in {self.path}; continue with --resume")
         else:
-            interrupts.add("nothing was kept, as no --checkpoint was given")
+            interrupts.add("nothing was saved, because no --checkpoint was given")
         interrupts.let_go()
 
-    def _diverged(self, loss: float, rate: float | None) -> str:
-        kept = f"; the newest checkpoint is {self.path}" if self.path else ""
-        what = "validation's loss" if rate is None else "loss"
+    def _nonfinite_text(self, loss: float, rate: float | None) -> str:
+        checkpoint_text = f"; the newest checkpoint is {self.path}" if self.path else ""
+        loss_name = "validation's loss" if rate is None else "loss"
         left_out = self.learner.graph.label_rule.ignore_index
-        ignored = "" if left_out is None else f", or give each batch a label that counts (not all of them {left_out})"
-        at = "" if rate is None else f" at a rate of {rate:g}"
+        ignored = "" if left_out is None else f", or give each batch a label other than {left_out}"
+        rate_text = "" if rate is None else f" at a rate of {rate:g}"
         step = self.position.step + (rate is not None)
         return (
-            f"the {what} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): the training has diverged{at}, "
-            f"or the model's own values are no numbers; take a smaller --lr{ignored}{kept}"
+            f"the {loss_name} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): "
+            f"the training has diverged{rate_text}, or the model's own values aren't finite. "
+            f"Use a smaller --lr{ignored}{checkpoint_text}."
         )
 
-    def _seconds(self) -> float:
+    def _elapsed_s(self) -> float:
         return self.before_s + time.monotonic() - self.begun_s
 
-    def _tell(self, epoch: int, loss: float) -> None:
+    def _report(self, epoch: int, loss: float) -> None:
         position, batches = self.position, self.source.batches
-        of = left = ""
+        total = remaining = ""
         if batches:
-            of = f" of {batches:,}"
-            share = (epoch * batches + position.batch) / (self.asked.epochs * batches)
+            total = f" of {batches:,}"
+            share = (epoch * batches + position.batch) / (self.options.epochs * batches)
             spent_s = time.monotonic() - self.begun_s
-            done = self.stepped / (self.asked.epochs * batches)
-            left = f", {show_seconds(spent_s * (1 - share) / done)} left"
-        self.pace(f"epoch {epoch + 1} of {self.asked.epochs}, batch {position.batch:,}{of}, loss {loss:.6g}{left}")
+            share_done = self.stepped / (self.options.epochs * batches)
+            remaining = f", {show_seconds(spent_s * (1 - share) / share_done)} left"
+        self.pace(
+            f"epoch {epoch + 1} of {self.options.epochs}, batch {position.batch:,}{total}, loss {loss:.6g}{remaining}"
+        )
 
-    def _result(self, resumed_at: int, kept: int, diverged: str = "") -> Trained:
-        learner, position, meter = self.learner, self.position, self.asked.meter
+    def _result(self, resumed_at: int, kept_epoch: int, diverged: str = "") -> Trained:
+        learner, position, meter = self.learner, self.position, self.options.meter
         return Trained(
             epochs=position.epoch,
             steps=position.step,
@@ -566,10 +584,10 @@ class Fit:
             validations=tuple(position.validations),
             optimizer=learner.optimizer,
             hyperparameters=dict(learner.hyperparameters),
-            lr_schedule=self.asked.lr_schedule,
-            batch_order=self.asked.order,
-            seed=self.asked.seed,
-            seconds=self._seconds(),
+            lr_schedule=self.options.lr_schedule,
+            batch_order=self.options.order,
+            seed=self.options.seed,
+            seconds=self._elapsed_s(),
             step_s=self.stepping_s / self.stepped if self.stepped else 0.0,
             total_ram_bytes=learner.total_ram_bytes,
             process_base_bytes=learner.base_bytes,
@@ -577,7 +595,7 @@ class Fit:
             checkpoint=self.path,
             passed_over=self.passed_over,
             changed=self.changed,
-            kept=kept,
+            kept=kept_epoch,
             diverged=diverged,
             energy=None if meter is None else Metered.of(meter, self.stepped, learner.step.simulation.energy_j),
         )

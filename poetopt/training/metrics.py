@@ -1,4 +1,4 @@
-"""Metrics of a validation, beside its loss and accuracy: each counts batch by batch what its figure is made of.
+"""Validation metrics beside loss and accuracy; each is counted batch by batch.
 
 | metric | of the loss | figure |
 |---|---|---|
@@ -8,8 +8,8 @@
 | perplexity | cross-entropy | exp of the mean -log softmax at the label |
 | mae | mse | mean of abs(output - target) |
 
-tp, fp and fn are of all rows together. Classes that neither labels nor scores name don't count. Of bce, a class is an
-output along axis 1, true from a probability of one half on. Labels that the loss leaves out are left out here too.
+tp, fp and fn are counted over all rows together. Classes without a label and without a prediction don't count. For bce,
+a class is an output along axis 1, true from a probability of one half on. Labels that the loss ignores are ignored.
 """
 
 from __future__ import annotations
@@ -25,42 +25,44 @@ from poetopt.graph import TrainingGraph
 from poetopt.util.errors import OptionError
 from poetopt.util.text import closest
 
-Own = Callable[[Any, Any], object]
-"""A metric of one's own: of the scores and labels (or output and target) of some rows, a number, or one for each row.
-What is told is the mean over all rows."""
-Asked = Iterable[str | Own] | str
+MetricFunction = Callable[[Any, Any], object]
+"""A custom metric: a function of the scores and labels (or output and target) of some rows, that returns one number,
+or one for each row. The metric is the mean over all rows."""
+Asked = Iterable[str | MetricFunction] | str
 
 
 class Metric(ABC):
-    """Counts one figure.
+    """Counter of one metric.
 
+    Attributes
+    ----------
     name
-        What summaries and JSON call it.
+        Name in summaries and JSON.
     """
 
     name: str
 
     @abstractmethod
-    def add(self, scores: Any, wanted: Any) -> None:
-        """Count rows: scores [rows, classes, ...] and labels [rows, ...], or output and target."""
+    def add(self, scores: Any, targets: Any) -> None:
+        """Add rows: scores [rows, classes, ...] and labels [rows, ...], or output and target."""
 
     @property
     @abstractmethod
     def value(self) -> float:
-        """The figure so far."""
+        """Metric of all rows so far."""
 
 
 class _Mean(Metric):
-    """The mean of something over labels, elements or rows."""
+    """Mean of a figure over labels, elements or rows."""
 
-    def __init__(self, name: str, each: Own, after: Callable[[float], float] = float) -> None:
+    def __init__(self, name: str, each: MetricFunction, after: Callable[[float], float] = float) -> None:
         self.name, self._each, self._after = name, each, after
         self._sum, self._count = 0.0, 0
 
-    def add(self, scores: Any, wanted: Any) -> None:
-        found = np.asarray(self._each(scores, wanted), np.float64)
-        count = found.size if found.ndim else len(scores)
-        self._sum += float(found.sum()) if found.ndim else float(found) * count
+    def add(self, scores: Any, targets: Any) -> None:
+        values = np.asarray(self._each(scores, targets), np.float64)
+        count = values.size if values.ndim else len(scores)
+        self._sum += float(values.sum()) if values.ndim else float(values) * count
         self._count += count
 
     @property
@@ -69,7 +71,7 @@ class _Mean(Metric):
 
 
 class _Overlap(Metric):
-    """The mean over classes of a share of true positives, false positives and false negatives."""
+    """Mean over classes of a ratio of true positives, false positives and false negatives."""
 
     def __init__(
         self, name: str, share: Callable[[Any, Any], Any], predict: Callable[[Any, Any], tuple[Any, Any]]
@@ -78,26 +80,26 @@ class _Overlap(Metric):
         self._both: Any = 0
         self._one: Any = 0
 
-    def add(self, scores: Any, wanted: Any) -> None:
-        found, true = self._predict(scores, wanted)
-        axes = tuple(k for k in range(found.ndim) if k != 1)
-        self._both = self._both + (found & true).sum(axes)
-        self._one = self._one + (found ^ true).sum(axes)
+    def add(self, scores: Any, targets: Any) -> None:
+        predicted, true = self._predict(scores, targets)
+        axes = tuple(k for k in range(predicted.ndim) if k != 1)
+        self._both = self._both + (predicted & true).sum(axes)
+        self._one = self._one + (predicted ^ true).sum(axes)
 
     @property
     def value(self) -> float:
-        there = np.asarray(self._both + self._one) > 0
-        both, one = np.asarray(self._both)[there], np.asarray(self._one)[there]
-        return float(self._share(both, one).mean()) if both.size else 0.0
+        present = np.asarray(self._both + self._one) > 0
+        intersection, difference = np.asarray(self._both)[present], np.asarray(self._one)[present]
+        return float(self._share(intersection, difference).mean()) if intersection.size else 0.0
 
 
 def _among_five(scores: Any, labels: Any) -> Any:
-    at = np.take_along_axis(scores, np.expand_dims(labels, 1), 1)
-    return (scores > at).sum(axis=1) < 5
+    label_scores = np.take_along_axis(scores, np.expand_dims(labels, 1), 1)
+    return (scores > label_scores).sum(axis=1) < 5
 
 
 def log_probabilities(scores: Any) -> Any:
-    """Logarithms of the softmax over classes, of scores [rows, classes, ...]."""
+    """Return the logarithm of the softmax over classes, of scores [rows, classes, ...]."""
     shifted = scores - scores.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
@@ -107,8 +109,8 @@ def _likelihood(scores: Any, labels: Any) -> Any:
 
 
 def _classes(scores: Any, labels: Any) -> tuple[Any, Any]:
-    every = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (labels.ndim - 1))
-    return np.expand_dims(scores.argmax(axis=1), 1) == every, np.expand_dims(labels, 1) == every
+    class_ids = np.arange(scores.shape[1]).reshape(1, -1, *[1] * (labels.ndim - 1))
+    return np.expand_dims(scores.argmax(axis=1), 1) == class_ids, np.expand_dims(labels, 1) == class_ids
 
 
 def _sides(logits: Any, target: Any) -> tuple[Any, Any]:
@@ -130,31 +132,31 @@ METRICS: dict[str, dict[str, Callable[[], Metric]]] = {
     "perplexity": {"cross-entropy": lambda: _Mean("perplexity", _likelihood, lambda mean: math.exp(min(mean, 700.0)))},
     "mae": {"mse": lambda: _Mean("mae", lambda output, target: np.abs(output - target))},
 }
-"""By name, and by the loss that each is for."""
+"""Constructors by metric and by the loss that they fit."""
 
 
-def metrics_of(asked: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metric]]:
-    """Gives what makes the metrics that are asked for, by name or as functions. Raises OptionError."""
-    found: list[Callable[[], Metric]] = []
-    for one in asked.split(",") if isinstance(asked, str) else asked:
+def metrics_of(metrics: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metric]]:
+    """Return a constructor for each requested metric, given by name or as a function. Raises OptionError."""
+    factories: list[Callable[[], Metric]] = []
+    for metric in metrics.split(",") if isinstance(metrics, str) else metrics:
         if not graph.compared:
-            raise OptionError("--with metrics: the loss is the model's own, which says nothing of labels; leave it out")
-        if callable(one):
-            found.append(lambda one=one: _Mean(getattr(one, "__name__", type(one).__name__), one))  # type: ignore[misc]
+            raise OptionError("--with metrics: the model computes its own loss, so labels are unknown. Leave it out.")
+        if callable(metric):
+            factories.append(lambda metric=metric: _Mean(getattr(metric, "__name__", type(metric).__name__), metric))  # type: ignore[misc]
             continue
-        name = one.strip()
-        made = METRICS.get(name, {}).get(graph.loss_kind)
-        if made is None:
-            fits = [known for known, of in METRICS.items() if graph.loss_kind in of]
-            what = (
-                "always told"
+        name = metric.strip()
+        factory = METRICS.get(name, {}).get(graph.loss_kind)
+        if factory is None:
+            alternatives = [other for other, losses in METRICS.items() if graph.loss_kind in losses]
+            fault = (
+                "it is always reported"
                 if name in ("loss", "accuracy")
-                else "of another loss"
+                else "it needs another loss"
                 if name in METRICS
                 else f"unknown{closest(name, METRICS)}"
             )
             raise OptionError(
-                f"--with metrics={name}: {what}; of the loss {graph.loss_kind} there are {', '.join(fits)}"
+                f"--with metrics={name}: {fault}. Metrics of the loss {graph.loss_kind}: {', '.join(alternatives)}."
             )
-        found.append(made)
-    return found
+        factories.append(factory)
+    return factories

@@ -55,7 +55,7 @@ def test_keys_follow_contents_not_places(tmp_path: Path) -> None:
      ('"chain.json", ', '"lenett", ', OptionError, "closest: lenet"),
      ('name = "short"', 'name = "chain"', OptionError, "two have one name"),
      ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"), ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
-     ('"revolve"', '"revovle"', OptionError, "methods: no method is called 'revovle'; did you mean revolve"),
+     ('"revolve"', '"revovle"', OptionError, "methods: there is no method 'revovle'. Did you mean revolve"),
      ('"20s"', "true", OptionError, "time_limit"),
      ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope deep: must be"),
      ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope depth:0: must be"),

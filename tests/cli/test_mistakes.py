@@ -19,7 +19,7 @@ SOLVE = "solve net.onnx --device a72"
 MISTAKES = [
     # command line, exit code, what is said of the mistake, the remedy
     (f"{SOLVE} --ram 40", 3, "the budget of 40 bytes (40% would be a share", "(--ram "),
-    (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
+    (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "Did you mean 40%"),
     ("run plan.json --data other.npz", 2, "lacks 'input' (float32, shape [2, 784])", "numpy.savez(path, input=..."),
     ("run plan.json --data other.npz", 2, "it has 'image' (float64, shape [2, 3])", "labels=..."),
     ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
@@ -31,20 +31,20 @@ MISTAKES = [
     (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without the blank", "--ram 40%"),
     ("solve a72 --device net.onnx", 2, "a72: a device, no model", "poetopt solve net.onnx --device a72"),
     ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, no device", "net.onnx --device a72"),
-    ("solve plan.json --device a72", 2, "plan.json: a plan, no model", "poetopt run plan.json"),
+    ("solve plan.json --device a72", 2, "plan.json: a plan, not a model", "poetopt run plan.json"),
     ("show net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
-    (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "did you mean 40.5%?"),
-    ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "did you mean 0.1?"),
+    (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "Did you mean 40.5%?"),
+    ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "Did you mean 0.1?"),
     (f"{SOLVE} --backend HiGHS", 6, "unknown backend 'HiGHS'", "closest: highs"),
     (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "did you mean depth:4?"),
     ("show plan.json --format htlm", 2, "--format htlm: not a format", "closest: html"),
     (f"{SOLVE} --ram -40%", 2, "--ram -40%: must not be negative", "40% of"),
     (f"{SOLVE} --gap 200%", 2, "--gap 200%: is more than 100%", "0.1%"),
-    (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "make it, or give"),
+    (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "Create it, or give"),
     ("solve folder --device a72", 2, "folder: it is a folder", "in it: folder/inner.onnx"),
     ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
     ("inspect net.onnx --batch 0", 2, "--batch 0:", "must be at least 1"),
-    (f"{SOLVE} --time-limit 60m", 2, "'m' may mean several things", "60min or 60ms"),
+    (f"{SOLVE} --time-limit 60m", 2, "'m' is ambiguous", "60min or 60ms"),
     (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
     ("solve net.onnx", 2, "missing option '--device'", "--device a72"),
     ("sovle net.onnx", 2, "no such command 'sovle'", "Did you mean 'solve'"),
@@ -53,7 +53,7 @@ MISTAKES = [
     ("devices m4", 2, "unexpected: m4", "--show m4"),
     (f"{SOLVE} --train fc1.weight fc1.bias fc2.bias", 2, "unexpected: fc1.bias fc2.bias", "quotes"),
     ("compare net.onnx --device a72 --ram 20%-100%", 2, "--ram 20%-100%", "20%..100%/9"),
-    ("compare net.onnx --device a72 --methods chekmate", 2, "no method is called 'chekmate'", "did you mean checkmate"),
+    ("compare net.onnx --device a72 --methods chekmate", 2, "there is no method 'chekmate'", "Did you mean checkmate"),
     (f"{SOLVE} --steps 3", 2, "--steps 3 divides a total deadline", "--deadline"),
 ]
 
@@ -72,10 +72,15 @@ MISTAKES += [
     (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --with ignore-index=-100"),
     (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Of one-hot rows give .argmax()"),
     (f"{TRAIN} bytes.npz", 2, "'input' has type uint8", ".astype('float32') and scale it"),
-    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: they are of a validation", "--validate"),
-    (f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy", 2, "accuracy: always told", "there are top5"),
-    (f"{TRAIN} right.npz --with augment=flip", 2, "it is for one input of images", "fit(..., augment=function)"),
-    (f"{TRAIN} right.npz --resume", 2, "--resume: say where checkpoints are", "--checkpoint FOLDER"),
+    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: metrics need validation data", "--validate"),
+    (
+        f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy",
+        2,
+        "accuracy: it is always reported",
+        "cross-entropy: top5",
+    ),
+    (f"{TRAIN} right.npz --with augment=flip", 2, "it needs one input of images", "fit(..., augment=function)"),
+    (f"{TRAIN} right.npz --resume", 2, "--resume: there is no folder of checkpoints", "--checkpoint FOLDER"),
 ]
 
 X: Any = np.zeros((4, 784), np.float32)
@@ -87,16 +92,16 @@ IN_PYTHON: list[tuple[Callable[[], object], str, str]] = [
     (lambda: po.Trainer(po.load("net.onnx")), "a plan is needed here, .* not Model", 'po.solve(model, device="a72")'),  # type: ignore[arg-type]
     (lambda: po.Trainer("net.onnx"), "net.onnx is not a plan file", "poetopt solve net.onnx"),
     (lambda: po.solve("net.onnx"), "device: which one is it to be", 'device="a72"'),
-    (lambda: po.solve("net.onnx", device=3), "device: give a name", 'device="a72"'),  # type: ignore[arg-type]
+    (lambda: po.solve("net.onnx", device=3), "device=3: must be", 'device="a72"'),  # type: ignore[arg-type]
     (lambda: po.solve("net.onnx", device="a72", lr=0.1), "unknown option 'lr'", "po.Trainer(report, lr=...)"),  # type: ignore[call-arg]
-    (lambda: po.solve("net.onnx", device="a72", batch="32"), "the batch must be a whole number", "not '32'"),
-    (lambda: po.solve("net.onnx", device="a72", optimizer=print), "optimizer: give a name", "po.Trainer(report, lr"),  # type: ignore[arg-type]
+    (lambda: po.solve("net.onnx", device="a72", batch="32"), "batch='32': must be", "a whole number"),
+    (lambda: po.solve("net.onnx", device="a72", optimizer=print), "optimizer=.*a text", "po.Trainer(report, lr"),  # type: ignore[arg-type]
     (lambda: fit((X, Y)), "the data is a tuple of arrays", '{"input": ..., "labels": ...}'),
     (lambda: fit({"x": X, "y": Y}), "the data lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
     (lambda: fit({"input": X, "labels": Y[:, None]}), "'labels' has shape [4, 1]", "Give .reshape(-1) of a column"),
     (lambda: fit({"input": X, "labels": Y.astype(np.float32)}), "'labels' has type float32", ".astype('int64')"),
-    (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "cut the longer"),
-    (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it holds 1 rows, and a batch of this plan has 2", "--batch 1"),
+    (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "shorten the longer"),
+    (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it has 1 rows, and a batch of this plan has 2", "--batch 1"),
 ]
 
 

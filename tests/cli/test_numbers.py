@@ -116,6 +116,14 @@ def test_no_file_has_what_is_no_number(run: Runner, folder: Path, number: str) -
         ended.assert_one_message("line 2", code=2)
 
 
+@each(("option", "number", "bounds"), [
+    ("--seed", "99999999999999999999", ("2^63",)), ("--seed", "9" * 400, ("2^63",)), ("--seed", "-1", ("at least 0",)),
+    ("--lr", "1e-45", ("1.18e-38", "3.4e+38")), ("--lr", "1e39", ("1.18e-38", "3.4e+38")),
+])  # fmt: skip
+def test_the_range_of_a_number_is_told(run: Runner, option: str, number: str, bounds: tuple[str, ...]) -> None:
+    run("run", "plan.json", "--steps", "2", option, number).assert_one_message(option, *bounds, code=2)
+
+
 def test_what_decays_below_a_float32_is_0() -> None:
     """A rate that a user gives is refused there, and one that a schedule comes to isn't."""
     schedule = parse_schedule("step:1:1e-20")

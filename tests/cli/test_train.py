@@ -71,7 +71,7 @@ def test_trained_resumed_and_written(run: Runner, plan: Path, tmp_path: Path) ->
     scores = np.concatenate([session.run(None, {"input": padded[k : k + 4]})[0] for k in range(0, 32, 4)])
     assert document["accuracy"] == (scores[:30].argmax(axis=1) == labels).mean()
     ended = run(*more, "--epochs", 1, "-o", tmp_path / "less.onnx")
-    ended.assert_one_message("it has 4 epochs behind it, and --epochs 1 asks for fewer", code=2)
+    ended.assert_one_message("it has completed 4 epochs, and --epochs 1 asks for fewer", code=2)
     run(*asked, "-o", tmp_path / "net.onnx").assert_one_message("net.onnx", "is the input", code=2)
     further = run(*asked, "--check", "--model", tmp_path / "rest.onnx", "-o", tmp_path / "further.onnx", "--json", "-")
     assert (further.code, further.err) == (0, "")
@@ -88,9 +88,9 @@ def test_what_is_wrong_is_one_message(run: Runner, plan: Path, tmp_path: Path) -
          "updates by adam; solve again with --optimizer sgd"),
         (("--momentum", "0.9"), 2, "--momentum 0.9: the plan's optimizer is adam"),
         (("--lr-schedule", "warm"), 2, "--lr-schedule warm: must be constant, cosine"),
-        (("--every", "2"), 2, "--every 2: say where checkpoints are, with --checkpoint FOLDER"),
+        (("--every", "2"), 2, "--every 2: there is no folder of checkpoints. Give --checkpoint FOLDER"),
         (("--data", data(tmp_path / "nan.npz", 20, input=nan)), 2, "nan.npz, row 13: 'input' holds NaN"),
-        (("--data", data(tmp_path / "few.npz", 3)), 2, "few.npz: it holds 3 rows, and a batch of this plan has 4"),
+        (("--data", data(tmp_path / "few.npz", 3)), 2, "few.npz: it has 3 rows, and a batch of this plan has 4"),
         (("--data", tmp_path / "gone"), 2, "can't read", "gone"),
         (("--validate", data(tmp_path / "l.npz", 20, labels=np.full(20, 5))), 2,
          "l.npz, row 0: 'labels' holds the label 5"),
@@ -111,7 +111,7 @@ def test_a_full_disk_loses_nothing(run: Runner, plan: Path, tmp_path: Path, monk
     few = SimpleNamespace(total=2**40, used=2**40 - 100, free=100)
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: few)
-        run(*asked).assert_one_message(f"can't write {out}: the network takes", "100 B are free there", code=2)
+        run(*asked).assert_one_message(f"can't write {out}: the network takes", "100 B are free", code=2)
 
     def no_room(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -120,7 +120,7 @@ def test_a_full_disk_loses_nothing(run: Runner, plan: Path, tmp_path: Path, monk
         full.setattr(shutil, "copyfileobj", no_room)
         ended = run(*asked, "--checkpoint", folder)
         assert (ended.code, ended.err.count("\n")) == (2, 1)
-        assert "No space left on device; give another path, or make room and rights there. What was" in ended.err
+        assert "No space left on device. Give another path, or free space and check permissions there." in ended.err
         assert f"is in {folder}/step-000000005.npz: the same command with --resume writes it" in ended.err
         alone = run(*asked)
     assert not out.exists()
@@ -140,12 +140,12 @@ def test_ctrl_c_ends_with_a_checkpoint_and_one_message(kept: bool, plan: Path, t
     given, folder = data(tmp_path / "train.npz", 400), tmp_path / "kept"
     asked = ["train", str(plan), "--data", str(given), "--epochs", "3", "-o", str(tmp_path / "out.onnx")]
     more = ["--checkpoint", str(folder)] if kept else []
-    with signal_at("_epoch/run"):
+    with signal_at("_run_epoch/run"):
         ended = run(*asked, *more)
     assert ended.code == 130
     if kept:
         (path,) = folder.glob("step-*.npz")
-        assert ended.err == f"poetopt: interrupted; step 1 is in {path}; go on with --resume\n"
+        assert ended.err == f"poetopt: interrupted; step 1 is in {path}; continue with --resume\n"
     else:
-        assert ended.err == "poetopt: interrupted; nothing was kept, as no --checkpoint was given\n"
+        assert ended.err == "poetopt: interrupted; nothing was saved, because no --checkpoint was given\n"
     assert not (tmp_path / "out.onnx").exists()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from poetopt.devices.meters import metering, open_meter
+from poetopt.util.errors import ModelError
 
 
 def chip(root: Path, folder: str, name: str, **files: object) -> Path:
@@ -30,6 +31,13 @@ def test_a_processors_counters(tmp_path: Path) -> None:
     with metering(meter):
         (package / "energy_uj").write_text("500000")
     assert meter.joules() == pytest.approx(0.15 + 0.2)
+
+
+@pytest.mark.parametrize("content", [b"", b"time,power\n", b"\n\n", bytes(4096), bytes(range(9, 128)), b"power\n1\n"])
+def test_a_table_without_readings_is_refused_before_the_first_step(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "supply.csv").write_bytes(content)
+    with pytest.raises(ModelError, match=r"supply\.csv: it is no table of readings"):
+        open_meter(str(tmp_path / "supply.csv"))
 
 
 @pytest.mark.parametrize("form", ["seconds", "iso", "volts"])

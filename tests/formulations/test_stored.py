@@ -81,7 +81,7 @@ def test_the_best_of_algorithm_1_is_a_point_on_a_full_storage() -> None:
             found = at_schedule(chosen, case.problem, case.ram_bytes, known.schedule, "highs")
             assert found is not None
             assert found.objective == pytest.approx(known.overhead_j, abs=TOLERANCE)
-            compared += hasattr(chosen.build(case.problem, ram_bytes=case.ram_bytes).paging, "W")
+            compared += hasattr(chosen.build(case.problem, ram_bytes=case.ram_bytes), "capacity")
     assert compared
 
 

@@ -107,7 +107,7 @@ def test_a_weight_of_two_products_has_a_pair_beside_each() -> None:
         for m in (adapted, po.merge_lora(adapted))
     )
     np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ModelError, match="pairs already"):
+    with pytest.raises(ModelError, match="adapters already"):
         po.lora(adapted, 2, "w")
 
 
@@ -121,7 +121,7 @@ def test_weights_in_a_file_beside_the_model_are_not_overwritten(tmp_path: Path) 
 
 
 def test_a_network_without_pairs_has_nothing_to_merge() -> None:
-    with pytest.raises(ModelError, match="no pair of LoRA's"):
+    with pytest.raises(ModelError, match="no product with a stored matrix has a LoRA adapter"):
         po.merge_lora(network())
 
 
@@ -143,7 +143,7 @@ def test_a_quantized_network_is_near_and_small(
     step = differentiate(load_onnx(made), loss="cross-entropy")
     held = sum(step.tensors[name].nbytes for name in step.values if "lora" not in name)
     assert held < 1.1 * small  # the tied table once, and no weight as floats
-    with pytest.raises(ModelError, match="is quantized, and can't take up its pair"):
+    with pytest.raises(ModelError, match="is quantized, and can't hold its adapter"):
         po.merge_lora(made)
 
 

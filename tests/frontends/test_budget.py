@@ -1,4 +1,4 @@
-"""A small file can't ask for gigabytes or minutes: what is too dear to compute ahead stays or is refused."""
+"""A small file can't ask for gigabytes or minutes: what is cost too much to compute ahead stays or is refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_bombs_stay_operators(tmp_path: Path) -> None:
     assert peak < 10**9
     expand = json.loads((tmp_path / "expand.onnx.json").read_text(encoding="utf-8"))
     assert expand["training"]["store_all_peak_bytes"] >= 3_600_000_000  # the step computes it, and the answer says so
-    assert any("too dear to compute ahead" in note for note in expand["notes"])
+    assert any("cost too much to compute ahead" in note for note in expand["notes"])
 
 
 def test_what_stays_computes_the_same() -> None:

@@ -175,7 +175,7 @@ def test_what_is_no_file(folder: Path) -> None:
     for make in made:
         make(folder / "w.bin")
         for allow in (False, True):
-            with pytest.raises(ModelError, match=r"w\.bin' is no file"):
+            with pytest.raises(ModelError, match=r"w\.bin' is not a file"):
                 load_onnx(path, read_options(allow_symlinks=allow))
         (folder / "w.bin").rmdir() if (folder / "w.bin").is_dir() else (folder / "w.bin").unlink()
 

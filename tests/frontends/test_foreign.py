@@ -42,17 +42,17 @@ def told(path: Path) -> str:
 
 CONTENTS = {
     "tflite": (b"\x1c\0\0\0TFL3" + bytes(40), "a TensorFlow model", "--tflite FILE"),
-    "ort": (b"\x1c\0\0\0ORTM" + bytes(40), "another format", "made of"),
+    "ort": (b"\x1c\0\0\0ORTM" + bytes(40), "another format", "made from"),
     "h5": (b"\x89HDF\r\n\x1a\n" + bytes(40), "a Keras model", "format='onnx'"),
     "keras": (archive("metadata.json", "config.json", "model.weights.h5"), "a Keras model", "format='onnx'"),
     "pt2": (archive("net/archive_format", "net/models/model.json"), "a PyTorch file", "po.torch.export"),
-    "safetensors": ((8).to_bytes(8, "little") + b'{"a":{} }' + bytes(9), "a file of weights", "hold no network"),
-    "gguf": (b"GGUF\3\0\0\0" + bytes(40), "a file of weights", "hold no network"),
-    "npz": (npz(), "arrays of numpy's", "--data"),
-    "zip": (archive("net.onnx"), "an archive", "unpack"),
-    "gz": (b"\x1f\x8b\x08" + bytes(40), "compressed", "unpack"),
+    "safetensors": ((8).to_bytes(8, "little") + b'{"a":{} }' + bytes(9), "a file of weights", "has no network"),
+    "gguf": (b"GGUF\3\0\0\0" + bytes(40), "a file of weights", "has no network"),
+    "npz": (npz(), "numpy arrays", "--data"),
+    "zip": (archive("net.onnx"), "an archive", "Unpack"),
+    "gz": (b"\x1f\x8b\x08" + bytes(40), "compressed", "Unpack"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS", "git lfs pull"),
-    "html": (b"\n<!DOCTYPE html><html></html>", "web page", "download"),
+    "html": (b"\n<!DOCTYPE html><html></html>", "web page", "Download"),
 }
 
 

@@ -46,7 +46,7 @@ def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.Mon
     assert graph.tensors["input"].shape == (5, 784)
     assert graph.source == str(tmp_path / "a.net")  # where a plan looks for it, whatever the frontend says
     assert graph.content_hash
-    with pytest.raises(OptionError, match=r"frontend 'net' .*takes --batch and --train alone; leave --dim and --value"):
+    with pytest.raises(OptionError, match=r"frontend 'net' .*takes only --batch and --train. Leave --dim and --value"):
         frontends.load_model(tmp_path / "a.net", frontends.read_options(dims={"K": 3}, values={"s": 1}))
     with pytest.raises(ModelError, match=r"frontend 'broken' .*can't be loaded"):
         load(tmp_path / "a.broken")
@@ -67,7 +67,7 @@ def test_other_packages_register_endings(tmp_path: Path, monkeypatch: pytest.Mon
         (lambda g: {"operators": (*g.operators, g.operators[0])}, "two operators are called"),
         (lambda g: {"outputs": ("nothing",)}, "its output 'nothing' is written by no operator"),
         (lambda g: {"trained": ("nothing",)}, "it trains 'nothing', which is no initializer"),
-        (lambda g: {"tensors": {}}, "none of its tensors"),
+        (lambda g: {"tensors": {}}, "isn't one of its tensors"),
     ],
 )
 def test_graphs_of_other_packages_are_whole(
@@ -82,7 +82,7 @@ def test_graphs_of_other_packages_are_whole(
     monkeypatch.setattr(frontends, "entry_points", lambda *, group: [point])
     monkeypatch.setattr("tests.frontends.test_load.read_net", read)
     (tmp_path / "a.net").write_text("net")
-    with pytest.raises(ModelError, match=f"a graph that isn't whole: .*{missing}.*; tell its authors"):
+    with pytest.raises(ModelError, match=f"an incomplete graph: .*{missing}.*. Tell its authors"):
         load(tmp_path / "a.net")
 
 

@@ -48,8 +48,8 @@ def test_buffers_and_folded_constants_are_not_trained() -> None:
     assert set(graph.trained) == {"val_1", "scale", "expand"}
     notes = "\n".join(graph.notes)
     assert "1 parameter is stored transposed or under another name (up.weight as val_1)" in notes
-    assert "their results are trained: expand" in notes
-    assert "BatchNormalization is in evaluation mode" in notes
+    assert "poetopt trains the results: expand" in notes
+    assert "has BatchNormalization in evaluation mode" in notes
 
 
 def test_the_modules_names_are_known_to_train() -> None:
@@ -81,12 +81,12 @@ def test_a_parameter_that_is_read_elsewhere_lacks_a_share(scalar: bool, source: 
     graph = load_onnx(determinant(scalar, source))
     assert graph.trained == ("scale", "log")
     notes = "\n".join(graph.notes)
-    assert "read elsewhere too (log of scale): the gradient" in notes
+    assert "other nodes read too (log of scale): the gradient" in notes
     assert "po.torch.export(module, example, 'net.onnx') keeps it whole" in notes
-    assert "results are trained: log" in notes
+    assert "poetopt trains the results: log" in notes
     frozen = "\n".join(load_onnx(determinant(False), train="log").notes)
-    assert "read elsewhere" not in frozen
-    assert "results are trained: log; po.torch.export(module, example, 'net.onnx')" in frozen
+    assert "other nodes read" not in frozen
+    assert "trains the results: log; po.torch.export(module, example, 'net.onnx')" in frozen
 
 
 def test_a_copy_lacks_no_share() -> None:
@@ -94,7 +94,7 @@ def test_a_copy_lacks_no_share() -> None:
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(floats(4), "log"))
     graph = load_onnx(model)
     assert graph.trained == ("scale",)
-    assert not any("read elsewhere" in note for note in graph.notes)
+    assert not any("other nodes read" in note for note in graph.notes)
 
 
 def test_a_normalization_that_was_merged_is_named() -> None:
@@ -107,7 +107,7 @@ def test_a_normalization_that_was_merged_is_named() -> None:
     assert any("merged BatchNormalization into conv.weight, conv.bias: gr" in note for note in load_onnx(model).notes)
     model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
     notes = "\n".join(load_onnx(model).notes)
-    assert "into conv.weight, conv.bias (of its own, bn.bias, bn.weight are gone): gradients" in notes
+    assert "into conv.weight, conv.bias (its parameters bn.bias, bn.weight are lost): gradients" in notes
     assert "'net.onnx') keeps the layers apart" in notes
 
 
@@ -237,5 +237,5 @@ def test_another_batch_leaves_lengths_that_do_not_depend_on_it() -> None:
 
 
 def test_a_length_of_an_open_batch_is_asked_for() -> None:
-    with pytest.raises(ModelError, match="give its size with --batch"):
+    with pytest.raises(ModelError, match="Give its size with --batch"):
         load_onnx(unstated("s = SplitToSequence<axis = 0>(h, two)\ny = SequenceAt(s, zero)", "n"))

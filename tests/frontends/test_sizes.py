@@ -68,12 +68,12 @@ class TestSizes:
             (2, {}, {"x": "3x3x8x8"}, r"--shape x=3x3x8x8 contradicts --batch 2"),
             (None, {"width": 5}, {"x": "1x3x8x8"}, r"--shape x=1x3x8x8 contradicts --dim width=5"),
             (None, {"widht": 5}, {}, r"--dim widht: no input.*'N', 'height', 'width'"),
-            (None, {}, {"image": "1x3x8x8"}, r"--shape image=1x3x8x8: no input is called 'image'; there is 'x'"),
-            (None, {}, {"x": "3x8x8"}, r"4 dimensions .*not 3; say --shape x=1x3x\?x\?"),
-            (None, {}, {"x": "1x3x0x8"}, r"a size is a whole number from 1"),
-            (None, {}, {"x": "1x3x8xbig"}, r"a size is a whole number from 1.*as in --shape x=1x3x160x160"),
-            (None, {"width": "1e3"}, {}, r"--dim width=1e3: a size is a whole number"),
-            (None, {"width": "9" * 5000}, {}, r"a size is a whole number"),
+            (None, {}, {"image": "1x3x8x8"}, r"--shape image=1x3x8x8: no input is called 'image'. There is 'x'"),
+            (None, {}, {"x": "3x8x8"}, r"4 dimensions .*not 3. Give --shape x=1x3x\?x\?"),
+            (None, {}, {"x": "1x3x0x8"}, r"a size must be a whole number from 1"),
+            (None, {}, {"x": "1x3x8xbig"}, r"a size must be a whole number from 1.*as in --shape x=1x3x160x160"),
+            (None, {"width": "1e3"}, {}, r"--dim width=1e3: a size must be a whole number"),
+            (None, {"width": "9" * 5000}, {}, r"a size must be a whole number"),
         ],
     )
     def test_refusals(
@@ -103,17 +103,17 @@ class TestValues:
         assert (graph.inputs, graph.trained) == (("x",), (trained,))
         feeds: dict[str, Array] = {"x": floats(3, 4), "rate": np.array(int(str(rate)), np.int64)}
         np.testing.assert_array_equal(run(model_proto(graph), feeds)[0], run(by_rate(), feeds)[0])
-        assert any(f"input 'rate' fixed at {rate}" in note for note in graph.notes)
+        assert any(f"fixed the input 'rate' at {rate}" in note for note in graph.notes)
 
     @pytest.mark.parametrize(
         ("values", "message"),
-        [({"rat": 1}, "no input is called 'rat'; there is 'rate'"),
-         ({"rate": 0.5}, "takes int64, which can't hold that"),
+        [({"rat": 1}, "no input is called 'rat'. There is 'rate'"),
+         ({"rate": 0.5}, "type int64 can't hold this value"),
          ({"rate": "fast"}, "give a number, true, false, or a list"),
          ({"rate": "[1,2]"}, r"has shape \[\], and this value \[2\]"), ({"rate": 2**70}, "int64"),
          ({"rate": "1e999"}, "give a number"), ({"rate": "[1,[2]]"}, "equally long lists"),
          ({"rate": "[" * 5000}, "give a number"), ({"rate": "9" * 5000}, "give a number"),
-         ({"x": 1}, r"is open; give its values as a list, or --shape x=\?x4 too"),
+         ({"x": 1}, r"is open. Give its values as a list, or --shape x=\?x4 too"),
          ({"x": "[[1,2,3]]"}, r"has shape \['N', 4\], and this value \[1, 3\]"),
          ({"rate": {"a": 1}}, "finite numbers")],
     )  # fmt: skip

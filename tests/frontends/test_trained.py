@@ -25,7 +25,7 @@ SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 
 def left(graph: Graph) -> set[str]:
     """What is said to be data."""
-    text = next((note for note in important(graph.notes) if "in no layer's place" in note), "")
+    text = next((note for note in important(graph.notes) if "no layer reads them" in note), "")
     return set(text.partition(": ")[2].partition("; ")[0].split(", ")) - {""}
 
 
@@ -70,7 +70,9 @@ def test_the_gradient_of_a_learned_mask() -> None:
 
 
 def test_a_setting_without_gradient_is_refused_as_such() -> None:
-    with pytest.raises(ModelError, match=r"names 'low', which is input 1 of Clip \('cut'\): no gradient rule"):
+    with pytest.raises(
+        ModelError, match=r"names 'low', which is input 1 of Clip \('cut'\): no rule computes its gradient"
+    ):
         load_onnx(attention(), train="low")
 
 
@@ -338,9 +340,9 @@ def test_what_is_frozen_is_left_as_it_is() -> None:
         assert isinstance(found, po.Model)
         assert list(found.graph.trained) == left
     for train, why in (
-        ("!nothing", "--freeze 'nothing' matches nothing that is trained"),
-        ("fc3.*,!conv1.*", "--freeze 'conv1.*' matches nothing that is trained; there are fc3"),
-        ("!*", "leaves nothing that is trained"),
+        ("!nothing", "--freeze 'nothing' matches no trained tensor"),
+        ("fc3.*,!conv1.*", "--freeze 'conv1.*' matches no trained tensor. Some are fc3"),
+        ("!*", "excludes all trained tensors"),
         ("!", "--train has no pattern"),
     ):
         with pytest.raises(ModelError, match=re.escape(why)):

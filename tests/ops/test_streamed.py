@@ -20,8 +20,8 @@ from poetopt.ops.runtimes.c.steps import kernels
 from poetopt.ops.runtimes.c.variants import StreamCandidate, Streamed, StreamWays
 from poetopt.ops.runtimes.contract import RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_program import ADDRESS, sanitizers
 from tests.support.c import HOST, needs_host
+from tests.support.contract.kernel_program import ADDRESS, sanitizers
 from tests.support.streamed_kernels import Trial, check_streamed, small_blocks, trial
 
 if TYPE_CHECKING:

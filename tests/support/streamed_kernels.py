@@ -27,7 +27,7 @@ from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.c.variants import Streamed, StreamWays
 from poetopt.ops.runtimes.contract import InnerLayout, RuntimeVariant
 from poetopt.testing.contract import ContractError
-from poetopt.testing.kernel_program import WARNINGS, sanitizers
+from tests.support.contract.kernel_program import WARNINGS, sanitizers
 
 if TYPE_CHECKING:
     from poetopt.graph import Array

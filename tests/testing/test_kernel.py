@@ -10,9 +10,9 @@ import pytest
 from poetopt.backends.c.targets import LINUX, TARGETS, compilers
 from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel
 from poetopt.ops.runtimes.c.steps import kernels
-from poetopt.testing import ContractError, check_kernel
-from poetopt.testing.kernel import check_kernels, node_case
+from poetopt.testing import ContractError
 from tests.seeds import everything
+from tests.support.contract.kernel import Case, check_kernel, check_kernels, node_case
 from tests.support.draws import DRAWS, cases_of
 
 needs_compiler = pytest.mark.skipif(not [*compilers(TARGETS[LINUX])], reason="no C compiler for this machine")
@@ -39,6 +39,29 @@ def test_kernels_agree_with_onnxruntime() -> None:
 def test_convolutions_agree_with_onnxruntime(op_type: str) -> None:
     (kernel,) = (kernel for kernel in kernels().values() if kernel.op_type == op_type)
     assert check_kernel(kernel, cases_of(kernel, 4), optimize="-O0").cases == 4
+
+
+@needs_compiler
+def test_whole_numbers_are_divided_by_all() -> None:
+    """A quotient by 0 is 0, and one that is too large wraps; onnxruntime ends with an error, or crashes."""
+    cases: dict[Kernel, list[Case]] = {kernels()["", op]: [] for op in ("Div", "Mod")}
+    for dtype in (np.int32, np.int64):
+        least = np.iinfo(dtype).min
+        a, b = np.array([7, 0, -7, least, -7, 7], dtype), np.array([0, 0, 0, -1, 2, -2], dtype)
+        wanted = (
+            ("Div", 0, [0, 0, 0, least, -3, -3]),
+            ("Mod", 0, [0, 0, 0, 0, 1, -1]),
+            ("Mod", 1, [0, 0, 0, 0, -1, 1]),
+        )
+        for op, fmod, values in wanted:
+            attributes = {"fmod": fmod} if op == "Mod" else {}
+            drawn = node_case(op, a, np.ones_like(b), outputs=(a.dtype.name,), attributes=attributes)
+            given, expected = (
+                dict(zip(drawn.given, (a, b), strict=True)),
+                dict.fromkeys(drawn.expected, np.array(values, dtype)),
+            )
+            cases[kernels()["", op]].append(replace(drawn, given=given, expected=expected))
+    check_kernels(cases, optimize="-O0")
 
 
 def _add(body: str, **changed: object) -> Kernel:

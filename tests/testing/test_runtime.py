@@ -11,7 +11,8 @@ from poetopt.graph import Node, Operator, Tensor
 from poetopt.ops.runtimes import names
 from poetopt.ops.runtimes.contract import InnerLayout, Runtime, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime import OnnxRuntime
-from poetopt.testing import ContractError, check_runtime
+from poetopt.testing import ContractError
+from tests.support.contract.runtime import check_runtime
 
 
 @pytest.mark.parametrize("name", names())

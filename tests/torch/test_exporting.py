@@ -209,7 +209,7 @@ def test_an_export_that_cannot_be_read_leaves_the_file_as_it_was(
     pytest.importorskip("onnxscript")
     from poetopt.torch import exporting
 
-    traced = exporting._traced
+    traced = exporting._trace
 
     def incomplete(*asked: Any) -> onnx.ModelProto:
         model = traced(*asked)
@@ -217,10 +217,10 @@ def test_an_export_that_cannot_be_read_leaves_the_file_as_it_was(
         relu.input[0] = "nobody's"
         return model
 
-    monkeypatch.setattr(exporting, "_traced", incomplete)
+    monkeypatch.setattr(exporting, "_trace", incomplete)
     path = tmp_path / "net.onnx"
     path.write_bytes(b"of before")
-    with pytest.raises(ModelError, match=r"^Sequential: .* \(node .*\"nobody's\", which .*provides\); write"):
+    with pytest.raises(ModelError, match=r"^Sequential: .* \(node .*\"nobody's\", which .*provides\)\. Write"):
         po.torch.export(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), torch.ones(2, 3), path)
     assert path.read_bytes() == b"of before"
 
@@ -232,9 +232,10 @@ def test_exports_that_lose_something_are_refused(tmp_path: Path) -> None:
     from poetopt.torch.tensors import stored_in
 
     module, x = mixed(), image()
-    traced = exporting._traced(import_module("torch"), module, (x,), None, ["image"], None)
-    exporting._name(traced, stored_in(module))
-    assert exporting._check(import_module("torch"), module, (x,), stored_in(module), traced)[0] == "aside.weight"
+    traced = exporting._trace(import_module("torch"), module, (x,), None, ["image"], None)
+    exporting._unify_names(traced, stored_in(module))
+    unused = exporting._check_tensors(import_module("torch"), module, (x,), stored_in(module), traced)
+    assert unused[0] == "aside.weight"
     for change, said in {
         "rename": "conv.weight is missing",
         "value": "fc.bias has other values",
@@ -253,7 +254,7 @@ def test_exports_that_lose_something_are_refused(tmp_path: Path) -> None:
             array = numpy_helper.to_array(weights["fc.bias"]).astype(np.float64 if change == "type" else np.float32)
             weights["fc.bias"].CopyFrom(numpy_helper.from_array(array + (change == "value"), "fc.bias"))
         with pytest.raises(ModelError, match=said):
-            exporting._check(import_module("torch"), module, (x,), stored_in(module), damaged)
+            exporting._check_tensors(import_module("torch"), module, (x,), stored_in(module), damaged)
 
 
 @uses_torch
@@ -336,7 +337,7 @@ def test_the_examples_batch_is_what_nobody_says(tmp_path: Path) -> None:
         assert loaded.graph.tensors[loaded.graph.inputs[0]].shape == (wanted, 4)
     other = onnx.load(path)
     next(entry for entry in other.metadata_props if entry.key == "poetopt.batch").value = "many"
-    with pytest.raises(ModelError, match="give its size with --batch N"):
+    with pytest.raises(ModelError, match="Give its size with --batch N"):
         po.load(other)
 
 
@@ -376,7 +377,7 @@ def test_draws_that_the_exporter_loses_are_refused(tmp_path: Path, monkeypatch: 
     asked[2].unlink()
     with monkeypatch.context() as alone:
         alone.setattr(exporting, "_as_written", nullcontext)
-        with pytest.raises(ModelError, match=r"lost 1 of 4 random draws, as of Dropout, in self_attn; set"):
+        with pytest.raises(ModelError, match=r"lost 1 of 4 random draws \(such as Dropout\) in self_attn. Set"):
             po.torch.export(*asked)
     assert not list(tmp_path.iterdir())
 
@@ -388,7 +389,7 @@ def test_dropout_in_place_and_what_torch_has_no_gradient_of(tmp_path: Path) -> N
     model = po.torch.export(nn.Sequential(*layers), torch.randn(4, 8), tmp_path / "net.onnx")
     assert [operator.kind for operator in model.graph.operators].count("Dropout") == 1
     wrong = nn.Sequential(layers[0], nn.ReLU(), *layers[2:])
-    with pytest.raises(ModelError, match=r"torch has no gradient of it \(one of the variables .* in place"):
+    with pytest.raises(ModelError, match=r"torch can't differentiate it \(one of the variables .* in place"):
         po.torch.export(wrong, torch.randn(4, 8), tmp_path / "wrong.onnx")
 
 
@@ -405,7 +406,7 @@ def test_a_file_that_computes_something_else_is_refused(
         def forward(self, x: Any) -> Any:
             return x.detach() + 0 * x if kind == "Identity" else torch.relu(x)
 
-    traced = exporting._traced
+    traced = exporting._trace
 
     def other(*asked: Any) -> onnx.ModelProto:
         model = traced(*asked)
@@ -414,7 +415,7 @@ def test_a_file_that_computes_something_else_is_refused(
                 node.op_type = kind
         return model
 
-    monkeypatch.setattr(exporting, "_traced", other)
+    monkeypatch.setattr(exporting, "_trace", other)
     module = nn.Sequential(nn.Linear(3, 2), Behind())
     path = tmp_path / "net.onnx"
     path.write_bytes(b"of before")
@@ -440,7 +441,7 @@ def test_outputs_are_compared_with_channels_dropped_or_without_a_gradient_rule(
     module = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Dropout2d() if behind == "Dropout2d" else Det())
     path, x = tmp_path / "net.onnx", torch.randn(2, 4, 3, 3)
     po.torch.export(module, x, path)
-    traced = exporting._traced
+    traced = exporting._trace
 
     def other(*asked: Any) -> onnx.ModelProto:
         model = traced(*asked)
@@ -448,7 +449,7 @@ def test_outputs_are_compared_with_channels_dropped_or_without_a_gradient_rule(
         node.op_type = "Sigmoid"
         return model
 
-    monkeypatch.setattr(exporting, "_traced", other)
+    monkeypatch.setattr(exporting, "_trace", other)
     with pytest.raises(ModelError, match=r"the file's output \w+ differs from torch's by "):
         po.torch.export(module, x, path)
 
@@ -497,7 +498,7 @@ def test_a_module_that_evaluates_otherwise_than_its_file_is_refused(tmp_path: Pa
     module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(0.2), other)
     module[1].eval()
     path, x = tmp_path / "net.onnx", torch.randn(3, 3, 5, 5)
-    with pytest.raises(ModelError, match=r"in evaluation mode.*check=False exports without"):
+    with pytest.raises(ModelError, match=r"in evaluation mode.*check=False to export without"):
         po.torch.export(module, x, path)
     assert not path.exists()
     assert [part.training for part in module.modules()] == [True, True, False, True, True]

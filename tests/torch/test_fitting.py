@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import poetopt as po
+from poetopt.torch.fitting import in_python
 from poetopt.util.errors import ModelError, OptionError
 from tests.support.later import later, uses_torch
 
@@ -95,7 +96,7 @@ def test_what_it_can_t_take_is_said_and_nothing_changes() -> None:
     module, (x, labels) = net(), rows()
     before = {name: value.numpy().copy() for name, value in module.state_dict().items()}
     for data in (x, (x,), (x, labels[:5]), [1, 2], []):
-        with pytest.raises(OptionError, match="give inputs and what the loss compares, each with a row a sample"):
+        with pytest.raises(OptionError, match="its parts don't have one row a sample"):
             po.fit(module, data, device="rpi4", progress=False)
     with pytest.raises(ModelError):
         po.fit(module, (x, labels, labels), device="rpi4", progress=False)
@@ -106,3 +107,17 @@ def test_what_it_can_t_take_is_said_and_nothing_changes() -> None:
             call(module)
     for name, value in module.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name])
+
+
+@pytest.mark.parametrize(
+    ("shell", "python"),
+    [
+        ("--epochs 0: must be at least 1", "epochs=0: must be at least 1"),
+        ("take --loss mse for values, or name an --output", 'take loss="mse" for values, or name an output'),
+        ("--total-ram 4MB: give --time-limit 5s.", 'memory="4MB": give time_limit="5s".'),
+        ("--with ignore-index=-100 or --lr-schedule step:10:0.1", 'ignore_index=-100 or lr_schedule="step:10:0.1"'),
+        ("Use a smaller --lr.", "Use a smaller lr."),
+    ],
+)
+def test_messages_have_arguments_in_place_of_options(shell: str, python: str) -> None:
+    assert in_python(shell) == python

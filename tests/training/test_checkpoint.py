@@ -58,7 +58,7 @@ def test_one_that_is_cut_short_or_changed_is_passed_over(seed: int, tmp_path: Pa
         assert path.name in found.passed_over[0]
     (tmp_path / "step-000000001.npz").write_bytes(b"")
     with pytest.raises(
-        PlanError, match=r"no checkpoint in it can be read \(step-000000002.npz: .*; step-000000001.npz"
+        PlanError, match=r"none of its checkpoints can be read \(step-000000002.npz: .*; step-000000001.npz"
     ):
         newest(tmp_path)
 
@@ -138,7 +138,7 @@ def test_what_no_training_says_is_passed_over(said: dict[str, Any], message: str
     assert found is not None
     assert found.path == first
     first.unlink()
-    with pytest.raises(PlanError, match=f"no checkpoint in it can be read .*{re.escape(message)}"):
+    with pytest.raises(PlanError, match=f"none of its checkpoints can be read .*{re.escape(message)}"):
         newest(tmp_path)
 
 
@@ -179,5 +179,5 @@ def test_a_place_that_contradicts_itself_is_refused(position: Position, request:
         position.check("checkpoint", 10)
         position.check("checkpoint", None)
     else:
-        with pytest.raises(ModelError, match=r"don't belong to epoch .* --resume goes on from the one before"):
+        with pytest.raises(ModelError, match=r"contradict epoch .* --resume continues from the one before"):
             position.check("checkpoint", 10)

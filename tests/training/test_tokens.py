@@ -78,12 +78,12 @@ def test_windows_and_the_next_tokens(name: str, dtype: str, count: int, tmp_path
 @pytest.mark.parametrize(
     ("name", "ids", "words"),
     [
-        ("x.txt", np.arange(5), "it has 5 ids, and a window with its labels takes 6; give more"),
-        ("x.npy", np.zeros((2, 9), int), "it holds int64 of shape [2, 9]; tokens are one row of integers"),
-        ("x.npy", np.zeros(9), "it holds float64 of shape [9]; tokens are one row of integers"),
+        ("x.txt", np.arange(5), "it has 5 ids, and a window with its labels takes 6. Give more"),
+        ("x.npy", np.zeros((2, 9), int), "it holds int64 of shape [2, 9]. Tokens are one row of integers"),
+        ("x.npy", np.zeros(9), "it holds float64 of shape [9]. Tokens are one row of integers"),
         ("x.npy", np.zeros(9, ">i4"), "it holds >i4 of shape [9]"),
         ("x.npy", np.array([-1, *range(8)]), "it has negative ids"),
-        ("x.bin", b"\0" * 25, "half an id at its end"),
+        ("x.bin", b"\0" * 25, "it ends within an id"),
         ("x.npy", np.array([None, 1]), "is no array that numpy.save wrote"),
         ("x.npy", None, "is no array that numpy.save wrote"),
         ("x.npy", saved("((((("), "is no array that numpy.save wrote"),
@@ -105,7 +105,7 @@ def test_ids_out_of_range_a_network_without_tokens_and_a_pipe(tmp_path: Path) ->
     path = write(tmp_path / "x.bin", np.array([*range(15), 60, 1]))
     with pytest.raises(ModelError, match=r"x.bin, row 2: 'labels' holds the label 60; with 60 to choose from"):
         open_data(path, step(60)).check()
-    with pytest.raises(ModelError, match="tokens are for a network with one input of ids"):
+    with pytest.raises(ModelError, match="tokens need a network with one input of ids"):
         open_data(path, graph_of(plan_of("lenet")))
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "y.npy")

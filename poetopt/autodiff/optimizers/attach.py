@@ -193,13 +193,10 @@ def with_updates(
     Raises OptionError for an unknown optimizer, to clip or to change rates without one, and for a pattern that nothing
     matches, ModelError where the model has a tensor of such a name.
     """
-    if not isinstance(optimizer, str):
-        raise OptionError(
-            f"optimizer: give a name, of {', '.join(NAMES)}, not {optimizer!r}; its numbers are the Trainer's, as in "
-            "po.Trainer(report, lr=0.01)"
-        )
     if optimizer not in NAMES:
-        raise OptionError(f"--optimizer {optimizer}: unknown{closest(optimizer, NAMES)}; choose of {', '.join(NAMES)}")
+        raise OptionError(
+            f"--optimizer {optimizer}: unknown{closest(str(optimizer), NAMES)}; choose of {', '.join(NAMES)}"
+        )
     if clip and optimizer == "none":
         raise OptionError(
             "--with clip-norm: the step ends with gradients, and has no update to clip them for; name one with "

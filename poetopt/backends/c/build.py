@@ -30,8 +30,6 @@ from poetopt.util.errors import ExecutionError, OptionError, OutputError
 BARE = ("po_startup.c", "po_libm.c", "freestanding/math.h", "freestanding/string.h")
 """What a bare board needs beside."""
 INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-MARK = "*_tables.c"
-"""The file by which a folder is known to have been emitted."""
 PREFIX = "po"
 """The beginning of names of files and of all that the linker sees."""
 OURS = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\n))(?:(po)(?=_|\.(?:h|ld|elf)\b)|(PO)(?=_))")
@@ -55,7 +53,7 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
     found = {}
     for name, content in made.items():
         if not name.endswith(".bin"):
-            pieces = STRING.split(content.decode()) if name == TABLES else [content.decode()]
+            pieces = STRING.split(content.decode()) if name == "po_tables.c" else [content.decode()]
             kept = (f".bss.{PREFIX}_", f"{PREFIX}.")  # all other strings there are names of the network's
             content = "".join(
                 piece if k % 2 and not piece[1:].startswith(kept) else ours(piece) for k, piece in enumerate(pieces)
@@ -64,36 +62,43 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
     return found
 
 
-TABLES = "po_tables.c"
+PLAIN = "plain"
 
 
-def emitted(program: DeviceProgram, target: Target) -> Mapping[str, bytes]:
-    """The files of a program, by name."""
+def emitted(program: DeviceProgram, target: Target, form: str = PLAIN) -> Mapping[str, bytes]:
+    """The files of a program, by name; those that a package of this form has beside its build's own.
+
+    Raises `OptionError` for another form.
+    """
+    if form not in FORMS:
+        raise OptionError(f"--as {form}: must be {', '.join(FORMS)}")
+    plain = form == PLAIN
+    weights, flash = text.weight_bytes(program), text.flash_bytes(program)
     found = {
         "po.h": text.header(program),
         "po_step.c": text.step(program),
         "po_tables.c": text.tables(program),
-        "po_weights.c": text.weights(program),
-        "po_flash.c": text.flash(program),
+        "po_weights.c": text.weights(program, text.data("weights", weights, array=not plain)),
+        "po_flash.c": text.flash(program, text.data("flash", flash, array=not plain)),
         "po_save.c": text.saving(program),
     }
     found |= _headers(program)
     for name in ("po_check.h", "po_rows.h"):
         if f'#include "{name}"' in found["po_step.c"]:
             found[name] = text.fixed(name)
-    if target.bare:
+    if target.bare and plain:
         found |= {name: text.fixed(name) for name in BARE}
         found["main.c"] = text.fixed("main_semihosting.c")
         found |= {name: text.fixed(name) for name in ("main_sd.c", "driver_nor.c")}
         found["po.ld"] = linker_script(board(program))
-    else:
+    elif plain:
         found["main.c"] = text.fixed("main_posix.c")
+    found["README.md"] = readme(program, target, len(weights), plain=plain)
     made = {name: content.encode() for name, content in found.items()}
-    made["po_weights.bin"] = text.weight_bytes(program)
-    made["po_flash.bin"] = text.flash_bytes(program)
     made["po_storage.bin"] = text.storage_bytes(program)
-    made["README.md"] = readme(program, target, len(made["po_weights.bin"])).encode()
-    return made
+    if plain or program.weights:
+        made["po_weights.bin"] = weights
+    return made | ({"po_flash.bin": flash} if plain else {})
 
 
 def _headers(program: DeviceProgram) -> Mapping[str, str]:
@@ -109,7 +114,6 @@ def _headers(program: DeviceProgram) -> Mapping[str, str]:
     return found
 
 
-PLAIN = "plain"
 PACKAGE_FLAGS = "-ffp-contract=off -fno-math-errno"
 FILES = {
     "cmake": ("CMakeLists.txt",),
@@ -127,52 +131,26 @@ HOW: Mapping[str, str] = {
     "arduino": "Put this folder into `libraries/$name`, and include `$name.h`.",
 }
 FORMS = (PLAIN, *FILES)
-_OWN = re.compile(r"main(?:_sd)?\.c|driver_nor\.c|\w+_(?:startup|libm)\.c|\w+\.ld|freestanding/.*")
-"""Files of a board without a system, which a package's own build has already."""
-_LISTED = re.compile(r"\| `(main|driver|freestanding|\w+_(startup|libm)\.c)")
-_EMBEDDED = re.compile(r"#if defined\(__APPLE__\)\n.*?#endif\n", re.DOTALL)
 
 
 def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, bytes]:
-    """The emitted files, whose names begin with `prefix`, as a package of that form; themselves where it is plain.
-
-    Raises `OptionError` for another form.
-    """
-    if form not in FORMS:
-        raise OptionError(f"--as {form}: must be {', '.join(FORMS)}")
+    """The files emitted for a form, whose names begin with `prefix`, with those of its build."""
     if form == PLAIN:
         return made
-    kept = {name: content for name, content in made.items() if not _OWN.fullmatch(name)}
-    for what in ("weights", "flash"):
-        source = f"{prefix}_{what}.c"
-        content = kept[source].decode()
-        embedded = _EMBEDDED.search(content)
-        if embedded is not None:  # else it is on storage
-            kind = f"const {prefix.upper()}_ALIGNED unsigned char"
-            array = f"{kind} {prefix}_{what}[] = {{\n{_numbers(kept.pop(f'{prefix}_{what}.bin'))}}};\n"
-            kept[source] = (content[: embedded.start()] + array + content[embedded.end() :]).encode()
-    sources = sorted(name for name in kept if name.endswith(".c"))
+    sources = sorted(name for name in made if name.endswith(".c"))
     values = {
         "name": prefix,
         "flags": PACKAGE_FLAGS,
         "version": __version__,
         "sources": "".join(f"  {name}\n" for name in sources),
     }
-    readme = kept["README.md"].decode()
     how = Template(HOW[form]).substitute(values)
     build = f"## Build\n\n{how} Its sources want `{PACKAGE_FLAGS}`; never use `-ffast-math`.\n\n## Call"
-    readme = re.sub(r"## Build\n.*?## Call", lambda _: build, readme, flags=re.DOTALL)
-    kept["README.md"] = "\n".join(line for line in readme.split("\n") if not _LISTED.match(line)).encode()
     inside = "src/" if form == "arduino" else ""
-    found = {f"{inside}{name}" if name.endswith((".c", ".h")) else name: content for name, content in kept.items()}
+    found = {f"{inside}{name}" if name.endswith((".c", ".h")) else name: content for name, content in made.items()}
+    text_of = found["README.md"].decode()
+    found["README.md"] = re.sub(r"## Build\n.*?## Call", lambda _: build, text_of, flags=re.DOTALL).encode()
     return found | {name: text.filled(f"packages/{form}/{name}", values).encode() for name in FILES[form]}
-
-
-def _numbers(data: bytes) -> str:
-    """The bytes as C has them; an array has one at least."""
-    data = data or b"\0"
-    rows = (data[at : at + 32] for at in range(0, len(data), 32))
-    return "".join(f"    {', '.join(map(str, row))},\n" for row in rows)
 
 
 def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
@@ -214,7 +192,8 @@ def check_folder_free(folder: str | os.PathLike[str]) -> None:
         return
     if not target.is_dir():
         raise OutputError(f"can't write the folder {target}: it is a file; give another path")
-    if any(target.iterdir()) and not any(target.rglob(MARK)):
+    # the file by which a folder is known to have been emitted
+    if any(target.iterdir()) and not any(target.rglob("*_tables.c")):
         raise OutputError(f"can't write the folder {target}: it has files that weren't emitted; give another path")
 
 
@@ -223,8 +202,6 @@ WARNINGS = ("-Wall", "-Wextra", "-Wconversion")
 """What the emitted code has none of."""
 STEP = ("po_step.c", "po_tables.c", "po_weights.c", "po_flash.c", "po_save.c")
 """What a step is made of on every target."""
-SAVED = ("-Wl,-u,po_save", "-Wl,-u,po_restore")
-"""Has the linker keep what an application calls and the example doesn't: the stack and the code are for it, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +293,11 @@ def build(
         (folder / "po.ld").write_text(linker_script(ram), encoding="utf-8")
         sources = (*STEP, "po_startup.c", "po_libm.c", "main.c")
         flags, libraries = LINKED["zig" if found.name == ZIG else "gcc"]
-        found.run((*FLAGS, *warnings, *flags, *SAVED, *sources, *libraries, "-o", "po.elf"), folder)
+        # the linker keeps what an application calls and the example doesn't: stack and code are for it, too
+        found.run(
+            (*FLAGS, *warnings, *flags, "-Wl,-u,po_save", "-Wl,-u,po_restore", *sources, *libraries, "-o", "po.elf"),
+            folder,
+        )
         executable = folder / "po.elf"
         linked = linking.sizes([executable], weights)
         return Built(program, target, found, folder, executable, linked, ram, _deepest(executable))

@@ -18,7 +18,7 @@ from poetopt.backends.c.tracing import Trace, Weigh, ones
 from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 
-class Operation(IntEnum):
+class _Operation(IntEnum):
     """Holds what the emitted example asks for."""
 
     OPEN = 0x01
@@ -29,9 +29,6 @@ class Operation(IntEnum):
     EXIT = 0x18
 
 
-WRITES_ANEW = frozenset({4, 5, 6, 7})
-"""Modes that empty the file first."""
-ENDED_WELL = 0x20026
 FAILED = 0xFFFF_FFFF
 
 
@@ -59,25 +56,26 @@ class Files:
 
     def handle(self, operation: int, argument: int) -> int:
         """One request; what it returns to the program."""
-        if operation == Operation.EXIT:
+        if operation == _Operation.EXIT:
             self.code = argument
             return 0
-        words = self._words(argument, 3 if operation in (Operation.OPEN, Operation.READ, Operation.WRITE) else 2)
+        words = self._words(argument, 3 if operation in (_Operation.OPEN, _Operation.READ, _Operation.WRITE) else 2)
         match operation:
-            case Operation.OPEN:
+            case _Operation.OPEN:
                 return self._opened(words)
-            case Operation.CLOSE:
+            case _Operation.CLOSE:
                 return 0 if self._open.pop(words[0], None) else FAILED
-            case Operation.SEEK:
+            case _Operation.SEEK:
                 self._open[words[0]][1] = words[1]
                 return 0
-            case Operation.READ | Operation.WRITE:
+            case _Operation.READ | _Operation.WRITE:
                 return self._moved(operation, *words)
         return FAILED
 
     def _opened(self, words: list[int]) -> int:
         name = self._read(words[0], words[2]).decode("ascii", "replace")
-        if words[1] in WRITES_ANEW:
+        # modes that empty the file first
+        if words[1] in (4, 5, 6, 7):
             self.files[name] = bytearray()
         if name not in self.files:
             return FAILED
@@ -89,7 +87,7 @@ class Files:
         """The bytes that were not moved."""
         state = self._open[file]
         content, place = self.files[str(state[0])], int(state[1])
-        if operation == Operation.READ:
+        if operation == _Operation.READ:
             data = bytes(content[place : place + count])
             self._write(address, data)
         else:
@@ -107,9 +105,6 @@ class Files:
 PAINT = 0xA5
 SYSTEM, SYSTEM_BYTES = 0xE000_E000, 0x1000
 """Registers of the system: the start-up switches the floating-point unit on there."""
-SEMIHOSTING = 0xAB
-BREAKPOINT = 7
-"""Unicorn's number of the exception that a BKPT raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +201,8 @@ class EmulatedMachine:
     def _interrupt(self, machine: Any, number: int, data: object) -> None:
         registers = self.registers
         place = machine.reg_read(registers.UC_ARM_REG_PC)
-        if number != BREAKPOINT or machine.mem_read(place, 1)[0] != SEMIHOSTING:
+        # unicorn's number of the exception that a BKPT raises
+        if number != 7 or machine.mem_read(place, 1)[0] != 0xAB:
             self.fault = self.fault or (f"raises exception {number}", place, place)
             machine.emu_stop()
             return
@@ -241,7 +237,7 @@ class EmulatedMachine:
                 self.fault = (f"stops ({error})", 0, machine.reg_read(registers.UC_ARM_REG_PC))
         if self.fault is not None:
             raise ExecutionError(self._told(*self.fault))
-        if self.files.code != ENDED_WELL:
+        if self.files.code != 0x20026:
             raise ExecutionError(
                 f"the step on {self.built.target.name} says that it failed: its storage did, or a file was short"
             )

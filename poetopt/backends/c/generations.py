@@ -32,10 +32,6 @@ HEAD = struct.Struct("<II16sII")
 """The head of a copy: that word, the generation, the network, and checksums of the content and of all that."""
 
 
-HELD_BYTES = 384
-"""Of the stack, beside a block of the storage, in functions that hold one."""
-
-
 @dataclass(frozen=True, slots=True)
 class Kept:
     """One piece that lasts from step to step: in RAM at an address, or on the storage from a block on.
@@ -101,7 +97,8 @@ def check_room(program: DeviceProgram) -> None:
             f"program in C moves {block:,} B at once: that must be a multiple of {ALIGNMENT} B, and an erase block one "
             "of that; give a device whose blocks are, or solve without paging"
         )
-    least = block + HELD_BYTES
+    # what functions that hold a block of the storage take of the stack beside it
+    least = block + 384
     if program.storage.count and problem.stack_bytes and problem.stack_bytes < least:
         raise PlanError(
             f"{program.shown}: functions that move blocks of {block:,} B of storage hold one on the stack, and the "

@@ -27,11 +27,7 @@ from poetopt.graph import TrainingGraph
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-SIGNS = 977
-"""Salt of the signs, in po_selftest.c too; an input's is its number in the table."""
 SIGMAS = 4
-FLOATS = -128, 256, 1 / 64
-"""Floats are multiples of 1/64 from -2 to 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,8 @@ def _drawn(graph: TrainingGraph, row: TableRow, split: Sequence[str] = ()) -> Dr
     if row.tensor.dtype == "bool" or (found is not None and found.what == TRUTH):
         return Drawn(0, 2, 1.0, later)
     if "float" in row.tensor.dtype:
-        return Drawn(*FLOATS, later)
+        # floats are multiples of 1/64 from -2 to 2
+        return Drawn(-128, 256, 1 / 64, later)
     least = 1 if found is None or found.what == LENGTH else 0
     return Drawn(least, 1 if found is None else found.most + 1 - least, 1.0, later)
 
@@ -137,7 +134,8 @@ def _sum(array: Array, name: str, measured: UlpSensitivity, together: float) -> 
     """The sum of what comes out as `array`, whose name among what was `measured` is `name`."""
     if array.dtype.kind != "f":
         return None
-    signs = (mixed(np.arange(array.size, dtype=np.uint32), SIGNS) & np.uint32(1)).astype(np.float64) * 2 - 1
+    # salt of the signs, in po_selftest.c too; an input's is its number in the table
+    signs = (mixed(np.arange(array.size, dtype=np.uint32), 977) & np.uint32(1)).astype(np.float64) * 2 - 1
     flat = array.reshape(-1).astype(np.float64)
     norm = float(np.linalg.norm(measured.exact[name]))
     return SignedSum(float(flat @ signs), SIGMAS * TOLERANCE * max(measured.each[name], together * norm))

@@ -153,7 +153,6 @@ LINKED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Flags by which a bare board's program is linked, and libraries behind its sources, by the compiler."""
 STACK_BYTES = 4096
 """What is set aside for the stack of a device that doesn't say."""
-RAM_ORIGIN = 0x2000_0000
 FLASH_BYTES = 0x1000_0000
 """As much as a Cortex-M has of addresses below its RAM, nearly; the board's own size may take its place."""
 PAGE = 1024
@@ -186,7 +185,7 @@ def board(program: DeviceProgram, stack_bytes: int | None = None, *, at_end_of_p
     if stack_bytes is None:
         stack_bytes = program.plan.problem.stack_bytes or STACK_BYTES
     nbytes = program.ram_bytes + stack_bytes
-    origin = RAM_ORIGIN
+    origin = 0x2000_0000
     if at_end_of_page:
         origin += -(nbytes + -nbytes % 8) % PAGE
     # Arena and resident region start at multiples of 8; what that takes, the stack gives.

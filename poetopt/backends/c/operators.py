@@ -23,12 +23,10 @@ from poetopt.ops.runtimes.c.kernel import WORD_BYTES, Arguments, Call
 from poetopt.ops.runtimes.c.steps import KernelStep, layout, steps
 from poetopt.ops.runtimes.contract import InnerLayout
 
-LONGEST = 40
-
 
 def identifier(name: str) -> str:
     """`name` with what no C identifier may have replaced; not unique, and it may begin with a digit."""
-    return re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:LONGEST] or "x"
+    return re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:40] or "x"
 
 
 def comment(text: str) -> str:
@@ -261,8 +259,6 @@ def shown(call: Call) -> str:
 
 Key = TypeVar("Key")
 
-SMALL = 16
-"""Numbers below this are constants of a function."""
 VALUE = re.compile(r"PO_(?:RESIDENT|FLASH)\(\d+u\)|(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?[uf]?(?![\w.])")
 """What may be a parameter: an address that no schedule moves, or a number."""
 WHOLE = re.compile(r"memcpy\(|INT64|\b(?:float|double|u?int\d+_t) \w+\[")
@@ -293,7 +289,8 @@ def _outline(text: str) -> tuple[str, list[str]]:
 
     def gap(found: re.Match[str]) -> str:
         value = found[0]
-        if value.rstrip("u").isdigit() and int(value.rstrip("u")) < SMALL:
+        # numbers below this are constants of a function
+        if value.rstrip("u").isdigit() and int(value.rstrip("u")) < 16:
             return value
         values.append(value)
         return "\0"

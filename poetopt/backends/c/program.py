@@ -41,8 +41,6 @@ from poetopt.util.errors import PlanError
 if TYPE_CHECKING:
     from poetopt.backends.c.golden import Golden
 
-PREFIXES = PREFIX, "po_last", "po_seen"
-"""What functions of operators are called: of the plan, of what follows a batch's last part, and of po_predict."""
 PREDICTS = 2
 """The place of what po_predict runs, where there is anything."""
 
@@ -120,7 +118,8 @@ def operators_of(planned: Mapping[int, Planned], still: Still) -> dict[int, Mapp
     for which, one in planned.items():
         computed = {(s.target, s.variant) for s in one.plan.instructions if s.action is Action.COMPUTE}
         for index, way in sorted(computed):
-            where = one.graph, one.plan.problem, one.places, still, words, PREFIXES[which]
+            # prefixes of operators' functions: of the plan, of what follows a batch's last part, of po_predict
+            where = one.graph, one.plan.problem, one.places, still, words, (PREFIX, "po_last", "po_seen")[which]
             code = streamed_code(index, way, *where) if way else operator_code(index, *where)
             found[which, (index, way)] = code
             words += len(code.state)

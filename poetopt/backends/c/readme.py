@@ -11,6 +11,10 @@ from poetopt.backends.c.targets import Target
 from poetopt.util import __version__
 
 README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
+_MAIN = """\
+| `main.c` | an example, to be replaced by your own: it reads batches (and hyperparameters), trains, \
+and writes losses and results |
+"""
 _BARE = """\
 | `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
 | `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
@@ -32,8 +36,8 @@ a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[
    step of them. """
 
 
-def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
-    """Says how a folder is built and called."""
+def readme(program: DeviceProgram, target: Target, weight_bytes: int, *, plain: bool) -> str:
+    """Instructions how a folder is built and called; a package, which isn't `plain`, has neither example nor board."""
     optimizer, parts = program.graph.optimizer, program.graph.parts
     updates = (
         "Parameters are yours to change in between, at `po_parameters[k].address`."
@@ -57,7 +61,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int) -> str:
             "storage_bytes": f"{blocks(program) * program.storage.block_bytes:,}",
             "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
             "weight_bytes": f"{weight_bytes:,}",
-            "files": _BARE if target.bare else "",
+            "files": f"{_MAIN}{_BARE if target.bare else ''}" if plain else "",
             "build": _build(target),
             "paging": "This plan uses them." if program.storage.count else "This plan never calls them.",
             "updates": updates,

@@ -24,9 +24,6 @@ from poetopt.util.errors import ExecutionError
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-TIMED_S = 0.5
-"""Steps are timed on this machine for about so long."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ran:
@@ -87,7 +84,8 @@ def run(
     files = {"batches.bin": b"".join(fed_with(program, batch) for batch in batches)}
     if said is not None:
         files["hyperparameters.bin"] = b"".join(laid_out(program.hyperparameters, one) for one in said)
-    found, ended = _ended(built, files, asked, *([str(TIMED_S)] if said is None else []), ram=ram, weigh=weigh)
+    # steps are timed on this machine for about so long
+    found, ended = _ended(built, files, asked, *(["0.5"] if said is None else []), ram=ram, weigh=weigh)
     losses = np.frombuffer(
         found["losses.bin"] if said is not None else b"", numpy_dtype(program.results[0].tensor.dtype)
     )

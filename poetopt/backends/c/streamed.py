@@ -16,7 +16,6 @@ from poetopt.ops.runtimes.c.steps import KernelStep, as_run, steps
 from poetopt.ops.runtimes.c.tiling import COUNT, FROM, INNER, OUTER, Chunk, ChunkSlice, Part, Round, Sweep, Tiling
 from poetopt.ops.runtimes.c.variants import Streamed
 
-HEADER = "po_stream.h"
 BEGUN = "begun"
 """The parameter that is 0 in the first part of a batch: its sums of gradients are zeros, and not read."""
 
@@ -50,7 +49,7 @@ def streamed_code(
     head += "".join(f"\n   {line}" for line in told) + " */"
     body = "".join(f"    {line}\n" if line else "\n" for line in lines)
     text = f"{head}\nPO_STREAMED {function}({', '.join(parameters)})\n{{\n{body}    return 0;\n}}\n"
-    headers = {(INCLUDE, HEADER): None}
+    headers = {(INCLUDE, "po_stream.h"): None}
     headers.update(dict.fromkeys((step.kernel.include, header) for step in run for header in step.kernel.headers))
     return OperatorCode(
         operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(made.state), state_at,

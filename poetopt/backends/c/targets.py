@@ -96,8 +96,6 @@ def target(name: str, option: str = "--target") -> Target:
 
 
 ZIG = "zig cc"
-SHOWN = 12
-"""Lines of a compiler's complaint that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +117,8 @@ class Compiler:
         ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
         if ended.returncode:
             said = (ended.stderr or ended.stdout).strip().splitlines()
-            shown = "\n".join(said[:SHOWN])
+            # lines of a compiler's complaint that are shown
+            shown = "\n".join(said[:12])
             raise ExecutionError(f"{self.name} refuses the emitted code:\n{shown}")
 
     def says(self, *arguments: str) -> str:

@@ -65,14 +65,13 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
 
 
 ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
-TEMPLATES = "poetopt.backends.c.files"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
 
 
 def fixed(name: str) -> str:
     """A file that is emitted as it is."""
-    return files(TEMPLATES).joinpath(name).read_text(encoding="utf-8")
+    return files("poetopt.backends.c.files").joinpath(name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, object]) -> str:
@@ -311,8 +310,18 @@ def _rows(program: DeviceProgram, rows: Sequence[TableRow]) -> str:
     return "".join(lines()) or "    {0, 0, 0, 0u, 0u},\n"  # C99 has no empty arrays
 
 
-def weights(program: DeviceProgram) -> str:
-    """po_weights.c: how the resident region gets its first values."""
+def data(name: str, content: bytes, *, array: bool) -> str:
+    """The bytes of po_weights.bin or po_flash.bin in C: an array, or taken from the file as it is assembled."""
+    if not array:
+        return filled("po_data.c", {"name": name})
+    content = content or b"\0"  # an array has one element at least
+    rows = (content[at : at + 32] for at in range(0, len(content), 32))
+    numbers = "".join(f"    {', '.join(map(str, row))},\n" for row in rows)
+    return f"const PO_ALIGNED unsigned char po_{name}[] = {{\n{numbers}}};\n"
+
+
+def weights(program: DeviceProgram, embedded: str) -> str:
+    """po_weights.c: how the resident region gets its first values, from the storage or of what is `embedded`."""
     spans = program.resident.given
     reads: list[str] = []
     copies: list[str] = []
@@ -335,7 +344,7 @@ def weights(program: DeviceProgram) -> str:
     if partly_stored(program):  # what is there may be of a step that was cut short
         reads = ["    code = po_restore();\n"]
     reads += (_copied(program, new, old) for old, new in program.carried)
-    values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads)}
+    values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads), "data": embedded}
     return filled("po_weights_storage.c" if program.weights else "po_weights.c", values)
 
 
@@ -390,9 +399,9 @@ def _sums(found: Sequence[SignedSum | None]) -> str:
     return "".join(rows) or "    {0.0, -1.0},\n"
 
 
-def flash(program: DeviceProgram) -> str:
+def flash(program: DeviceProgram, embedded: str) -> str:
     """po_flash.c: constants that stay in flash."""
-    return filled("po_flash.c", {"model": comment(program.shown)})
+    return filled("po_flash.c", {"model": comment(program.shown), "data": embedded})
 
 
 def flash_bytes(program: DeviceProgram) -> bytes:

@@ -38,12 +38,8 @@ from poetopt.backends.c.text import fixed
 from poetopt.plan.instructions import Action
 from poetopt.util.errors import ExecutionError, OptionError
 
-WIDE = 0b11101
-"""A halfword whose five highest bits are at least these begins an instruction of two halfwords."""
 SCHEDULE, ENTRY = 1, 2
 """Kinds of blocks, as po_count.c has them."""
-CALLERS = ("po_step", "po_part", "po_run", "po_last")
-"""The functions that call operators."""
 
 Weights = NDArray[np.uint64]
 """[halfwords, columns]: what the instruction that begins at a halfword of flash counts; 0 where none does."""
@@ -59,7 +55,8 @@ def ones(image: Image, flash: bytes) -> Weights:
         place = start // 2
         while place < end // 2:
             found[place] = 1
-            place += 2 if int(words[place]) >> 11 >= WIDE else 1
+            # a halfword whose five highest bits are at least these begins an instruction of two halfwords
+            place += 2 if int(words[place]) >> 11 >= 0b11101 else 1
     return found
 
 
@@ -91,7 +88,8 @@ class Trace:
         self.kind = np.zeros(halfwords, np.uint8)
         operators = {code.function for code in program.codes}
         for start, end, name in image.functions:
-            if name.partition(".")[0] in CALLERS:
+            # the functions that call operators
+            if name.partition(".")[0] in ("po_step", "po_part", "po_run", "po_last"):
                 self.kind[start // 2 : end // 2] = SCHEDULE
             elif name in operators:
                 self.kind[start // 2] = ENTRY
@@ -153,7 +151,7 @@ Cycles = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class _Core:
     """Says how long a core takes.
 
     clock_hz
@@ -179,11 +177,11 @@ def _all(cycles: float) -> Cycles:
     return cycles, cycles, cycles
 
 
-def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> Core:
-    return Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
+def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> _Core:
+    return _Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
 
 
-CORES: Mapping[str, Core] = {
+CORES: Mapping[str, _Core] = {
     "cortex-m4": _core(
         64e6,
         ((1, 1, 1), (1, 1, 1), (2, 7, 12), (1, 1.5, 2), (1, 1, 2), (1, 1, 1), (1, 1.25, 2), (14, 14, 15), (1, 1, 1)),
@@ -202,7 +200,7 @@ CORES: Mapping[str, Core] = {
 """By target."""
 
 
-def core(target: str) -> Core:
+def core(target: str) -> _Core:
     """The timings of `target`. Raises `OptionError` where there are none."""
     if target not in CORES:
         raise OptionError(
@@ -227,7 +225,7 @@ def weigh(target: str, image: Image, flash: bytes) -> Weights:
     return found
 
 
-def timed(timings: Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
+def timed(timings: _Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
     """The class of an instruction, and what it takes where no branch is taken."""
     name = mnemonic.partition(".")[0]
     kind = _class(name, operands)

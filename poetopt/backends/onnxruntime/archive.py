@@ -25,12 +25,9 @@ from poetopt.util.units import show_bytes
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-_ENDING = ".npy"
 _TRAILER = 22
 """Bytes of the record at a zip file's end, without its comment."""
 _LARGEST_COMMENT = 2**16
-_LARGEST_DIRECTORY_BYTES = 2**23
-"""A zip file's list of members is read whole: this is a hundred thousand of them."""
 _DAMAGED = (
     ValueError, EOFError, RuntimeError, NotImplementedError, MemoryError, OverflowError, SyntaxError,
     zipfile.BadZipFile, zlib.error, struct.error, tokenize.TokenError, UnicodeError, KeyError,
@@ -59,7 +56,7 @@ class Archive(Mapping[str, "Array"]):
         self._shown, self._archive = shown, archive
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in archive.infolist():
-            name = member.filename.removesuffix(_ENDING)
+            name = member.filename.removesuffix(".npy")
             if name in self._members:
                 raise ModelError(f"{shown} is no .npz file of plain arrays: it holds {name!r} twice; write it again")
             self._members[name] = member
@@ -209,6 +206,7 @@ def _is_archive(file: IO[bytes]) -> bool:
     if at < 0 or len(tail) - at < _TRAILER:
         return False
     (directory_bytes,) = struct.unpack_from("<L", tail, at + 12)
-    if directory_bytes > _LARGEST_DIRECTORY_BYTES:
+    # a zip file's list of members is read whole: this is a hundred thousand of them
+    if directory_bytes > 2**23:
         raise ValueError("it says that it has more than a hundred thousand members")
     return True

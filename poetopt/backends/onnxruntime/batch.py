@@ -14,7 +14,8 @@ from poetopt.backends.onnxruntime.archive import Archive, Header, opened
 from poetopt.backends.step.memory import aligned_copy, numpy_dtype
 from poetopt.graph import VIEW_OPS, Graph, Node, Tensor, TrainingGraph
 from poetopt.ops.op import Choice, op_of
-from poetopt.util.errors import ModelError, OptionError
+from poetopt.util.errors import ModelError
+from poetopt.util.units import parse_whole
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
@@ -23,18 +24,15 @@ if TYPE_CHECKING:
 Batch = Mapping[str, "Array"]
 """Arrays by the names of the graph's inputs."""
 
-_SHOWN = 8
-
 
 def random_batch(graph: Graph, seed: int = 0) -> Batch:
     """A batch drawn with `seed`: floats are standard normal, labels and indices within what they choose from.
 
     Lengths of sequences are drawn from one step to all, booleans and the target of bce evenly; integers that nothing
     bounds are 1 (a mask that hides nothing).
-    Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a negative seed.
+    Raises `ModelError` for an input of a type that has no sensible random value, `OptionError` for a seed that is none.
     """
-    if seed < 0:
-        raise OptionError(f"--seed {seed}: must be 0 or more")
+    seed = parse_whole(seed, option="--seed", least=0)
     batch: dict[str, Array] = {}
     for name in graph.inputs:
         tensor = graph.tensors[name]
@@ -87,7 +85,7 @@ def check_names(graph: Graph, data: Mapping[str, object]) -> None:
     """Raise `ModelError` where `data` lacks an input of `graph`."""
     if missing := [name for name in graph.inputs if name not in data]:
         wanted = ", ".join(_described(graph.tensors[name]) for name in missing)
-        given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:_SHOWN]) or "nothing"
+        given = ", ".join(f"{name!r}{_form(data, name)}" for name in sorted(data)[:8]) or "nothing"
         renamed = ", ".join(f"{name}=..." for name in graph.inputs)
         raise ModelError(f"the data lacks {wanted}; it has {given}. Name the arrays so: numpy.savez(path, {renamed})")
 

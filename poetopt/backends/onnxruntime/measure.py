@@ -53,11 +53,7 @@ def give_back() -> Callable[[], object] | None:
 
 
 SCHEDSTAT = "/proc/thread-self/schedstat"
-BUSY = 0.05
-"""From this share of waiting on, people are told."""
 
-FULL = 0.5
-"""From this share on, what the others leave in the caches is felt in the seconds that do count (up to a fifth)."""
 
 T = TypeVar("T")
 
@@ -125,10 +121,12 @@ class Stopwatch:
 
 def told(share: float) -> str:
     """That share in words; empty where it is too small to be felt."""
-    if share < BUSY:
+    # from this share of waiting on, people are told
+    if share < 0.05:
         return ""
     words = f"others had the processors for {share:.0%} of that time, not counted"
-    return words if share < FULL else f"{words}; caches suffer too, so measure again on a freer machine"
+    # from this share on, what the others leave in the caches is felt in the seconds that do count (up to a fifth)
+    return words if share < 0.5 else f"{words}; caches suffer too, so measure again on a freer machine"
 
 
 _RESIDENT = "/proc/self/smaps_rollup"
@@ -143,8 +141,6 @@ until this many runs have left the peak as it was."""
 MOST, MOST_SECONDS = 15, 60.0
 """The same where it is not as expected."""
 
-WARM_S = 0.1
-"""Steps as short as this run once more before each timing."""
 
 Act = Callable[[], object]
 
@@ -353,7 +349,8 @@ def alternate(
     with paused():
         for turn in range(most):
             for name in _rotated(tuple(steps), turn):
-                if times[name] and times[name][-1] <= WARM_S:
+                # steps as short as this run once more before each timing
+                if times[name] and times[name][-1] <= 0.1:
                     steps[name]()()
                 times[name].append(clock.time(steps[name]()))
             gone = time.perf_counter() - start

@@ -107,13 +107,9 @@ def _processor() -> str:
     return platform.processor() or "unknown processor"
 
 
-SAME_BYTES = "a72"
-"""Bytes don't depend on the device, and of the problem only bytes are used here."""
 APART, APART_S = 0.05, 0.003
 """How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most APART_S
 seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with what transfers of three networks' plans took in a step."""
-TICK_S = 1e-9
-"""What an operator takes at least: a clock that saw nothing pass can't tell less."""
 
 Listener = Callable[[str], None]
 
@@ -151,9 +147,10 @@ def profile(
         if (extra := spaces.get(name)) is not None:
             workspace[keys[name]] = max(extra, workspace.get(keys[name], 0))
     seconds_of = typical_seconds(times, keys)
+    # what an operator takes at least: a clock that saw nothing pass can't tell less
     operators = {
         key: OperatorProfile(
-            time_s=max(seconds_of[key], TICK_S),
+            time_s=max(seconds_of[key], 1e-9),
             spread_s=quartile_spread(found),
             runs=len(found),
             workspace_bytes=workspace.get(key),
@@ -197,7 +194,8 @@ def _measured(
     clock: Stopwatch,
 ) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None, StorageProfile]:
     """Seconds of each operator in each step, bytes that its kernels allocate, watts where known, and transfers."""
-    problem = cost(graph, device(SAME_BYTES))
+    # bytes don't depend on the device, and of the problem only bytes are used here
+    problem = cost(graph, device("a72"))
     plan = lay_out(plan_of(problem, Schedule()))
     batch = random_batch(graph, seed)
     with PageFile({}) as pages:

@@ -27,19 +27,13 @@ import numpy as np
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.step.memory import numpy_dtype
 from poetopt.backends.step.program import Act
-from poetopt.graph import PACKED, Graph, Node, Role, Tensor
+from poetopt.graph import PACKED, VIEW_OPS, Graph, Node, Role, Tensor, TrainingGraph
 from poetopt.ops.op import op_of
-from poetopt.ops.runtimes.onnxruntime import runtime
-from poetopt.util.errors import BackendUnavailableError, ExecutionError
+from poetopt.ops.runtimes.onnxruntime import FEW_KERNELS, runtime
+from poetopt.util.errors import BackendUnavailableError, ExecutionError, UnsupportedOpError
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
-
-READ_AS_THEY_RUN = frozenset({"ConstantOfShape", "Reshape"})
-"""Ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB."""
-
-EMBEDDED_ELEMENTS = 64
-"""Integer constants up to this size become part of their session."""
 
 
 _SEED = re.compile(rb"(\x0a\x04seed\x15).{4}", re.DOTALL)
@@ -99,7 +93,7 @@ _Names = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSession:
+class _NodeSession:
     """A session that runs one node.
 
     inputs, outputs
@@ -140,7 +134,7 @@ class Sessions:
         found._made = self._made
         return found
 
-    def get(self, node: Node) -> NodeSession:
+    def get(self, node: Node) -> _NodeSession:
         """The session of `node`; for a random node a fresh one, which draws its first numbers (see `is_random`).
 
         Raises `ExecutionError` where onnxruntime has no kernel for it.
@@ -152,10 +146,10 @@ class Sessions:
         if model is None:
             model = self._model(node, bound, outputs, embedded)
         if is_random(node):
-            return NodeSession(self._create(node, model), bound, outputs)
+            return _NodeSession(self._create(node, model), bound, outputs)
         if model not in self._made:
             self._made[model] = self._create(node, model)
-        return NodeSession(self._made[model], bound, outputs)
+        return _NodeSession(self._made[model], bound, outputs)
 
     def written(self, further: Iterable[Node] = ()) -> Mapping[tuple[str, ...], bytes]:
         """The models of all nodes that need a session of their own making; alike ones share their bytes.
@@ -175,7 +169,12 @@ class Sessions:
         """Gives what is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
         inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
         outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
-        embedded = {key: name for key, name in inputs if self.embeds(name) and node.op_type not in READ_AS_THEY_RUN}
+        # ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB
+        embedded = {
+            key: name
+            for key, name in inputs
+            if self.embeds(name) and node.op_type not in ("ConstantOfShape", "Reshape")
+        }
         return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
     def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
@@ -204,7 +203,8 @@ class Sessions:
         """Says whether the tensor `name` is part of each session that reads it."""
         tensor = self.graph.tensors[name]
         constant = tensor.role is Role.CONSTANT and tensor.name in self.graph.values
-        return constant and tensor.dtype in ("int64", "int32") and tensor.size <= EMBEDDED_ELEMENTS
+        # integer constants up to this size become part of their session
+        return constant and tensor.dtype in ("int64", "int32") and tensor.size <= 64
 
     def _model(
         self,
@@ -254,6 +254,33 @@ class Sessions:
             f"({node.domain or 'ai.onnx'}.{node.op_type}, opset {self.graph.opset})",
             lambda: onnxruntime().InferenceSession(model, options, providers=["CPUExecutionProvider"]),
         )
+
+
+def check_runs(graph: TrainingGraph) -> None:
+    """Raise `UnsupportedOpError` where onnxruntime has no kernel for a node of the network.
+
+    Only nodes of unusual types are loaded: each op has a kernel for float32, with operands of int64 and bool beside it.
+    Rules emit nodes that have one. For float64 and bfloat16 there is a note instead (`Runtime.notes`).
+    """
+    sessions, tensors = Sessions(graph), graph.tensors
+    for operator in graph.operators:
+        for node in () if operator.backward or operator.view else operator.nodes:
+            read = {tensors[name].dtype for name in node.inputs if name}
+            written = {tensors[name].dtype for name in node.outputs if name}
+            usual = read <= {"float32", "int64", "bool"} and "float32" in written
+            usual = usual or op_of(node.op_type).any_type
+            if usual or node.domain or node.op_type in VIEW_OPS or not (read | written).isdisjoint(FEW_KERNELS):
+                continue
+            try:
+                sessions.get(node)
+            except BackendUnavailableError:
+                return  # a plan is made without it
+            except ExecutionError as error:
+                types = ", ".join(tensors[name].dtype for name in node.inputs if name)
+                raise UnsupportedOpError(
+                    f"{graph.source}: {error} (its inputs are {types}); export the model with other types, or plan "
+                    "with --runtime c where that has a kernel"
+                ) from error
 
 
 def key_of(node: Node) -> tuple[str, ...]:

@@ -65,7 +65,7 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
             value = float(np.float32(read_float32(value)))  # as the step has it
         except ValueError as error:
             raise OptionError(f"{option}: {error}") from None
-        example = {**_EXAMPLES, CLIP: "1.0"}.get(name, "")
+        example = {**{"lr": "0.01", "eps": "1e-8"}, CLIP: "1.0"}.get(name, "")
         if not (least <= value < below) or (example and value == 0):
             sense = f"more than 0, as in {example}" if example else "0 or more"
             sense = "at least 0 and less than 1, as in 0.9" if name in _RANGES else sense
@@ -73,7 +73,6 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
 
 
 _RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
-_EXAMPLES = {"lr": "0.01", "eps": "1e-8"}
 
 
 def hyperparameters_of(graph: TrainingGraph, lr: float, momentum: float | None) -> Mapping[str, float]:

@@ -278,10 +278,6 @@ def train(
     )
 
 
-STEPS = 3
-"""How many `run_alone` takes, and times."""
-
-
 @dataclass(frozen=True)
 class Alone:
     """Some steps of a plan.
@@ -302,7 +298,7 @@ def run_alone(made: Prepared, *, workdir: str | os.PathLike[str] | None = None, 
     found: dict[str, bytes] = {}
     ended = train(
         made,
-        STEPS,
+        3,
         None,
         ram_bytes=made.ram_bytes,
         data=batch_of(made.graph.whole, made.fed),

@@ -11,8 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from poetopt.util import interrupts
 
-TURN_S = 0.1
-"""The time between two looks at the clock."""
 GRACE_S = 0.3
 """A solver that was told of an interrupt is waited for this long: some of its steps, and our judging of a point that it
 found, take many seconds and can't be stopped."""
@@ -91,7 +89,8 @@ class Attendant:
                 if not given:
                     self._worker.submit(job)
                     given = True
-                job.done.wait(TURN_S)
+                # the time between two looks at the clock
+                job.done.wait(0.1)
                 _take_back_interrupts()
                 if latest is None:
                     interrupts.check()  # one whose exception was lost

@@ -19,8 +19,6 @@ from poetopt.backends.solvers.solver import DualProof, Point
 from poetopt.formulations.rows import Row
 from poetopt.util.sparse import csr_matrix
 
-PROBE_ITERATIONS = 300
-"""Of the simplex method, for each side that is probed: what a branching is worth shows long before its optimum."""
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
 
 
@@ -137,7 +135,9 @@ class HighsNodes:
         """The objective with other bounds of one column."""
         self._lp.changeColBounds(column, lower, upper)
         try:
-            status = self._run(basis, cutoff, PROBE_ITERATIONS)
+            # of the simplex method, for each side that is probed: what a branching is worth shows long before its
+            # optimum
+            status = self._run(basis, cutoff, 300)
             objective = self._objective()  # before the bounds change again: HiGHS forgets it then
         finally:
             self._lp.changeColBounds(column, self._at[0][column], self._at[1][column])
@@ -148,7 +148,7 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
+        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows))
         self._coming = np.union1d(self._coming, numbers)
 
     def _append(self) -> None:

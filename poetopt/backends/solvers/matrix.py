@@ -165,8 +165,6 @@ class Matrix:
 
 
 SUMS = {LinearExpression, SumExpression}
-ROWS = 1000
-"""The clock is looked at once in this many rows."""
 
 
 class _Entries:
@@ -198,7 +196,7 @@ class _Entries:
                 kind = term.__class__
             if kind is VarData:
                 coefficient, variable = signed, term
-            elif kind in SUMS:
+            elif kind in {LinearExpression, SumExpression}:
                 constant += self._sum(term.args, signed)
                 continue
             elif kind is MonomialTermExpression and term._args_[0].__class__ in native_numeric_types:
@@ -286,7 +284,8 @@ def _compiled(model: Any, objective: Any) -> Matrix:
             constraints.append(constraint)
             row_lower.append(least)
             row_upper.append(most)
-            if not len(constraints) % ROWS:
+            # the clock is looked at once in this many rows
+            if not len(constraints) % 1000:
                 work.check()
     shape = (len(starts) - 1, len(entries.variables))
     whole = csr_matrix((np.array(entries.values, dtype=float), entries.columns, starts), shape=shape)

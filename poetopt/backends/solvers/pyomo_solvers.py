@@ -6,6 +6,7 @@ out, and values with a bound back: a point is told at the end, and held against 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import re
@@ -31,7 +32,6 @@ from pyomo.opt.solver import SystemCallSolver
 from poetopt.backends.solvers.attend import Attendant
 from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.model_file import lp_lines
 from poetopt.backends.solvers.session import option_error, refuse_reserved, unbounded
 from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search, Session
 from poetopt.util.errors import BackendUnavailableError, PoetError
@@ -71,7 +71,7 @@ class Asked:
     folder: Path
 
 
-class OtherSession(HighsSession):
+class _OtherSession(HighsSession):
     """One Pyomo model, open in HiGHS for its relaxation, and handed to another solver for each search."""
 
     def __init__(self, model: Any, capabilities: frozenset[Capability], **more: Any) -> None:
@@ -190,7 +190,7 @@ KNOWN = {
 }
 
 
-class PyomoSession(OtherSession):
+class _PyomoSession(_OtherSession):
     """One Pyomo model, for a solver of Pyomo's."""
 
     def __init__(self, model: Any, solver: Any, known: Known, options: Mapping[str, str], **more: Any) -> None:
@@ -371,7 +371,7 @@ class PyomoBackend:
         """Compile `model` for HiGHS and the solver."""
         refuse_reserved(self.name, options, self._known.reserved)
         solver, more = self.solver(), {"threads": threads, "scale": scale, "log": log}
-        return PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **more)
+        return _PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **more)
 
 
 SCIP_RESERVED = {
@@ -384,7 +384,7 @@ SCIP_RESERVED = {
 SCIP_OUTCOMES = {"optimal": Outcome.OPTIMAL, "gaplimit": Outcome.OPTIMAL, "infeasible": Outcome.INFEASIBLE}
 
 
-class ScipSession(OtherSession):
+class _ScipSession(_OtherSession):
     """One Pyomo model, for SCIP by pyscipopt: it brings no program."""
 
     def __init__(self, model: Any, scip_options: Mapping[str, str], **more: Any) -> None:
@@ -394,21 +394,16 @@ class ScipSession(OtherSession):
     def _solve(self, asked: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
         from pyscipopt import Model
 
-        path, matrix = asked.folder / "model.lp", asked.matrix
-        names = [f"x{column}" for column in range(len(asked.start))]
-        lines = lp_lines(matrix, names, [f"r{row}" for row in range(matrix.shape[0])])
-        path.write_text("".join(lines), encoding="ascii")
         scip: Any = Model()
         scip.hideOutput()
-        scip.readProblem(str(path))
+        variables = _pass_to_scip(scip, asked.matrix)
         for key, value in self._scip_options.items():
             _set_scip(scip, key, value)
         for key, number in {"limits/time": asked.seconds, "limits/gap": asked.gap, "timing/clocktype": 2}.items():
             scip.setParam(key, number)
-        found = {variable.name: variable for variable in scip.getVars()}
         begin = scip.createPartialSol()
         for column in np.flatnonzero(~np.isnan(asked.start)).tolist():
-            scip.setSolVal(begin, found[names[column]], float(asked.start[column]))
+            scip.setSolVal(begin, variables[column], float(asked.start[column]))
         scip.addSol(begin, free=True)
 
         def work() -> Answer:
@@ -422,12 +417,32 @@ class ScipSession(OtherSession):
             if scip.getStatus() == "unbounded":
                 raise unbounded()
             best = scip.getBestSol() if scip.getNSols() else None
-            values = None if best is None else np.array([scip.getSolVal(best, found[name]) for name in names])
+            values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
             return Answer(SCIP_OUTCOMES.get(scip.getStatus(), Outcome.STOPPED), values, proven)
 
         return work, scip.interruptSolve
+
+
+def _pass_to_scip(scip: Any, matrix: Matrix) -> list[Any]:
+    """Make `matrix` the model of SCIP; its variables, by column."""
+    from pyscipopt import quicksum
+    from pyscipopt.scip import ExprCons
+
+    variables = [
+        scip.addVar(vtype="I" if whole else "C", lb=low, ub=high, obj=cost)
+        for whole, low, high, cost in zip(
+            matrix.integer.tolist(), matrix.lower.tolist(), matrix.upper.tolist(), matrix.costs.tolist(), strict=True
+        )
+    ]
+    starts, columns, values = matrix.rows.indptr.tolist(), matrix.rows.indices.tolist(), matrix.rows.data.tolist()
+    sides = zip(matrix.row_lower.tolist(), matrix.row_upper.tolist(), strict=True)
+    for (begin, end), (low, high) in zip(itertools.pairwise(starts), sides, strict=True):
+        terms = zip(values[begin:end], columns[begin:end], strict=True)
+        body = quicksum(value * variables[column] for value, column in terms)
+        scip.addCons(ExprCons(body, None if low == -math.inf else low, None if high == math.inf else high))
+    return variables
 
 
 def _set_scip(scip: Any, key: str, value: str) -> None:
@@ -443,7 +458,7 @@ def _set_scip(scip: Any, key: str, value: str) -> None:
         raise option_error(key, value, f"not a value of SCIP's {key} ({error})") from error
 
 
-class ScipBackend:
+class _ScipBackend:
     """SCIP (Zuse Institute Berlin). Where its search is faster than HiGHS's is the formulation `poet`."""
 
     name = "scip"
@@ -469,8 +484,8 @@ class ScipBackend:
         probe = Model()
         for key, value in options.items():
             _set_scip(probe, key, value)
-        return ScipSession(model, options, capabilities=self.capabilities, threads=1, scale=scale, log=log)
+        return _ScipSession(model, options, capabilities=self.capabilities, threads=1, scale=scale, log=log)
 
 
 cbc = PyomoBackend("cbc")
-scip = ScipBackend()
+scip = _ScipBackend()

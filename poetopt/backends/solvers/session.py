@@ -17,12 +17,6 @@ from poetopt.formulations.rows import Row
 from poetopt.util.errors import FormulationError, OptionError, PoetError
 from poetopt.util.work import Work
 
-SLACK = 1e-6
-"""A cut with more slack than this at the relaxation is purged."""
-
-SEPARATION_S = 2e-6
-"""The time of a separation for each column. Measured on bert and exact_bert_base."""
-
 
 class MatrixSession(ABC):
     """One Pyomo model as arrays; a backend's session derives from it and solves them.
@@ -123,7 +117,8 @@ class MatrixSession(ABC):
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators. Raises FormulationError for one over a variable that the model hasn't."""
-        self.work.compute(SEPARATION_S * len(self._lower))  # which found them
+        # the time of a separation for each column. Measured on bert and exact_bert_base.
+        self.work.compute(2e-6 * len(self._lower))  # which found them
         if rows:
             self._added += self._append(rows)
             self._sources.update(row.block for row in rows)
@@ -152,10 +147,11 @@ class MatrixSession(ABC):
         if self._activity is None:
             return 0
         base = len(self._matrix.row_lower)
+        # a cut with more slack than this at the relaxation is purged
         slack = [
             x
             for x, (row, value) in enumerate(zip(self._added, self._activity[base:], strict=False))
-            if not row.core and min(value - row.lower, row.upper - value) > SLACK
+            if not row.core and min(value - row.lower, row.upper - value) > 1e-6
         ]
         self._forget(slack)
         return len(slack)

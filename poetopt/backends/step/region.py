@@ -98,7 +98,6 @@ class ResidentRegion:
 
 WINDOW = 256
 """Steps for which one seed lasts."""
-_SEEDS = 2**20
 
 
 def reseeded(node: Node, window: int) -> Node:
@@ -106,7 +105,7 @@ def reseeded(node: Node, window: int) -> Node:
     if not window:
         return node
     own = node.attributes.get("seed", node.name)
-    seed = 1 + zlib.crc32(f"{own} {window}".encode()) % _SEEDS
+    seed = 1 + zlib.crc32(f"{own} {window}".encode()) % 2**20
     return replace(node, attributes={**node.attributes, "seed": seed if node.op_type == "Dropout" else float(seed)})
 
 

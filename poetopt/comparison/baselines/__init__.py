@@ -1,8 +1,8 @@
-"""The schedulers that poetopt is compared with, and what each one declares.
+"""Schedulers that poetopt is compared with, and their declared features.
 
-Every method has the contract `schedule(problem, ram_bytes, settings) -> Plan`: the plan has been simulated and
-laid out within the budget. Where a method has none it raises NoScheduleError (the heuristic found none) or
-InfeasibleError (there is none in its space), saying why.
+Every method has the signature `schedule(problem, ram_bytes, settings) -> Plan`. The plan has been simulated, and laid
+out within the budget. A method without a plan raises NoScheduleError (the heuristic found none) or InfeasibleError (its
+space has none), with the reason.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The facts that a method takes into account: a row of Table 1 of the paper, and paging.
+    """Facts that a method takes into account: a row of Table 1 of the paper, and paging.
 
+    Attributes
+    ----------
     general_graphs
         Defined for graphs, not only for chains.
     compute_aware, memory_aware, power_aware
-        Whether its choices look at the cost of computing, at sizes in bytes, at joules, as implemented here. Among the
-        plans that any method leaves to choose from, the cheapest in joules that fits is its answer: that doesn't count.
+        Whether its choices depend on the cost of computing, on sizes in bytes, on joules, as implemented here. The
+        final choice of the plan with the least energy doesn't count, because every method has it.
     paging
         Whether it moves tensors to storage.
     proof
-        Whether its answer comes with a bound.
+        Whether its result has a bound.
     remat
         Whether it recomputes.
     """
@@ -54,16 +56,18 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """One method.
+    """Method that can be compared.
 
+    Attributes
+    ----------
     module, function
-        Where it is, under `comparison.baselines`, or anywhere where the module's name has a dot; imported when it
-        is first used.
+        Location of its function: a module of `comparison.baselines`, or any module whose name has a dot. It is imported
+        at its first use.
     source
-        Who it is by.
+        Its authors.
     supports
-        What a problem may hold beside plain tensors, computed or in RAM. No method streams operands: their operators
-        run plain.
+        Features of a problem that it handles, beyond plain tensors that are computed or in RAM. No method streams
+        operands: such operators run without streaming.
     """
 
     name: str
@@ -75,12 +79,20 @@ class Baseline:
     supports: frozenset[Feature] = frozenset()
 
     def schedule(self, problem: Problem, ram_bytes: int, settings: Settings | None = None) -> Plan:
-        """The method's plan. Raises NoScheduleError or InfeasibleError where it has none at this budget."""
+        """Return the method's plan.
+
+        Raises
+        ------
+        NoScheduleError, InfeasibleError
+            If the method has none at this budget.
+        ProblemError
+            If the problem has features that the method doesn't support.
+        """
         from poetopt.comparison.baselines.acceptance import DEFAULTS
         from poetopt.graph.problem import PLAINLY, check_supported
 
         if unable := self.unable(problem):
-            raise ProblemError(f"{unable}; leave out parameters='paged'")
+            raise ProblemError(f"{unable}. Leave out parameters='paged'.")
         check_supported(problem, f"baseline '{self.name}'", self.supports | PLAINLY)
         if self.solve is not None:
             from poetopt.comparison.baselines.poet import plan_in
@@ -90,14 +102,14 @@ class Baseline:
         return function(problem, ram_bytes, settings or DEFAULTS)
 
     def unable(self, problem: Problem) -> str | None:
-        """That the method can't page parameters, in words, where the problem's are paged."""
+        """Return a message if the problem pages parameters and the method can't, else None."""
         if Feature.STORED in self.supports or Feature.STORED not in problem.features:
             return None
         return f"baseline '{self.name}' can't page parameters, and {problem.features[Feature.STORED]} {Feature.STORED}"
 
     @property
     def solve(self) -> Solve | None:
-        """For a method with a proof: (problem, ram_bytes, settings, starts) -> Solution; else None."""
+        """Function (problem, ram_bytes, settings, starts) -> Solution of a method with a proof; else None."""
         if not self.features.proof:
             return None
         return cast("Solve", self._load(self.function.replace("schedule", "solve")))
@@ -111,13 +123,13 @@ _CHEN = "Chen et al. 2016"
 _CHECKMATE = "Jain et al. 2020"
 _POET = "Patil et al. 2022"
 _PAGED = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES})
-"""Of methods that schedule parameters with their home on storage."""
+"""Features of methods that schedule parameters stored outside of RAM."""
 _GRAPH = Features(general_graphs=True)
 _SIZES = replace(_GRAPH, memory_aware=True)
 _ONLINE = replace(_SIZES, compute_aware=True)
 _SWAPS = replace(_ONLINE, paging=True)
 _CHAIN = Features(compute_aware=True, memory_aware=True, power_aware=True)
-"""Their recurrences weigh segments in joules, and states in bytes as well as in slots."""
+"""Chain methods: their recurrences weigh segments in joules, and states in bytes as well as in slots."""
 _OPTIMAL = replace(_ONLINE, power_aware=True, proof=True)
 _PAGING = replace(_OPTIMAL, paging=True)
 
@@ -159,18 +171,18 @@ METHODS: dict[str, Baseline] = {method.name: method for method in _ALL}
 
 
 def names() -> tuple[str, ...]:
-    """The names of all methods of our own."""
+    """Return the names of the built-in methods."""
     return tuple(METHODS)
 
 
 def method(name: str | Baseline) -> Baseline:
-    """The method of that name; a Baseline is itself. Raises OptionError, naming the closest ones."""
+    """Return the method with that name; a Baseline is returned unchanged. Raises OptionError with similar names."""
     if isinstance(name, Baseline):
         return name
     if not isinstance(name, str):
-        raise OptionError(f"--methods: a method is a name or a Baseline, not a {type(name).__name__}")
+        raise OptionError(f"--methods: a method must be a name or a Baseline, not a {type(name).__name__}")
     if name not in METHODS:
         close = near(name, METHODS)
-        hint = f"did you mean {', '.join(close)}?" if close else f"there are {', '.join(METHODS)}"
-        raise OptionError(f"--methods: no method is called '{name}'; {hint}")
+        hint = f"Did you mean {', '.join(close)}?" if close else f"There are {', '.join(METHODS)}."
+        raise OptionError(f"--methods: there is no method '{name}'. {hint}")
     return METHODS[name]

@@ -1,4 +1,4 @@
-"""The way from a heuristic's candidates to its answer: simulated, laid out, and the cheapest that fits."""
+"""Selection of a heuristic's result: its candidates are simulated, and the cheapest that fits is laid out."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from poetopt.util.units import show_limit
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a method beside the RAM budget.
+    """Settings of a method besides the RAM budget.
 
+    Attributes
+    ----------
     deadline_s
-        Bound on the makespan, or None.
-    time_limit_s, gap, threads
-        Of the methods that solve an integer program; see `poetopt.search.solution.Options`.
-    backend, scope
-        Of the same.
+        Limit of the makespan, or None.
+    time_limit_s, gap, threads, backend, scope
+        For methods that solve an integer program; see `poetopt.search.solution.Options`.
     """
 
     deadline_s: float | None = None
@@ -42,22 +42,26 @@ DEFAULTS = Settings()
 def cheapest(
     problem: Problem, ram_bytes: int, candidates: Iterable[Schedule | Plan], settings: Settings = DEFAULTS
 ) -> Plan:
-    """The candidate of least energy (then time) that keeps the budget and the deadline, laid out in the budget.
+    """Return the candidate of least energy (then time) within budget and deadline, laid out in the budget.
 
-    Candidates are normalized first. Ones that the simulator refuses don't count. Raises NoScheduleError, with what
-    came closest, where none is left.
+    Candidates are normalized first. Invalid ones are skipped.
+
+    Raises
+    ------
+    NoScheduleError
+        If no candidate is left; the message describes the closest one.
     """
-    found: list[tuple[float, float, int, int, Plan]] = []
+    accepted: list[tuple[float, float, int, int, Plan]] = []
     leanest: Simulation | None = None
     fastest: Simulation | None = None
-    refusal = ""
+    error_text = ""
     problem = problem.within(ram_bytes)
     for index, candidate in enumerate(candidates):
         plan = plan_of(problem, candidate) if isinstance(candidate, Schedule) else candidate
         try:
             simulate(plan)
         except PlanError as error:
-            refusal = refusal or str(error)
+            error_text = error_text or str(error)
             continue
         plan = normalize(plan)
         simulation = simulate(plan)
@@ -67,24 +71,24 @@ def cheapest(
             continue
         if fastest is None or simulation.makespan_s < fastest.makespan_s:
             fastest = simulation
-        limit = settings.deadline_s
-        if limit is not None and simulation.makespan_s > limit * (1 + RELATIVE_TOLERANCE):
+        deadline_s = settings.deadline_s
+        if deadline_s is not None and simulation.makespan_s > deadline_s * (1 + RELATIVE_TOLERANCE):
             continue
-        found.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
-    # number of the cheapest candidates that are laid out before the method gives up
-    for _, _, _, _, plan in sorted(found, key=lambda entry: entry[:4])[:12]:
+        accepted.append((simulation.overhead_j, simulation.makespan_s, simulation.peak_bytes, index, plan))
+    # At most twelve candidates are laid out, the cheapest first.
+    for _, _, _, _, plan in sorted(accepted, key=lambda entry: entry[:4])[:12]:
         laid_out = lay_out_within(plan, ram_bytes - problem.reserve_bytes)
         if arena_bytes(laid_out) + problem.reserve_bytes <= ram_bytes:
             return laid_out
     if leanest is None:
-        raise NoScheduleError(f"it made no valid plan: {refusal}" if refusal else "it made no plan")
+        raise NoScheduleError(f"it found no valid plan: {error_text}" if error_text else "it found no plan")
     if leanest.peak_bytes > ram_bytes:
         raise NoScheduleError(
             f"its leanest plan needs {leanest.peak_bytes:,} bytes, {leanest.peak_bytes - ram_bytes:,} over the budget"
-            + (f"; others are not valid: {refusal}" if refusal else "")
+            + (f"; others are not valid: {error_text}" if error_text else "")
         )
-    if found:
-        raise NoScheduleError("its plans keep the budget, but their buffers could not be laid out within it")
+    if accepted:
+        raise NoScheduleError("its plans keep the budget, but their buffers can't be laid out within it")
     assert fastest is not None
     raise NoScheduleError(
         f"its plans that keep the budget take {show_limit(fastest.makespan_s, 's')}, more than the deadline of "

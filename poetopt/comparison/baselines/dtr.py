@@ -1,20 +1,20 @@
 """Dynamic tensor rematerialization (Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, ICLR 2021).
 
-An online greedy: the fixed order is replayed. To run an operator, its missing inputs are rematerialized, then
-resident tensors are evicted, the one of least score first, until the outputs and the workspace fit. The score of a
-tensor t with computing time c, bytes m and staleness s (time since its last access):
+An online greedy method replays the fixed order. To run an operator, it rematerializes missing inputs, and then evicts
+resident tensors, the one of least score first, until the outputs and the workspace fit. The score of a tensor t with
+computing time c, bytes m and staleness s (time since its last access) is
 
     (c(t) + sum of c over the evicted neighbourhood of t) / (m(t) s(t))
 
-The evicted neighbourhood is what is reached from t through evicted tensors, over its ancestors (which
-must run again to have t back) and over its descendants (which need t to be had back). A tensor that the program
-will not read again is dropped at once, as when its last reference goes in the framework, and costs nothing
-as a descendant. It knows nothing of the future otherwise, and doesn't page.
+The evicted neighbourhood contains all tensors that are reached from t through evicted tensors, over its ancestors
+(which must run again to restore t) and over its descendants (which need t to be restored). A tensor that the program
+will not read again is dropped at once, as when its last reference goes in the framework, and costs nothing as a
+descendant. The method has no other knowledge of the future, and doesn't page.
 
-It is defined for general graphs. An operator with several outputs runs again for any of them and gives all; its cost
-counts once. Graph inputs, and what can't be recomputed, are never evicted. It fails where nothing is left to evict,
-and where it thrashes: after WORK times as many computes as there are operators. It is run at the budget, and where
-its buffers can't be laid out, or in the hope of less energy, a little below it as well.
+It is defined for general graphs. An operator with several outputs runs again for any of them and writes all; its cost
+counts once. Graph inputs, and tensors that can't be recomputed, are never evicted. The method fails if nothing is left
+to evict, or if it thrashes: after WORK times as many computes as there are operators. It runs at the budget, and also a
+little below, in case the buffers can't be laid out or for less energy.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from poetopt.plan.simulate import simulate
 from poetopt.util.errors import NoScheduleError
 
 WORK = 12
-"""More computes than this times the number of operators are thrashing."""
+"""More computes than this times the number of operators count as thrashing."""
 
 
-class _NothingToEvictError(Exception):
-    """Nothing can be evicted, or it thrashes; the text says which."""
+class _ReplayError(Exception):
+    """Nothing can be evicted, or the replay thrashes; the message says which."""
 
 
 @dataclass
 class _Replay:
-    """The runtime's state. `left` counts the program's reads to come, `locked` who needs a tensor right now."""
+    """State of the runtime: `left` counts the program's future reads, `locked` the current users of a tensor."""
 
     problem: Problem
     room: int
@@ -63,7 +63,7 @@ class _Replay:
         self.seconds = [operator.time_s for operator in problem.operators]
         self.tick = sum(self.seconds) * 1e-6 / max(1, len(self.seconds)) or 1.0
         self.stage = 0
-        # The last stage in which a rematerialization could still read each tensor.
+        # Last stage in which a rematerialization could still read each tensor.
         self.until = [-1] * count
         for index in range(len(problem.operators) - 1, -1, -1):
             operator = problem.operators[index]
@@ -86,18 +86,18 @@ class _Replay:
     def _compute(self, index: int) -> None:
         self.work += 1
         if self.work > WORK * len(self.problem.operators):
-            raise _NothingToEvictError(f"it thrashes: {WORK} times as many computes as there are operators, and no end")
+            raise _ReplayError(f"it thrashes: it ran more than {WORK} computes for each operator")
         operator = self.problem.operators[index]
         touched = (*operator.inputs, *operator.outputs)
         for i in touched:
             self.locked[i] += 1
         for i in operator.inputs:
             if i not in self.machine.resident:
-                self._again(i)
+                self._rematerialize(i)
         effect = self.computes[index]
         fresh = self.machine.fresh(effect)
         self._make_room(self.machine.need(effect), index)
-        self._do(effect)
+        self._apply(effect)
         for i in fresh:
             self.evicted[i] = False
         # The tick keeps the order of accesses where operators take no time.
@@ -106,11 +106,11 @@ class _Replay:
             self.accessed[i] = self.clock
             self.locked[i] -= 1
 
-    def _again(self, tensor: int) -> None:
+    def _rematerialize(self, tensor: int) -> None:
         producer = self.problem.tensors[tensor].producer
         if not self.problem.may_recompute(tensor):
-            # A rematerialization before it in the same stage was the last to need it.
-            raise _NothingToEvictError(f"'{self.problem.tensors[tensor].name}' is gone, and can't be computed again")
+            # An earlier rematerialization in the same stage released it.
+            raise _ReplayError(f"'{self.problem.tensors[tensor].name}' is freed, and can't be computed again")
         self._compute(producer)
         for i in (*self.problem.operators[producer].inputs, *self.problem.operators[producer].outputs):
             self._drop_if_done(i)
@@ -122,35 +122,33 @@ class _Replay:
             self._evict(i)
 
     def _evict(self, i: int) -> None:
-        self._do(self.frees[i])
+        self._apply(self.frees[i])
         self.evicted[i] = True
 
-    def _do(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:
         self.machine.apply(effect)
         self.steps.append(effect.step)
 
     def _make_room(self, nbytes: int, index: int) -> None:
         while (needed := self.machine.live - self.problem.reserve_bytes + nbytes) > self.room:
-            able = [
+            evictable = [
                 i
                 for i in self.machine.resident
                 if not self.locked[i] and not self.fixed[i] and self.problem.tensors[i].nbytes
             ]
-            if not able:
+            if not evictable:
                 name = self.problem.operators[index].name
-                raise _NothingToEvictError(
-                    f"at operator '{name}' nothing is left to evict: {needed:,} bytes are needed there"
-                )
-            self._evict(min(zip(self._scores(able), able, strict=True))[1])
+                raise _ReplayError(f"nothing is left to evict at operator '{name}', which needs {needed:,} bytes")
+            self._evict(min(zip(self._scores(evictable), evictable, strict=True))[1])
 
-    def _scores(self, able: list[int]) -> list[float]:
-        above, below, tensors = self._above(), self._below(), self.problem.tensors
-        stale = [self.clock - self.accessed[i] + self.tick for i in able]
-        costs = [self._cost(above[i] | below[i] | 1 << tensors[i].producer) for i in able]
-        return [c / (tensors[i].nbytes * s) for i, c, s in zip(able, costs, stale, strict=True)]
+    def _scores(self, evictable: list[int]) -> list[float]:
+        ancestors, descendants, tensors = self._evicted_ancestors(), self._evicted_descendants(), self.problem.tensors
+        staleness = [self.clock - self.accessed[i] + self.tick for i in evictable]
+        costs = [self._total_seconds(ancestors[i] | descendants[i] | 1 << tensors[i].producer) for i in evictable]
+        return [c / (tensors[i].nbytes * s) for i, c, s in zip(evictable, costs, staleness, strict=True)]
 
-    def _above(self) -> list[int]:
-        """For each tensor, the operators (as bits) that must run again to have it, itself not counted."""
+    def _evicted_ancestors(self) -> list[int]:
+        """Return, for each tensor, the operators (as bits) that must run again to restore it, without its own."""
         masks = [0] * len(self.problem.tensors)
         for operator in self.problem.operators:
             mask = 0
@@ -161,8 +159,8 @@ class _Replay:
                 masks[i] = mask
         return masks
 
-    def _below(self) -> list[int]:
-        """For each tensor, the operators (as bits) of evicted tensors that need it back and will be read."""
+    def _evicted_descendants(self) -> list[int]:
+        """Return, for each tensor, the operators (as bits) of evicted tensors that need it and will be read."""
         masks = [0] * len(self.problem.tensors)
         for index in range(len(self.problem.operators) - 1, -1, -1):
             operator = self.problem.operators[index]
@@ -175,8 +173,8 @@ class _Replay:
                     masks[u] |= mask
         return masks
 
-    def _cost(self, operators: int) -> float:
-        """Seconds of a set of operators, given as bits."""
+    def _total_seconds(self, operators: int) -> float:
+        """Return the seconds of a set of operators, given as bits."""
         total = 0.0
         while operators:
             low = operators & -operators
@@ -186,21 +184,21 @@ class _Replay:
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The cheapest replay. Raises NoScheduleError."""
-    # Where everything fits nothing is evicted, not even what `fixed` is careful about.
+    """Return the cheapest replay. Raises NoScheduleError."""
+    # If everything fits, nothing is evicted.
     plans: list[Schedule | Plan] = [Schedule()]
-    why = ""
+    reason = ""
     room = ram_bytes - problem.reserve_bytes
     if problem.start_bytes > ram_bytes:
-        raise NoScheduleError("the graph inputs alone exceed the budget, and it evicts no inputs")
-    # of the budget, that the replay aims at
+        raise NoScheduleError("the graph inputs alone exceed the budget, and the method doesn't evict inputs")
+    # shares of the budget that the replay aims at
     for share in (1.0, 0.985, 0.96, 0.92):
         try:
             plans.append(_Replay(problem, int(room * share)).run())
-        except _NothingToEvictError as error:
-            why = why or str(error)
+        except _ReplayError as error:
+            reason = reason or str(error)
         except RecursionError:
-            why = why or "rematerializations nest too deeply"
+            reason = reason or "rematerializations nest too deeply"
     if len(plans) == 1 and simulate(plan_of(problem, Schedule())).peak_bytes > ram_bytes:
-        raise NoScheduleError(why)
+        raise NoScheduleError(reason)
     return cheapest(problem, ram_bytes, plans, settings)

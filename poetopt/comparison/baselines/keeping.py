@@ -1,31 +1,31 @@
-"""Common parts of the rematerialization heuristics: from what is kept to what is recomputed.
+"""Common parts of the rematerialization heuristics, and the two methods of Chen et al. 2016.
 
-`S[t, i]`: tensor i is in RAM as stage t begins. `R`: the pairs (stage, operator) that run again. The heuristics
-choose S, and R follows from it: what S gains during a stage must be computed in it, and so must, in turn, what these
-operators read and S has not got (Jain et al. 2020, section 4.5, carried from nodes to operators with several outputs:
-an operator runs if any of its outputs is missing, and gives all of them).
+`S[t, i]`: tensor i is in RAM as stage t begins. `R`: the pairs (stage, operator) that run again. The heuristics choose
+S, and R follows from it: tensors that S gains during a stage must be computed in it, and so must, in turn, their
+operators' inputs that are missing in S (Jain et al. 2020, section 4.5, extended from nodes to operators with several
+outputs: an operator runs if any of its outputs is missing, and writes all of them).
 
-Graph inputs, and the outputs of operators that can't run again, are kept from the start to their last read.
+Graph inputs, and outputs of operators that can't run again, are kept from the start to their last read.
 
 Page-ins are moved forward in time, so that a transfer channel beside the CPU can hide them.
 
 Sublinear memory: every sqrt(n)-th activation is kept (Chen, Xu, Zhang, Guestrin 2016, section 4).
 
 Of n candidates, in order, every floor(sqrt(n))-th is a checkpoint. The others are dropped in the forward pass, and
-recomputed a segment at a time when the backward pass reaches the segment. It assumes a chain of layers of equal cost
-and size: neither bytes nor joules are looked at, so there is one plan for all budgets.
+recomputed one segment at a time when the backward pass reaches it. The method assumes a chain of layers of equal cost
+and size: it ignores bytes and joules, so that there is one plan for all budgets.
 
-On general graphs the candidates are all forward operators in order (linearized), as in Jain et al. (2020); activations
-that jump over a checkpoint are held to their last forward reader or recomputed for it, whichever fits and is
-cheaper. All outputs of a checkpointed operator are kept; workspace is the simulator's.
+On general graphs the candidates are all forward operators in order (linearized), as in Jain et al. (2020). Activations
+that jump over a checkpoint are held to their last forward reader or recomputed for it, whichever fits and is cheaper.
+All outputs of a checkpointed operator are kept; workspace is the simulator's.
 
-Sublinear memory, greedy: a checkpoint whenever enough bytes have gone by (Chen et al. 2016, algorithm 3).
+Sublinear memory, greedy: a checkpoint after every b bytes (Chen et al. 2016, algorithm 3).
 
-In forward order, bytes are added up; a candidate at which the sum exceeds b is kept, and the sum starts anew. b is
-swept over (geometrically, from the smallest operator to all activations), and the cheapest plan that fits is the
-answer. It looks at bytes, not at costs.
+In forward order, bytes are added up; a candidate at which the sum exceeds b is kept, and the sum restarts. b varies
+geometrically from the smallest operator to all activations, and the cheapest plan that fits is the result. The method
+considers bytes, but not costs.
 
-An operator's bytes are those of all its outputs.
+The bytes of an operator are those of all its outputs.
 """
 
 from __future__ import annotations
@@ -44,65 +44,69 @@ from poetopt.plan.schedule import Schedule
 
 
 def forward_operators(problem: Problem) -> tuple[int, ...]:
-    """The forward operators, in order."""
+    """Return the forward operators, in order."""
     return tuple(index for index, operator in enumerate(problem.operators) if not operator.backward)
 
 
 def with_prefetch(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
-    """The schedule with its page-ins just in time, and, on a device with DMA, as early as the channel needs them.
+    """Yield the schedule with earlier page-ins if the device has DMA, and with its page-ins just in time.
 
-    From the last page-in to the first, each is to end when its tensor is read or the next one begins, whichever is
-    earlier, and begins in the stage where that takes it; never before the stage after the tensor's access before it.
+    From the last page-in to the first, each must end when its tensor is read or the next one begins, whichever is
+    earlier. It begins in the stage that this implies, but never before the stage after the tensor's previous access.
     """
     if problem.dma and schedule.page_ins:
-        ends = np.concatenate([[0.0], np.cumsum([operator.time_s for operator in problem.operators])])
-        begins = ends.tolist()
-        moved: set[tuple[int, int]] = set()
-        free = float(ends[-1])
+        end_times = np.concatenate([[0.0], np.cumsum([operator.time_s for operator in problem.operators])])
+        begin_times = end_times.tolist()
+        early_page_ins: set[tuple[int, int]] = set()
+        channel_free_s = float(end_times[-1])
         for stage, i in sorted(schedule.page_ins, reverse=True):
             tensor = problem.tensors[i]
-            free = min(free, begins[stage]) - tensor.page_in_s
+            channel_free_s = min(channel_free_s, begin_times[stage]) - tensor.page_in_s
             earlier = [reader for reader in problem.readers[i] if reader < stage]
             earlier += [
-                at for at, operator in schedule.recomputes if at < stage and i in problem.operators[operator].inputs
+                recompute_stage
+                for recompute_stage, operator in schedule.recomputes
+                if recompute_stage < stage and i in problem.operators[operator].inputs
             ]
-            floor = max([tensor.producer + 1, *(at + 1 for at in earlier)])
-            place = bisect_right(begins, free) - 1
-            moved.add((min(stage, max(floor, place)), i))
-        yield Schedule(schedule.recomputes, frozenset(moved))
+            earliest_stage = max([tensor.producer + 1, *(recompute_stage + 1 for recompute_stage in earlier)])
+            stage_by_time = bisect_right(begin_times, channel_free_s) - 1
+            early_page_ins.add((min(stage, max(earliest_stage, stage_by_time)), i))
+        yield Schedule(schedule.recomputes, frozenset(early_page_ins))
     yield schedule
 
 
 Kept = NDArray[np.bool_]
-"""(operators, tensors)."""
+"""S as an array (operators, tensors)."""
 
 
 def irreplaceable(problem: Problem, tensor: int) -> bool:
-    """Tell whether no recompute can bring the tensor back."""
+    """Return whether no recompute can restore the tensor."""
     return not problem.may_recompute(tensor)
 
 
 def repaired(problem: Problem, kept: Kept) -> Schedule:
-    """The recomputes that S needs.
+    """Return the recomputes that S needs.
 
+    Parameters
+    ----------
     kept
-        (operators, tensors) bool; what it says of irreplaceable tensors is ignored.
+        S as bool (operators, tensors); entries of irreplaceable tensors are ignored.
     """
     stages = len(problem.operators)
-    fixed = [irreplaceable(problem, i) for i in range(len(problem.tensors))]
-    wanted: list[set[int]] = [set() for _ in range(stages)]
+    is_fixed = [irreplaceable(problem, i) for i in range(len(problem.tensors))]
+    needed: list[set[int]] = [set() for _ in range(stages)]
     for stage, tensor in zip(*np.nonzero(kept[1:] & ~kept[:-1]), strict=True):
-        if not fixed[tensor] and problem.tensors[tensor].producer < stage:
-            wanted[stage].add(problem.tensors[tensor].producer)
+        if not is_fixed[tensor] and problem.tensors[tensor].producer < stage:
+            needed[stage].add(problem.tensors[tensor].producer)
     recomputes: set[tuple[int, int]] = set()
     for stage in range(stages):
-        here = kept[stage]
-        queue = [stage, *sorted(wanted[stage])]
+        resident = kept[stage]
+        queue = [stage, *sorted(needed[stage])]
         runs = set(queue)
         while queue:
             for tensor in problem.operators[queue.pop()].inputs:
                 producer = problem.tensors[tensor].producer
-                if not fixed[tensor] and not here[tensor] and producer not in runs:
+                if not is_fixed[tensor] and not resident[tensor] and producer not in runs:
                     runs.add(producer)
                     queue.append(producer)
         recomputes.update((stage, operator) for operator in runs if operator != stage)
@@ -110,22 +114,24 @@ def repaired(problem: Problem, kept: Kept) -> Schedule:
 
 
 def kept_for(problem: Problem, checkpoints: Collection[int], *, hold_skips: bool) -> Kept:
-    """S from the forward operators whose outputs are checkpoints.
+    """Return S for the forward operators whose outputs are checkpoints.
 
-    Kept are: activations at the forward stages that read them; checkpoints, from their making on; gradients, to
-    their last read; and of each segment between two checkpoints, its activations from the stage of the first backward
-    operator that reads one of them (in which they are recomputed) to their own last read, so that a
-    segment is recomputed once and held through its backward.
+    S keeps activations at the forward stages that read them; checkpoints, from their compute on; and gradients, to
+    their last read. Of each segment between two checkpoints, it keeps the activations from the stage of the first
+    backward operator that reads one of them (in which they are recomputed) to their own last read. So a segment is
+    recomputed once, and held through its backward pass.
 
+    Parameters
+    ----------
     hold_skips
-        Whether an activation that several forward operators read is held from the first to the last of them;
-        otherwise it is recomputed for each.
+        Whether an activation that several forward operators read is held from the first to the last of them; otherwise
+        it is recomputed for each.
     """
     stages, last = len(problem.operators), problem.last_forward
     kept = np.zeros((stages, len(problem.tensors)), dtype=bool)
     for i, (tensor, readers) in enumerate(zip(problem.tensors, problem.readers, strict=True)):
         producer = tensor.producer
-        # What the very next operator reads is in RAM anyway: the loss's outputs are, for the first backward operator.
+        # The next operator's inputs are in RAM anyway, such as the loss's outputs for the first backward operator.
         forward = [reader for reader in readers if reader <= max(last, producer + 1)]
         if not tensor.computed or producer in checkpoints:
             kept[producer + 1 :, i] = True
@@ -145,13 +151,13 @@ def kept_for(problem: Problem, checkpoints: Collection[int], *, hold_skips: bool
 
 
 def checkpointed(problem: Problem, checkpoints: Collection[int]) -> Iterator[Schedule]:
-    """The schedules of a set of checkpoints: skips held, and skips recomputed."""
+    """Yield the schedules of a set of checkpoints: with skips held, and with skips recomputed."""
     for hold_skips in (True, False):
         yield repaired(problem, kept_for(problem, checkpoints, hold_skips=hold_skips))
 
 
 def _segments(problem: Problem, checkpoints: Collection[int]) -> Iterator[list[int]]:
-    """The runs of forward operators between checkpoints."""
+    """Yield the runs of forward operators between checkpoints."""
     segment: list[int] = []
     for index, operator in enumerate(problem.operators):
         if operator.backward:
@@ -165,33 +171,33 @@ def _segments(problem: Problem, checkpoints: Collection[int]) -> Iterator[list[i
 
 
 STEPS = 48
-"""Values of b."""
+"""Number of values of b."""
 
 
 def schedule_greedy(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The cheapest of all b. Raises NoScheduleError where no b gives a plan that fits."""
-    return cheapest(problem, ram_bytes, _swept(problem), settings)
+    """Return the cheapest plan over all b. Raises NoScheduleError if no b has a plan that fits."""
+    return cheapest(problem, ram_bytes, _greedy_schedules(problem), settings)
 
 
 def greedy_checkpoints(problem: Problem, threshold: float) -> frozenset[int]:
-    """The operators at which more than `threshold` bytes have gone by since the last checkpoint."""
-    kept: set[int] = set()
+    """Return the operators at which more than `threshold` bytes have passed since the last checkpoint."""
+    checkpoints: set[int] = set()
     passed = 0
     for operator in forward_operators(problem):
         passed += problem.nbytes(problem.operators[operator].outputs)
         if passed > threshold:
-            kept.add(operator)
+            checkpoints.add(operator)
             passed = 0
-    return frozenset(kept)
+    return frozenset(checkpoints)
 
 
-def _swept(problem: Problem) -> Iterator[Schedule]:
+def _greedy_schedules(problem: Problem) -> Iterator[Schedule]:
     sizes = [problem.nbytes(problem.operators[operator].outputs) for operator in forward_operators(problem)]
-    total = sum(sizes)
-    least = min((size for size in sizes if size), default=1)
+    total_bytes = sum(sizes)
+    smallest = min((size for size in sizes if size), default=1)
     seen: set[frozenset[int]] = set()
     for step in range(STEPS):
-        threshold = least * (max(total, 1) / least) ** (step / (STEPS - 1)) - 1
+        threshold = smallest * (max(total_bytes, 1) / smallest) ** (step / (STEPS - 1)) - 1
         checkpoints = greedy_checkpoints(problem, threshold)
         if checkpoints not in seen:
             seen.add(checkpoints)
@@ -199,12 +205,12 @@ def _swept(problem: Problem) -> Iterator[Schedule]:
 
 
 def schedule_sqrtn(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The one plan of the method. Raises NoScheduleError where the plan doesn't fit."""
+    """Return the only plan of the method. Raises NoScheduleError if it doesn't fit."""
     checkpoints = every_sqrt(forward_operators(problem))
     return cheapest(problem, ram_bytes, checkpointed(problem, checkpoints), settings)
 
 
 def every_sqrt(candidates: Sequence[int]) -> frozenset[int]:
-    """Every floor(sqrt(n))-th of n candidates."""
+    """Return every floor(sqrt(n))-th of n candidates."""
     step = max(1, math.isqrt(len(candidates)))
     return frozenset(candidates[step - 1 :: step])

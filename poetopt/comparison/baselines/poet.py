@@ -1,8 +1,8 @@
-"""POET itself (Patil, Jain, Dutta, Stoica, Gonzalez, ICML 2022), and with one of its two moves taken away (its Fig. 4).
+"""POET (Patil, Jain, Dutta, Stoica, Gonzalez, ICML 2022), also without paging or without recomputation (its Fig. 4).
 
-The integer program of least energy over recomputation and paging together, solved by the project's own engine with
-the formulation `retention`; `poet-paging-only` leaves recomputation out, `poet-remat-only` paging. It is defined for
-general graphs, and comes with a bound that names the space it holds in.
+It is the integer program of least energy over recomputation and paging, solved by this project's engine with the
+formulation `retention`. `poet-paging-only` omits recomputation, `poet-remat-only` omits paging. POET is defined for
+general graphs, and has a bound with the space that the bound holds in.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ Starts = tuple[Schedule, ...]
 
 
 def solve(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
-    """Both moves."""
+    """Solve with recomputation and paging."""
     return search(problem, options(ram_bytes, settings), starts=starts)
 
 
 def solve_paging_only(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
-    """Without recomputation."""
+    """Solve without recomputation."""
     return search(problem, options(ram_bytes, settings, remat=False), starts=starts)
 
 
 def solve_remat_only(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS, starts: Starts = ()) -> Solution:
-    """Without paging."""
+    """Solve without paging."""
     return search(problem, options(ram_bytes, settings, paging=False), starts=starts)
 
 
 def options(ram_bytes: int, settings: Settings, *, paging: bool = True, remat: bool = True) -> Options:
-    """The engine's options."""
+    """Return the engine's options."""
     return Options(
         ram_bytes=ram_bytes,
         deadline_s=settings.deadline_s,
@@ -49,7 +49,7 @@ def options(ram_bytes: int, settings: Settings, *, paging: bool = True, remat: b
 
 
 def plan_in(solution: Solution) -> Plan:
-    """The plan of a solution. Raises InfeasibleError or NoScheduleError where it has none."""
+    """Return the plan of a solution. Raises InfeasibleError or NoScheduleError if it has none."""
     if solution.plan is None:
         failure = InfeasibleError if solution.status is Status.INFEASIBLE else NoScheduleError
         raise failure(solution.reason)

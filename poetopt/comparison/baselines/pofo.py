@@ -1,22 +1,24 @@
-"""POFO: rematerialization and offloading of a chain together (Beaumont, Eyraud-Dubois, Shilova, NeurIPS 2021,
-"Efficient combination of rematerialization and offloading for training DNNs").
+"""POFO: rematerialization and offloading of a chain together.
 
-Going forward, the chain's blocks are taken one by one: F_all(i) keeps the tape of block i to its backward pass;
-F_ck(i), F_none(i+1..j-1) keeps only state i, and runs [i, j) again in the backward pass by the optimal schedule
-within RAM (`poetopt.comparison.baselines.reversal`, with tapes). Either way state i may besides be offloaded: it leaves
-RAM as the channel has time, and comes back before it is needed. The dynamic programme goes over (i, A, df, db): the
-next block, the bytes kept, the bytes that wait to leave, and the bytes that have to come back; the backward pass is the
-forward pass in a mirror. A move's cost is the seconds that run again and the idle time of both passes,
+Beaumont, Eyraud-Dubois, Shilova, NeurIPS 2021, "Efficient combination of rematerialization and offloading for training
+DNNs".
 
-    (eps_f + eps_b) / bandwidth,        eps: by how much the pass exceeds the RAM,
+Going forward, the blocks of the chain are processed one by one. F_all(i) keeps the tape of block i to its backward
+pass. F_ck(i), F_none(i+1..j-1) keeps only state i, and runs [i, j) again in the backward pass by the optimal schedule
+within RAM (`poetopt.comparison.baselines.reversal`, with tapes). In both cases state i may also be offloaded: it leaves
+RAM when the channel has time, and returns before it is needed. The dynamic program has the states (i, A, df, db): the
+next block, the bytes kept, the bytes that wait to leave, and the bytes that have to return; the backward pass mirrors
+the forward pass. The cost of a move is the seconds that run again, plus the idle time of both passes,
 
-for which the CPU waits until the channel has moved as much. Bytes are in LEVELS steps of the budget.
+    (eps_f + eps_b) / bandwidth,        eps: bytes by which the pass exceeds the RAM,
 
-It assumes a chain, one transfer channel beside the CPU, and page-outs only on the way forward. A general graph
-becomes the chain of its segments between articulation points. The programme's bytes and idle times are estimates for
-such segments: it is solved for several budgets around the given one, as are the purely in-RAM schedules that it
-contains (those of Revolve among them), and the cheapest plan that fits is the answer. Without DMA the bandwidth
-counts all the same, and transfers are then serial in the simulator.
+for which the CPU waits until the channel has moved as many bytes. Bytes are counted in LEVELS units of the budget.
+
+It assumes a chain, one transfer channel beside the CPU, and page-outs only in the forward pass. A general graph becomes
+the chain of its segments between articulation points. For such segments the bytes and idle times of the program are
+estimates. So it is solved for several budgets around the given one, and so are the purely in-RAM schedules that it
+contains (those of Revolve among them); the cheapest plan that fits is the result. Without DMA the bandwidth is the
+same, and transfers are serial in the simulator.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ from poetopt.plan.instructions import Plan
 from poetopt.plan.schedule import Schedule
 
 LEVELS = 14
-"""Units of RAM in the programme's states."""
+"""Units of RAM in the states of the dynamic program."""
 BUDGETS = (1.0, 1.15, 0.9, 1.3, 0.8)
-"""Shares of the budget that the programme is solved for."""
+"""Shares of the budget that the dynamic program is solved for."""
 BLOCKS = 40
-"""A checkpointed block takes at most this many segments."""
+"""Maximum number of segments in a checkpointed block."""
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The cheapest over all budgets of the programme. Raises NoScheduleError where none fits."""
+    """Return the cheapest plan over all budgets of the program. Raises NoScheduleError if none fits."""
     return cheapest(problem, ram_bytes, _candidates(chain_of(problem), ram_bytes), settings)
 
 
@@ -58,14 +60,14 @@ def _candidates(chain: ForwardChain, ram_bytes: int) -> Iterator[Schedule]:
         return
     tables = Reversals(chain, int(room * max(BUDGETS)), tapes=True, levels=100)
     for share in BUDGETS:
-        found = _Programme(chain, tables, int(room * share)).schedule()
-        if found is not None:
-            yield from with_prefetch(chain.problem, found)
+        offloading = _DynamicProgram(chain, tables, int(room * share)).schedule()
+        if offloading is not None:
+            yield from with_prefetch(chain.problem, offloading)
 
 
 @dataclass(frozen=True, slots=True)
 class _Move:
-    """Segments first..end-1: a tape (`again` False) or a checkpoint; its state offloaded or not."""
+    """Treatment of segments first..end-1: tape (`again` False) or checkpoint, with the state offloaded or not."""
 
     first: int
     end: int
@@ -73,8 +75,8 @@ class _Move:
     offload: bool
 
 
-class _Programme:
-    """The dynamic programme for one budget, solved backwards from the end of the chain."""
+class _DynamicProgram:
+    """Dynamic program for one budget, solved backward from the end of the chain."""
 
     def __init__(self, chain: ForwardChain, tables: Reversals, room_bytes: int) -> None:
         self.chain, self.tables = chain, tables
@@ -84,7 +86,7 @@ class _Programme:
         self.size = size
         moved = [problem.nbytes(state) for state in chain.boundary]
         seconds = [sum(problem.tensors[i].page_out_s for i in state) for state in chain.boundary]
-        # Where transfers take no time, next to none: the arithmetic stays finite.
+        # Transfers without cost get a tiny one, so that the arithmetic stays finite.
         self.bandwidth = (sum(moved) or 1) / (sum(seconds) or 1e-12)
         times = [operator.time_s for operator in problem.operators]
         starts = [*chain.backward_start, len(problem.operators)]
@@ -120,23 +122,23 @@ class _Programme:
         self.value[i], self.choice[i] = best, choice
 
     def _cost(self, move: _Move, kept: np.ndarray, leaving: np.ndarray, returning: np.ndarray) -> np.ndarray:
-        """Seconds of a move and of all that follows it, for every state."""
-        possible, idle_s, *after = self._after(move, kept, leaving, returning)
+        """Return the seconds of a move and of all that follow it, for every state."""
+        possible, idle_s, *after = self._next_state(move, kept, leaving, returning)
         seconds: np.ndarray | float = 0.0
         if move.again:
-            # What is kept beside is in units; the reversal within RAM has what is left.
-            left = (LEVELS - kept - self._units(self.size.state[move.first]) - returning) * self.unit
-            level = np.clip(left // self.tables.unit, -1, self.tables.top)
+            # The reversal within RAM gets the units that are left.
+            free_units = (LEVELS - kept - self._units(self.size.state[move.first]) - returning) * self.unit
+            level = np.clip(free_units // self.tables.unit, -1, self.tables.top)
             joules = np.where(level >= 0, self.tables.C[move.first, move.end, np.maximum(level, 0)], np.inf)
             seconds = joules / self.power
         following = self.value[(move.end, *(np.minimum(units, LEVELS) for units in after))]
         return np.where(possible, seconds + idle_s + following, np.inf)
 
-    def _after(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """The possibility of a move, the seconds that it idles, and the state behind it."""
+    def _next_state(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Return whether a move is possible, its idle seconds, and the state after it."""
         i, j, size, unit = move.first, move.end, self.size, self.unit
         state = self._units(size.state[i])
-        stays = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)
+        kept_after = kept + (0 if move.again else self._units(size.tape[i])) + (0 if move.offload else state)
         if move.again:
             forward = max(size.pass_peak[k] + (size.state[k] if k > i else 0) for k in range(i, j))
             excess_b = np.zeros_like(kept)
@@ -144,23 +146,23 @@ class _Programme:
             forward = size.full_peak[i]
             excess_b = np.maximum(0, kept + returning + state + self._units(size.backward_peak[i]) - LEVELS)
         excess_f = np.maximum(0, kept + leaving + state + self._units(forward) - LEVELS)
-        out = state if move.offload else 0
-        through_f, through_b = (
+        offloaded = state if move.offload else 0
+        moved_f, moved_b = (
             float(each[i:j].sum()) * self.bandwidth / unit for each in (self.forward_s, self.backward_s)
         )
-        leaves = np.maximum(0, np.ceil(leaving - excess_f + out - through_f)).astype(np.int64)
-        returns = np.maximum(0, np.ceil(returning - excess_b + out - through_b)).astype(np.int64)
-        # What has to leave for the pass must be waiting to leave.
+        leaving_after = np.maximum(0, np.ceil(leaving - excess_f + offloaded - moved_f)).astype(np.int64)
+        returning_after = np.maximum(0, np.ceil(returning - excess_b + offloaded - moved_b)).astype(np.int64)
+        # Only bytes that wait to leave can make room for the pass.
         possible = (excess_f <= leaving) & (excess_b <= returning)
-        possible &= (stays <= LEVELS) & (leaves <= LEVELS) & (returns <= LEVELS)
-        return possible, (excess_f + excess_b) * unit / self.bandwidth, stays, leaves, returns
+        possible &= (kept_after <= LEVELS) & (leaving_after <= LEVELS) & (returning_after <= LEVELS)
+        return possible, (excess_f + excess_b) * unit / self.bandwidth, kept_after, leaving_after, returning_after
 
     def _units(self, nbytes: int) -> int:
-        # To the nearest: errors up and down cancel, and the simulator decides.
+        # Rounded to the nearest unit: errors cancel, and the simulator decides.
         return int(nbytes / self.unit + 0.5)
 
     def schedule(self) -> Schedule | None:
-        """The recomputes and page-ins of the best moves, or None where there are none."""
+        """Return the recomputes and page-ins of the best moves, or None if there are none."""
         if not np.isfinite(self.value[0, 0, 0, 0]):
             return None
         chain, problem, last = self.chain, self.chain.problem, self.chain.problem.last_forward
@@ -173,9 +175,11 @@ class _Programme:
             if move.offload:
                 offloaded += chain.boundary[i]
             if move.again:
-                left = (LEVELS - kept - state - returning) * self.unit
-                runs.update(self.tables.interval(i, move.end, self.tables.level(left)))
-            kept, leaving, returning = map(int, self._after(move, np.array(kept), np.array(leaving), returning)[2:])
+                free_units = (LEVELS - kept - state - returning) * self.unit
+                runs.update(self.tables.interval(i, move.end, self.tables.level(free_units)))
+            kept, leaving, returning = map(
+                int, self._next_state(move, np.array(kept), np.array(leaving), returning)[2:]
+            )
             i = move.end
         reads: dict[int, int] = {}
         for tensor in offloaded:
@@ -187,7 +191,7 @@ class _Programme:
 
 
 def _power(chain: ForwardChain) -> float:
-    """Watts, on average: the tables of reversals are in joules, the programme in seconds."""
+    """Return the average watts, which convert the reversal tables' joules to the program's seconds."""
     operators = chain.problem.operators
     seconds = sum(operator.time_s for operator in operators)
     joules = sum(operator.energy_j for operator in operators)

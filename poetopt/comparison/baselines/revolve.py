@@ -4,17 +4,18 @@ Reversing l steps from a state that holds one of s slots takes p(l, s) further s
 
     p(1, s) = 0,    p(l, 1) = l (l - 1) / 2,    p(l, s) = min over 1 <= k < l of  k + p(l - k, s - 1) + p(k, s)
 
-advance k steps, keep the state there, reverse what lies behind it with a slot less, come back and reverse the k steps
-with all slots again. It assumes a chain of equal steps and equal states. Here a step is a segment of the forward
-graph between two articulation points (`comparison.baselines.chain`), and its length its joules: the recurrence is
-solved for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which is the same
-where they are equal. s is swept over 1..l. Where states differ in size slots have to be weighed: the same recurrence is
-solved with bytes in place of slots too (`comparison.baselines.reversal`, keeping states only). The cheapest plan
-that fits is the answer.
+That is: advance k steps, keep the state there, reverse the steps behind it with one slot less, return, and reverse the
+k steps with all slots again. The recurrence assumes a chain of equal steps and equal states. Here a step is a segment
+of the forward graph between two articulation points (`comparison.baselines.chain`), and its length is its joules. The
+recurrence is solved for intervals instead of lengths (as by Walther & Griewank 2004 for steps of unequal cost), which
+is the same for equal steps. s runs over 1..l. If states differ in size, slots have to be weighted: the same recurrence
+is also solved with bytes in place of slots (`comparison.baselines.reversal`, keeping states only). The cheapest plan
+that fits is the result.
 
 The state behind an interval is in RAM when the interval's turn comes, because the last reversed step has read it. It
-can be dropped and made again, as the original does, or held: where the interval is one step long (which takes no more
-room) or always. All three are tried. Graph inputs and what can't be recomputed stay in RAM to their last read.
+can be dropped and computed again, as in the original, or held: always, or only if the interval has a single step (which
+takes no more room). All three are tried. Graph inputs and tensors that can't be recomputed stay in RAM to their last
+read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MARGIN = 0.25
 
 
 class Hold(IntEnum):
-    """Cases in which the state behind an interval is held, not made again."""
+    """Cases in which the state behind an interval is held instead of recomputed."""
 
     NEVER = 0
     SINGLE = 1
@@ -45,18 +46,18 @@ class Hold(IntEnum):
 
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
-    """The cheapest over all numbers of slots. Raises NoScheduleError where none fits."""
+    """Return the cheapest plan over all numbers of slots. Raises NoScheduleError if none fits."""
     return cheapest(problem, ram_bytes, schedules(chain_of(problem), ram_bytes), settings)
 
 
 def schedules(chain: ForwardChain, ram_bytes: int) -> Iterator[Schedule]:
-    """The schedules of all numbers of slots, and those of the budget in bytes."""
+    """Yield the schedules of all numbers of slots, and those of the budget in bytes."""
     yield from by_slots(chain)
     yield from by_bytes(chain, room_of(chain, ram_bytes), tapes=False)
 
 
 def by_bytes(chain: ForwardChain, room_bytes: int, *, tapes: bool) -> Iterator[Schedule]:
-    """The schedules of `room_bytes` and somewhat more and less: segments' bytes are estimates."""
+    """Yield the schedules of `room_bytes`, and of some more and less, because segments' bytes are estimates."""
     if room_bytes <= 0:
         return
     tables = Reversals(chain, int(room_bytes * (1 + MARGIN)), tapes=tapes)
@@ -69,7 +70,7 @@ def by_bytes(chain: ForwardChain, room_bytes: int, *, tapes: bool) -> Iterator[S
 
 
 def by_slots(chain: ForwardChain) -> Iterator[Schedule]:
-    """The schedules of all numbers of slots."""
+    """Yield the schedules of all numbers of slots."""
     lengths = chain.cost(operator.energy_j for operator in chain.problem.operators)
     table = Reversal(lengths)
     seen: set[Schedule] = set()
@@ -88,23 +89,25 @@ def _recomputes(chain: ForwardChain, restarts: list[tuple[int, int]], hold: Hold
 
 
 class Reversal:
-    """The recurrence, solved for every interval and number of slots.
+    """Recurrence, solved for every interval and number of slots.
 
+    Parameters
+    ----------
     lengths
-        Of each step.
+        Length of each step.
     """
 
     def __init__(self, lengths: list[float]) -> None:
         count = len(lengths)
         sums = np.concatenate([[0.0], np.cumsum(lengths)])
-        # (slots - 1, first, end): least sum of lengths of the further steps; and the k where it is reached.
+        # (slots - 1, first, end): least sum of lengths of the further steps, and the k that attains it.
         self.steps: NDArray[np.float64] = np.zeros((max(count, 1), count + 1, count + 1))
         self.split: NDArray[np.int64] = np.zeros((max(count, 1), count + 1, count + 1), dtype=np.int64)
         for span in range(2, count + 1):
             for first in range(count - span + 1):
                 end = first + span
                 inner = np.arange(first + 1, end)
-                # One slot: back to the start for each step.
+                # With one slot, each step restarts from the beginning.
                 self.steps[0, first, end] = float(np.sum(sums[inner] - sums[first]))
                 ahead = sums[inner] - sums[first]
                 total = ahead + self.steps[:-1, inner, end] + self.steps[1:, first, inner]
@@ -115,29 +118,30 @@ class Reversal:
         self.count = count
 
     def further(self, slots: int) -> float:
-        """Sum of the lengths of the steps that reversing the whole chain takes, beyond one in each reversal."""
+        """Return the sum of lengths of the steps that a reversal runs again."""
         return float(self.steps[slots - 1, 0, self.count])
 
     def restarts(self, slots: int) -> list[tuple[int, int]]:
-        """The intervals (first, end) that run again, in order: from state `first` to the reversal of step end - 1.
+        """Return the intervals (first, end) that run again, in order.
 
-        The run that comes to its end for the first time is not in the list.
+        Each runs from state `first` to the reversal of step end - 1. The run that reaches its end for the first time is
+        not included.
         """
         if not self.count:
             return []
-        found: list[tuple[int, int]] = []
-        todo = [(0, self.count, slots, False)]
-        while todo:
-            first, end, free, again = todo.pop()
-            if again:
-                found.append((first, end))
+        intervals: list[tuple[int, int]] = []
+        stack = [(0, self.count, slots, False)]
+        while stack:
+            first, end, slots_left, is_rerun = stack.pop()
+            if is_rerun:
+                intervals.append((first, end))
             waiting: list[tuple[int, int, int, bool]] = []
             while end - first > 1:
-                if free == 1:
+                if slots_left == 1:
                     waiting.append((first, end - 1, 1, True))
                     break
-                middle = int(self.split[free - 1, first, end])
-                waiting.append((first, middle, free, True))
-                first, free = middle, free - 1
-            todo += waiting
-        return found
+                middle = int(self.split[slots_left - 1, first, end])
+                waiting.append((first, middle, slots_left, True))
+                first, slots_left = middle, slots_left - 1
+            stack += waiting
+        return intervals

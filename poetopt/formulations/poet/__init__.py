@@ -13,13 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.callbacks import Points, Priced, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
-from poetopt.formulations.poet.algorithm import memory, paging, paging_source, rematerialization
+from poetopt.formulations.poet.algorithm import (
+    capacity,
+    decisions,
+    energy,
+    memory,
+    paging,
+    parameters,
+    rematerialization,
+)
 from poetopt.formulations.poet.space import SETS, PoetSpace, poet_space
 from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
+from poetopt.formulations.search_adapter import SearchAdapter, Values
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 
@@ -37,17 +45,17 @@ def _indicator(variable: Any, ones: set[tuple[int, int]]) -> tuple[Any, Floats]:
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
     space: PoetSpace = model.space
-    recomputes = {(t, j) for t, j in _ones(point, model.rematerialization.R) if t != j}
+    recomputes = {(t, j) for t, j in _ones(point, model.decisions.R) if t != j}
     page_ins: set[tuple[int, int]] = set()
     page_outs: dict[int, int] = {}
     if space.paging:
-        resident = set(_ones(point, model.rematerialization.S_ram))
-        for t, i in _ones(point, model.paging.M_in):
+        resident = set(_ones(point, model.decisions.S_ram))
+        for t, i in _ones(point, model.decisions.M_in):
             stage = space.arrives(t, i)
             if stage is not None and (t + 1, i) in resident and (t, i) not in resident:
                 page_ins.add((stage, i))  # else one that costs nothing, for nothing
         back = {i for _, i in page_ins if not space.problem.tensors[i].stored}  # those are written after their update
-        for t, i in _ones(point, model.paging.M_out):
+        for t, i in _ones(point, model.decisions.M_out):
             if i in back:
                 page_outs.setdefault(i, t)  # its copy stays valid
     return Schedule.written(space.problem, recomputes, page_ins, [(t, i) for i, t in page_outs.items()])
@@ -56,15 +64,15 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
 def _values(model: Any, schedule: Schedule) -> Values | None:
     """R and M_in are enough of a start, with M_out where a schedule says when: the solver completes it, or drops it."""
     space: PoetSpace = model.space
-    values = [_indicator(model.rematerialization.R, {(t, t) for t in model.stages} | set(schedule.recomputes))]
+    values = [_indicator(model.decisions.R, {(t, t) for t in model.stages} | set(schedule.recomputes))]
     if space.paging:
         back = [space.paged_in(stage, tensor) for stage, tensor in schedule.page_ins]
         outs = _page_outs(space, schedule) if schedule.page_outs else []
         if None in back or any(at not in model.residences for at in outs):
             return None
-        values.append(_indicator(model.paging.M_in, {at for at in back if at is not None}))
+        values.append(_indicator(model.decisions.M_in, {at for at in back if at is not None}))
         if outs:
-            values.append(_indicator(model.paging.M_out, set(outs)))
+            values.append(_indicator(model.decisions.M_out, set(outs)))
     return values
 
 
@@ -79,9 +87,9 @@ def _page_outs(space: PoetSpace, schedule: Schedule) -> Pairs:
 
 def _binaries(model: Any) -> list[tuple[str, Any]]:
     """Those over the residences, by the paper's symbol; R is none of them."""
-    found = [("S_ram", model.rematerialization.S_ram)]
+    found = [("S_ram", model.decisions.S_ram)]
     if model.space.paging:
-        found += [(symbol, model.paging.component(symbol)) for symbol in ("S_aux", "M_in", "M_out")]
+        found += [(symbol, model.decisions.component(symbol)) for symbol in ("S_aux", "M_in", "M_out")]
     return found
 
 
@@ -89,31 +97,20 @@ def _stages(model: Any) -> list[tuple[Any, Ints]]:
     end = len(model.space.problem.operators) - 1
     residences = np.array([min(t, end) for t, _ in model.residences], dtype=np.int64)
     computes = np.array([t for t, _ in model.computes], dtype=np.int64)
-    return [(model.rematerialization.R, computes), *((variable, residences) for _, variable in _binaries(model))]
+    return [(model.decisions.R, computes), *((variable, residences) for _, variable in _binaries(model))]
 
 
 def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     space: PoetSpace = model.space
     kept = np.zeros((len(space.problem.tensors), len(space.problem.operators) + 1))
-    for (t, i), share in zip(model.residences, point[model.rematerialization.S_ram], strict=True):
+    for (t, i), share in zip(model.residences, point[model.decisions.S_ram], strict=True):
         kept[i, max(t - 1, 0)] = share
-    recomputes = zip(model.computes, point[model.rematerialization.R].tolist(), strict=True)
+    recomputes = zip(model.computes, point[model.decisions.R].tolist(), strict=True)
     page_ins: dict[tuple[int, int], float] = {}
     if space.paging:
-        paged = zip(model.residences, point[model.paging.M_in].tolist(), strict=True)
+        paged = zip(model.residences, point[model.decisions.M_in].tolist(), strict=True)
         page_ins = {(space.arrives(t, i) or 0, i): share for (t, i), share in paged if share > 0}
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
-
-
-def _priced(model: Any) -> Priced:
-    paged = model.space.paging
-    return Priced(
-        computes=[(entry, j) for (t, j), entry in model.rematerialization.R.items() if t != j],
-        page_ins=[(entry, i) for (_, i), entry in model.paging.M_in.items()] if paged else (),
-        page_outs=[(entry, i) for (_, i), entry in model.paging.M_out.items()] if paged else (),
-        blocks=frozenset({"rematerialization", "paging"}),
-        budget=model.memory.within,
-    )
 
 
 def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
@@ -121,31 +118,42 @@ def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> R
     space: PoetSpace = model.space
     signs: list[tuple[Any, float]] = []
     for variable, array in values:
-        if not space.paging or variable is not model.paging.M_out:
+        if not space.paging or variable is not model.decisions.M_out:
             pairs = zip(variable.values(), array.tolist(), strict=True)
             # what is fixed is no column of the model
             signs += [(one, -1.0 if value > 0.5 else 1.0) for one, value in pairs if not one.fixed]
     for stage, i in _page_outs(space, schedule) if space.paging else ():
         for t in range(space.problem.tensors[i].first_stage, stage + 1):
             if (t, i) in model.residences:
-                signs.append((model.paging.M_out[t, i], -1.0 if t == stage else 1.0))
+                signs.append((model.decisions.M_out[t, i], -1.0 if t == stage else 1.0))
     lower = 1.0 + sum(min(sign, 0.0) for _, sign in signs)
     return Row([one for one, _ in signs], [sign for _, sign in signs], lower, math.inf, 1.0, "no_good", core=True)
 
 
+BLOCKS = (
+    decisions,
+    rematerialization,
+    paging,
+    parameters,
+    capacity,
+    memory,
+    energy,
+    storage_activation,
+    deadline,
+)
+
 poet = Formulation(
     name="poet",
     doc=__doc__,
-    blocks=(paging, rematerialization, paging_source, memory, storage_activation, deadline),
+    blocks=BLOCKS,
     space=poet_space,
-    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional),
+    search=SearchAdapter(
+        schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, no_good=_no_good, thrift=thrift
+    ),
     sets=SETS,
-    priced=_priced,
     numbers=("storage_activation",),
-    no_good=_no_good,
-    thrift=thrift,
     strict=True,
-    simulated=("paging", "rematerialization", "paging_source", "memory", "storage_activation", "deadline"),
+    simulated=tuple(block.name for block in BLOCKS),
 )
 build = poet.build
 from_data = poet.from_data

@@ -7,150 +7,98 @@ from typing import Any
 import numpy as np
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, OrZero, PyomoBlock, PyomoRow, Space, equation
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
+from poetopt.formulations.figures import figures, more_room
 from poetopt.formulations.poet.space import PoetSpace
-from poetopt.formulations.rows import Terms
+from poetopt.formulations.rows import total
 from poetopt.formulations.storage import fits_storage
 
 SKIP = pyo.Constraint.Skip
 
 
-def _decisions(variable: Any, stages: dict[tuple[int, int], int]) -> Decisions:
+def _entries(*variables: Any) -> tuple[dict[Any, Any], ...]:
+    """Each variable's entries by index: Pyomo looks them up more slowly."""
+    return tuple(dict(variable.items()) for variable in variables)
+
+
+def _staged(variable: Any, stages: dict[tuple[int, int], int]) -> Decisions:
     """The entries at some (t, what) as decisions in the stage that is given for each."""
     rows = [(x, stages[at], at[1]) for x, at in enumerate(variable) if at in stages]
     return Decisions(variable, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
-def _paging(block: PyomoBlock) -> None:
-    r"""Block `paging`: what is on storage, and what moves between storage and RAM.
-
-    $$ \begin{aligned}
-       S^{aux}_{t,i} &\le S^{aux}_{t-1,i} + M^{out}_{t-1,i}, \quad S^{aux}_{0,i} = 0  && \text{(1d)} \\
-       M^{in}_{t,i} &\le S^{aux}_{t,i}                          && \text{(1e)} \\
-       M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)} \\
-       M^{out}_{t,i} &\le W_i, \quad \textstyle\sum_i b_i W_i \le C
-       \end{aligned} $$
-
-    A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
-    t+1 begins.
-
-    A parameter w with its home on storage, which operator u updates if it is trained, is on storage as the step begins
-    where it is so as the step ends, and it is in one of the two places:
-
-    $$ \begin{aligned}
-       S^{aux}_{0,w} &= S^{aux}_{T,w}, \quad S^{aux}_{T,w} + S^{ram}_{T,w} \ge 1 \\
-       S^{aux}_{u+1,w} &\le M^{out}_{u,w}, \quad M^{in}_{u,w} = 0 && \text{w is trained} \\
-       S^{aux}_{t,w} &= 1, \quad M^{out}_{t,w} = 0            && \text{w is frozen}
-       \end{aligned} $$
-
-    So $M^{out}_{u,w}$ writes what u has just made, which u holds in RAM; a page-in during the last stage is for the
-    first one of the next step.
-
-    | symbol           | attribute | unit | meaning                                      |
-    |------------------|-----------|------|----------------------------------------------|
-    | $S^{aux}_{t,i}$  | `S_aux`   | -    | tensor i is on storage when stage t begins   |
-    | $M^{in}_{t,i}$   | `M_in`    | -    | tensor i is paged in during stage t          |
-    | $M^{out}_{t,i}$  | `M_out`   | -    | tensor i is paged out at the start of stage t |
-    | $W_i$            | `W`       | -    | tensor i is ever written out (where the storage's $C$ blocks may not do) |
-
-    $b_i$ is how many blocks of the storage tensor i takes, from its page-out to the end of the step.
-
-    Source: the paper, Algorithm 1, constraints 1d-1f (1f here is the block's second half, `out_of_ram`);
-    the storage's capacity, and parameters, are ours.
-    """
-    model = block.model()
-    space: PoetSpace = model.space
-    problem, tensors, residences = space.problem, space.problem.tensors, model.residences
-    block.S_aux = pyo.Var(residences, domain=pyo.Binary)
-    block.M_in = pyo.Var(residences, domain=pyo.Binary)
-    block.M_out = pyo.Var(residences, domain=pyo.Binary)
-    S_aux, M_in, M_out = OrZero(block.S_aux.items()), OrZero(block.M_in.items()), OrZero(block.M_out.items())
-    for t, i in residences:
-        if space.frozen(i):
-            S_aux[t, i].fix(1)
-        elif (t - 1, i) not in residences and i not in space.lasting:
-            S_aux[t, i].fix(0)
-        if space.arrives(t, i) is None:
-            M_in[t, i].fix(0)
-        if space.unwritten(t, i):
-            M_out[t, i].fix(0)
-
-    def on_storage(t: int, i: int) -> PyomoRow:
-        if (t - 1, i) not in residences or space.frozen(i):
-            return SKIP
-        if tensors[i].updated and t == tensors[i].updated_by + 1:
-            return S_aux[t, i] <= M_out[t - 1, i]
-        return S_aux[t, i] <= S_aux[t - 1, i] + M_out[t - 1, i]
-
-    block.on_storage = equation(residences, on_storage, "(1d) what is on storage was there or was written out")
-    block.from_storage = equation(
-        residences, lambda t, i: M_in[t, i] <= S_aux[t, i], "(1e) what is paged in is on storage"
-    )
-    candidates = sorted({i for _, i in residences})
-    if problem.storage_blocks is not None and sum(map(problem.blocks, candidates)) > problem.storage_blocks:
-        block.W = pyo.Var(candidates, domain=pyo.Binary)
-        block.ever_written = equation(
-            residences,
-            lambda t, i: (S_aux if i in space.lasting else M_out)[t, i] <= block.W[i],
-            "what is written out is ever written out",
-        )
-        block.storage = pyo.Constraint(
-            rule=lambda _: fits_storage(problem, candidates, list(block.W.values())), doc="what the storage holds"
-        )
-    moved = [tensors[i] for _, i in residences]
-    variables = [*block.M_in.values(), *block.M_out.values()]
-    block.energy_j = Terms(variables, [one.page_in_j for one in moved] + [one.page_out_j for one in moved])
-    block.transfer_s = Terms(variables, [one.page_in_s for one in moved] + [one.page_out_s for one in moved])
-    block.written_bytes = Terms(variables[len(moved) :], [float(problem.parts * one.nbytes) for one in moved])
-    back = {(t, i): stage for t, i in residences if (stage := space.arrives(t, i)) is not None}
-    out = {  # right after the update: as the next stage begins
-        (t, i): t + (tensors[i].stored and t == tensors[i].updated_by)
-        for t, i in residences
-        if not space.unwritten(t, i)
-    }
-    block.page_ins, block.page_outs = _decisions(block.M_in, back), _decisions(block.M_out, out)
-
-
-def _rematerialization(block: PyomoBlock) -> None:
-    r"""Block `rematerialization`: what runs in each stage, and what is in RAM when it begins.
-
-    $$ \begin{aligned}
-       R_{t,t} &= 1, \qquad S^{ram}_{0,i} = 1 \text{ for a graph input} \\
-       R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \quad \text{(1b)} \\
-       S^{ram}_{t,i} &\le R_{t-1,g(i)} + S^{ram}_{t-1,i} + M^{in}_{t-1,i}  && \text{(1c)}
-       \end{aligned} $$
-
-    where g(i) is the operator that writes tensor i (none for a graph input, which can't be recomputed).
-
-    A parameter w whose home is storage is in RAM as the step begins where it is so as the step ends, after the last of
-    its T stages: $S^{ram}_{0,w} = S^{ram}_{T,w}$. No R of a reader exists after its update.
+def _decisions(block: PyomoBlock) -> None:
+    r"""Block `decisions`: what runs in each stage, what is where when it begins, and what moves meanwhile.
 
     | symbol           | attribute | unit | meaning                                       |
     |------------------|-----------|------|-----------------------------------------------|
     | $R_{t,j}$        | `R`       | -    | operator j runs in stage t                    |
     | $S^{ram}_{t,i}$  | `S_ram`   | -    | tensor i is in RAM when stage t begins        |
+    | $S^{aux}_{t,i}$  | `S_aux`   | -    | tensor i is on storage when stage t begins    |
+    | $M^{in}_{t,i}$   | `M_in`    | -    | tensor i is paged in during stage t           |
+    | $M^{out}_{t,i}$  | `M_out`   | -    | tensor i is paged out at the start of stage t |
 
-    $M^{in}$ is 0 without the block `paging`, which adds its own term to row 1c.
+    Where it begins and ends, with g(i) the operator that writes tensor i (-1: none, it is there when the step begins):
 
-    Source: the paper, Algorithm 1 and section 5.1; several outputs an operator, and parameters, are ours.
+    $$ \begin{aligned}
+       R_{t,t} &= 1 \\
+       S^{ram}_{0,i} &= 1, \quad S^{aux}_{0,i} = 0 && g(i) = -1 \\
+       S^{aux}_{g(i)+1,i} &= 0 && g(i) \ge 0 \\
+       M^{in}_{T,i} &= M^{out}_{T,i} = 0 && \text{after the last of T stages}
+       \end{aligned} $$
+
+    The rows on S don't hold of what `parameters` has. Without paging there is no $S^{aux}$, $M^{in}$ or $M^{out}$.
+
+    Source: the paper, Algorithm 1 and section 5.1; several outputs an operator are ours.
     """
     model = block.model()
     space: PoetSpace = model.space
-    operators, T = space.problem.operators, len(space.problem.operators)
     block.R = pyo.Var(model.computes, domain=pyo.Binary)
     block.S_ram = pyo.Var(model.residences, domain=pyo.Binary)
-    R, S_ram, M_in = (
-        OrZero(block.R.items()),
-        OrZero(block.S_ram.items()),
-        OrZero(model.paging.M_in.items() if space.paging else ()),
-    )
-    producer = [tensor.producer for tensor in space.problem.tensors]
+    moved = model.residences if space.paging else []
+    block.S_aux = pyo.Var(moved, domain=pyo.Binary)
+    block.M_in = pyo.Var(moved, domain=pyo.Binary)
+    block.M_out = pyo.Var(moved, domain=pyo.Binary)
     for t in model.stages:
-        R[t, t].fix(1)
-    for t, i in model.residences:
-        if t == 0 and i not in space.lasting:
-            S_ram[t, i].fix(1)
+        block.R[t, t].fix(1)
+    for t, i in model.beginnings:
+        if i not in space.lasting:
+            if t == 0:
+                block.S_ram[t, i].fix(1)
+            if space.paging:
+                block.S_aux[t, i].fix(0)
+    for t, i in model.endings if space.paging else ():
+        block.M_in[t, i].fix(0)
+        block.M_out[t, i].fix(0)
+    block.recomputes = _staged(block.R, {(t, j): t for t, j in model.computes if t != j})
+
+
+def _rematerialization(block: PyomoBlock) -> None:
+    r"""Block `rematerialization`: what is read was made or kept, and what is kept was there.
+
+    $$ \begin{aligned}
+       R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \quad \text{(1b)} \\
+       S^{ram}_{t,i} &\le R_{t-1,g(i)} + S^{ram}_{t-1,i} + M^{in}_{t-1,i}  && t > g(i) + 1 \quad \text{(1c)} \\
+       S^{ram}_{t,i} &\le R_{t-1,g(i)}             && t = g(i) + 1
+       \end{aligned} $$
+
+    $R_{t,g(i)}$ is 0 where g(i) can't run in stage t, as nothing writes what is there when the step begins; without
+    paging $M^{in}$ is 0.
+
+    Source: the paper, Algorithm 1.
+    """
+    model = block.model()
+    operators, tensors = model.space.problem.operators, model.space.problem.tensors
+    R, S_ram, M_in = _entries(model.decisions.R, model.decisions.S_ram, model.decisions.M_in)
+    g = [tensor.producer for tensor in tensors]
+
+    def made(t: int, i: int) -> Any:
+        return R.get((t, g[i]), 0.0)  # 0 where g(i) can't run in stage t
+
+    def came(t: int, i: int) -> Any:
+        return M_in[t, i] if model.space.paging else 0.0
+
     block.reads = pyo.Set(
         initialize=[(t, j, i) for t, j in model.computes for i in operators[j].inputs],
         dimen=3,
@@ -158,42 +106,147 @@ def _rematerialization(block: PyomoBlock) -> None:
     )
     block.dependence = equation(
         block.reads,
-        lambda t, j, i: R[t, j] <= R[t, producer[i]] + S_ram[t, i],
+        lambda t, j, i: R[t, j] <= made(t, i) + S_ram[t, i],
         "(1b) what an operator reads is made in its stage or resident",
     )
     block.continuity = equation(
-        model.residences,
-        lambda t, i: S_ram[t, i] <= R[t - 1, producer[i]] + S_ram[t - 1, i] + M_in[t - 1, i] if t else SKIP,
+        model.continuations,
+        lambda t, i: S_ram[t, i] <= made(t - 1, i) + S_ram[t - 1, i] + came(t - 1, i),
         "(1c) what is resident was made, kept or paged in",
     )
+    block.beginning = equation(
+        model.beginnings,
+        lambda t, i: S_ram[t, i] <= R[t - 1, g[i]] if t else SKIP,
+        "(1c) what is resident right after its first compute was made",
+    )
+    again = [(t, j) for t, j in model.computes if t != j]
+    compute_s = figures(model, "compute_s")
+    block.compute_s = total((compute_s[j], R[t, j]) for t, j in again)
+
+
+def _paging(block: PyomoBlock) -> None:
+    r"""Block `paging`: what is on storage, and what moves between storage and RAM.
+
+    $$ \begin{aligned}
+       S^{aux}_{t,i} &\le S^{aux}_{t-1,i} + M^{out}_{t-1,i}      && t > g(i) + 1 \quad \text{(1d)} \\
+       M^{in}_{t,i} &\le S^{aux}_{t,i}                          && \text{(1e)} \\
+       M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)}
+       \end{aligned} $$
+
+    A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
+    t+1 begins.
+
+    Source: the paper, Algorithm 1.
+    """
+    model = block.model()
+    space: PoetSpace = model.space
+    tensors, residences = space.problem.tensors, model.residences
+    decisions = model.decisions
+    S_ram, S_aux, M_in, M_out = _entries(decisions.S_ram, decisions.S_aux, decisions.M_in, decisions.M_out)
+
+    def on_storage(t: int, i: int) -> PyomoRow:
+        if space.frozen(i) or (tensors[i].updated and t == tensors[i].updated_by + 1):
+            return SKIP  # see `parameters`
+        return S_aux[t, i] <= S_aux[t - 1, i] + M_out[t - 1, i]
+
+    block.on_storage = equation(model.continuations, on_storage, "(1d) what is on storage was there or was written out")
+    block.from_storage = equation(
+        residences, lambda t, i: M_in[t, i] <= S_aux[t, i], "(1e) what is paged in is on storage"
+    )
+    block.out_of_ram = equation(
+        residences, lambda t, i: M_out[t, i] <= S_ram[t, i], "(1f) what is written out is in RAM"
+    )
+    in_s, out_s = figures(model, "page_in_s"), figures(model, "page_out_s")
+    block.transfer_s = total(
+        ((in_s[i], M_in[t, i]) for t, i in residences),
+        ((out_s[i], M_out[t, i]) for t, i in residences),
+    )
+    parts = space.problem.parts
+    block.written_bytes = total((float(parts * tensors[i].nbytes), M_out[t, i]) for t, i in residences)
+    back = {(t, i): stage for t, i in residences if (stage := space.arrives(t, i)) is not None}
+    out = {  # right after the update: as the next stage begins
+        (t, i): t + (tensors[i].stored and t == tensors[i].updated_by)
+        for t, i in residences
+        if not space.unwritten(t, i)
+    }
+    block.page_ins, block.page_outs = _staged(decisions.M_in, back), _staged(decisions.M_out, out)
+
+
+def _parameters(block: PyomoBlock) -> None:
+    r"""Block `parameters`: where a parameter is whose home is storage, from one step to the next.
+
+    Parameter w, which operator u updates if it is trained, is where the step begins in the places where it is as the
+    step ends, after the last of its T stages, and it is in one of the two:
+
+    $$ \begin{aligned}
+       S^{ram}_{0,w} &= S^{ram}_{T,w}, \quad S^{aux}_{0,w} = S^{aux}_{T,w}, \quad S^{aux}_{T,w} + S^{ram}_{T,w} \ge 1 \\
+       S^{aux}_{u+1,w} &\le M^{out}_{u,w}, \quad M^{in}_{u,w} = 0 && \text{w is trained} \\
+       S^{aux}_{t,w} &= 1, \quad M^{out}_{t,w} = 0            && \text{w is frozen}
+       \end{aligned} $$
+
+    So $M^{out}_{u,w}$ writes what u has just made, which u holds in RAM; a page-in during the last stage is for the
+    first one of the next step. No R of a reader exists after its update.
+    """
+    model = block.model()
+    space: PoetSpace = model.space
+    tensors, T = space.problem.tensors, len(space.problem.operators)
+    decisions = model.decisions
+    S_ram, S_aux, M_in, M_out = decisions.S_ram, decisions.S_aux, decisions.M_in, decisions.M_out
     block.repeat = equation(
         space.lasting,
         lambda i: S_ram[0, i] == S_ram[T, i],
         "a parameter is in RAM as a step begins where the last left it",
     )
-    again = [(t, j) for t, j in model.computes if t != j]
-    block.recomputes = _decisions(block.R, {(t, j): t for t, j in again})
-    block.energy_j = Terms([R[at] for at in again], [operators[j].energy_j for _, j in again])
-    block.compute_s = Terms([R[at] for at in again], [operators[j].time_s for _, j in again])
-
-
-def _paging_source(block: PyomoBlock) -> None:
-    """Block `paging_source`: row 1f of `paging`, which reads S_ram, and where a parameter is from step to step."""
-    model = block.model()
-    S_ram, S_aux, M_out = model.rematerialization.S_ram, model.paging.S_aux, model.paging.M_out
-    lasting, T = model.space.lasting, len(model.space.problem.operators)
+    if not space.paging:
+        return
+    for t, i in model.residences:
+        if space.frozen(i):
+            S_aux[t, i].fix(1)
+            M_out[t, i].fix(0)
+        elif t == tensors[i].updated_by:
+            M_in[t, i].fix(0)
     block.somewhere = equation(
-        lasting,
+        space.lasting,
         lambda i: S_aux[T, i] + S_ram[T, i] >= 1,
         "a parameter is in RAM or on storage when the step ends",
     )
     block.again = equation(
-        lasting,
+        space.lasting,
         lambda i: S_aux[0, i] == S_aux[T, i],
         "a parameter is on storage as a step begins where the last left it",
     )
-    block.out_of_ram = equation(
-        model.residences, lambda t, i: M_out[t, i] <= S_ram[t, i], "(1f) what is written out is in RAM"
+    block.written_back = equation(
+        [i for i in space.lasting if tensors[i].updated],
+        lambda i: S_aux[tensors[i].updated_by + 1, i] <= M_out[tensors[i].updated_by, i],
+        "a trained parameter is on storage behind its update where that was written out",
+    )
+
+
+def _capacity(block: PyomoBlock) -> None:
+    r"""Block `capacity`: what is ever written out fits the storage, whose blocks may not do for all.
+
+    $$ M^{out}_{t,i} \le W_i, \quad \textstyle\sum_i b_i W_i \le C $$
+
+    Of a parameter whose home is storage it is $S^{aux}_{t,i} \le W_i$.
+
+    | symbol | attribute | unit | meaning                                                                          |
+    |--------|-----------|------|----------------------------------------------------------------------------------|
+    | $W_i$  | `W`       | -    | tensor i is ever written out                                                     |
+    | $b_i$  | -         | -    | blocks that tensor i takes, from its page-out to the end of the step             |
+    | $C$    | -         | -    | blocks that the storage has                                                      |
+    """
+    model = block.model()
+    space: PoetSpace = model.space
+    S_aux, M_out = model.decisions.S_aux, model.decisions.M_out
+    block.W = pyo.Var(space.residents, domain=pyo.Binary)
+    block.ever_written = equation(
+        model.residences,
+        lambda t, i: (S_aux if i in space.lasting else M_out)[t, i] <= block.W[i],
+        "what is written out is ever written out",
+    )
+    block.storage = pyo.Constraint(
+        rule=lambda _: fits_storage(model, space.residents, list(block.W.values())),
+        doc="what the storage holds",
     )
 
 
@@ -228,8 +281,8 @@ def _memory(block: PyomoBlock) -> None:
     model = block.model()
     space: PoetSpace = model.space
     problem, operators, unit = space.problem, space.problem.operators, space.memory_unit
-    producer, B = [tensor.producer for tensor in problem.tensors], space.room_bytes / unit
-    R, S_ram = OrZero(model.rematerialization.R.items()), OrZero(model.rematerialization.S_ram.items())
+    g, B = [tensor.producer for tensor in problem.tensors], space.room_bytes / unit + more_room(model)
+    R, S_ram = _entries(model.decisions.R, model.decisions.S_ram)
     block.m = pyo.Param(range(len(problem.tensors)), initialize=[tensor.nbytes / unit for tensor in problem.tensors])
     block.w = pyo.Param(range(len(operators)), initialize=[extra / unit for extra in problem.extra_bytes])
     m, w = dict(block.m.items()), dict(block.w.items())
@@ -265,11 +318,11 @@ def _memory(block: PyomoBlock) -> None:
     block.U = pyo.Var(model.computes, domain=pyo.NonNegativeReals)
     block.A = pyo.Var(block.allocations, bounds=(0, 1))
     block.FREE = pyo.Var(block.frees, bounds=(0, 1))
-    U, A, FREE = OrZero(block.U.items()), OrZero(block.A.items()), OrZero(block.FREE.items())
+    U, A, FREE = _entries(block.U, block.A, block.FREE)
 
     block.allocates = equation(
         block.allocations,
-        lambda t, i: A[t, i] >= R[t, producer[i]] - S_ram[t, i],
+        lambda t, i: A[t, i] >= (R[t, g[i]] - S_ram[t, i] if t > g[i] else R[t, t]),
         "an output that isn't resident takes a new buffer",
     )
     block.freed = equation(block.frees, lambda t, i, k: FREE[t, i, k] <= R[t, k], "what is freed was in use")
@@ -295,11 +348,48 @@ def _memory(block: PyomoBlock) -> None:
     )
 
 
-def _needed(space: Space) -> bool:
+def _energy(block: PyomoBlock) -> None:
+    r"""Block `energy`: what a step costs above one compute of each operator.
+
+    $$ \min \sum_{t,\, j < t} \Phi_j R_{t,j}
+       + \sum_{t,i} \left( \Phi^{in}_i M^{in}_{t,i} + \Phi^{out}_i M^{out}_{t,i} \right) $$
+
+    | symbol                          | attribute | unit | meaning                            |
+    |---------------------------------|-----------|------|------------------------------------|
+    | $\Phi_j$                        | -         | J    | energy of one compute of operator j |
+    | $\Phi^{in}_i$, $\Phi^{out}_i$   | -         | J    | energy of paging tensor i in, out  |
+
+    Source: the paper, equation 4 (1a), less what every schedule takes.
+    """
+    model = block.model()
+    R, M_in, M_out = _entries(model.decisions.R, model.decisions.M_in, model.decisions.M_out)
+    compute_j, in_j, out_j = (figures(model, name) for name in ("compute_j", "page_in_j", "page_out_j"))
+    block.energy_j = total(
+        ((compute_j[j], R[t, j]) for t, j in model.computes if j < t),
+        ((in_j[i], M_in[t, i]) for t, i in M_in),
+        ((out_j[i], M_out[t, i]) for t, i in M_out),
+    )
+
+
+def _pages(space: Space) -> bool:
     return space.paging
 
 
-paging = Block("paging", _paging, when=_needed)
-rematerialization = Block("rematerialization", _rematerialization)
-paging_source = Block("paging_source", _paging_source, requires=("paging", "rematerialization"), when=_needed)
-memory = Block("memory", _memory, requires=("rematerialization",))
+def _has_parameters(space: Space) -> bool:
+    return isinstance(space, PoetSpace) and bool(space.lasting)
+
+
+def _may_overflow(space: Space) -> bool:
+    blocks = space.problem.storage_blocks
+    if blocks is None or not space.paging or not isinstance(space, PoetSpace):
+        return False
+    return space.limits.open or sum(map(space.problem.blocks, space.residents)) > blocks
+
+
+decisions = Block("decisions", _decisions)
+rematerialization = Block("rematerialization", _rematerialization, requires=("decisions",))
+paging = Block("paging", _paging, requires=("decisions",), when=_pages)
+parameters = Block("parameters", _parameters, requires=("decisions",), when=_has_parameters)
+capacity = Block("capacity", _capacity, requires=("decisions",), when=_may_overflow)
+memory = Block("memory", _memory, requires=("decisions",))
+energy = Block("energy", _energy, requires=("decisions",))

@@ -57,6 +57,15 @@ class PoetSpace:
         return [*found, *((len(stages), i) for i in self.lasting if stages)]
 
     @cached_property
+    def residents(self) -> list[int]:
+        """The tensors that may be in RAM, or on storage, when a stage begins; ascending."""
+        return sorted({i for _, i in self.residences})
+
+    def begins(self, t: int, i: int) -> bool:
+        """Return whether stage t is the first that tensor i may be there for: right after its first compute, or 0."""
+        return t == self.problem.tensors[i].producer + 1
+
+    @cached_property
     def lasting(self) -> list[int]:
         """The tensors that are from one step to the next in RAM, on storage, or both, by choice; ascending."""
         return [i for i in self.problem.stored_at_start if self.problem.tensors[i].carried]
@@ -126,9 +135,24 @@ def _residences(space: PoetSpace) -> list[tuple[int, int]]:
     return space.residences
 
 
+def _beginnings(space: PoetSpace) -> list[tuple[int, int]]:
+    return [at for at in space.residences if space.begins(*at)]
+
+
+def _continuations(space: PoetSpace) -> list[tuple[int, int]]:
+    return [at for at in space.residences if not space.begins(*at)]
+
+
+def _endings(space: PoetSpace) -> list[tuple[int, int]]:
+    return [(t, i) for t, i in space.residences if t == len(space.problem.operators)]
+
+
 SETS = {
     "computes": IndexSet(_computes, 2, "(t, j): operator j may run in stage t"),
     "residences": IndexSet(
         _residences, 2, "(t, i): tensor i may be in RAM, or on storage, when stage t begins, or the step ends"
     ),
+    "beginnings": IndexSet(_beginnings, 2, "(t, i): the first of tensor i's residences"),
+    "continuations": IndexSet(_continuations, 2, "(t, i): tensor i has a residence in the stage before, too"),
+    "endings": IndexSet(_endings, 2, "(t, i): tensor i's residence when the step ends"),
 }

@@ -26,7 +26,7 @@ from poetopt.formulations.rows import Row
 def thrift(model: Any) -> list[Row]:
     """All of them, for the decisions that a model has."""
     space: PoetSpace = model.space
-    problem, R, S = space.problem, model.rematerialization.R, model.rematerialization.S_ram
+    problem, R, S = space.problem, model.decisions.R, model.decisions.S_ram
     rows: list[Row] = []
     for t, j in model.computes:
         outputs = problem.operators[j].outputs
@@ -39,7 +39,7 @@ def thrift(model: Any) -> list[Row]:
             kept = [S[t + 1, i] for i in outputs if (t + 1, i) in S]
             again = [R[t, h] for h in sorted(readers) if (t, h) in R]
             rows.append(_row([(1.0, one) for one in [*kept, *again]] + [(-1.0, R[t, j])], 0.0))
-    for (t, i), back in model.paging.M_in.items() if space.paging else ():
+    for (t, i), back in model.decisions.M_in.items() if space.paging else ():
         if back.fixed:
             continue
         kept = [S[t + 1, i]] if (t + 1, i) in S else []

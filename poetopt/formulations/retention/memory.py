@@ -45,6 +45,7 @@ Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that ma
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
-from poetopt.formulations.retention.instant import Instant, Instants
+from poetopt.formulations.figures import more_room
+from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
 from poetopt.formulations.rows import Floats, PointLike, Row
@@ -75,6 +77,7 @@ def _build(block: PyomoBlock) -> None:
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
     own_ways = _own_ways(block, space)
+    more = more_room(model)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
@@ -84,8 +87,8 @@ def _build(block: PyomoBlock) -> None:
             coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if t in own_ways:
-            saved, more, less = own_ways[t]
-            variables += more
+            saved, ways, less = own_ways[t]
+            variables += ways
             coefficients += [nbytes / unit for nbytes in less]
             room += saved / unit
         if space.limits.open and not variables and k:
@@ -94,12 +97,11 @@ def _build(block: PyomoBlock) -> None:
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible
-        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room
+        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room + more
 
     block.spanning = spanning
     block.found = []
     block.sized = {}
-    block.instants = Instants(space)
     block.stage = pyo.Constraint(
         model.stages,
         rule=stage_row,
@@ -188,49 +190,40 @@ def _spanning(space: RetentionSpace) -> list[list[int]]:
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """The intra-stage rows that `point` violates."""
-    space: RetentionSpace = block.model().space
-    room = space.room_bytes
-    shares = _shares(block, point)
-    crowded = _crowded(block, shares, room * (1 + VIOLATION))
-    if not crowded:
-        return []
-    values = [share.tolist() for share in shares]  # read one by one, which is slow of arrays
-    made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
-    rows = [Instant(block, made[0][x], made[1][x], x, *values).row((nbytes - room) / room) for x, nbytes in crowded]
+    room = block.model().space.room_bytes
+    live = ((instant, across + instant.nbytes) for instant, across in _instants(block, point))
+    rows = [one.row((nbytes - room) / room) for one, nbytes in live if nbytes > room * (1 + VIOLATION)]
     block.found += rows
     return rows
 
 
-def _crowded(block: PyomoBlock, shares: Shares, least: float) -> list[tuple[int, float]]:
-    """The recomputations that a point opens during which more than `least` bytes are live, and how many."""
-    space: RetentionSpace = block.model().space
-    if not len(space.recompute_stage):
-        return []
-    r, k, p, _ = shares
-    if space.transfer_times or space.streams:
-        opened = np.flatnonzero(r > ACTIVE).tolist()
-        values = [share.tolist() for share in shares]
-        across = _spanned_bytes(space, k)
-        made = space.recompute_operator.tolist(), space.recompute_stage.tolist()
-        live = ((x, across[made[1][x]] + Instant(block, made[0][x], made[1][x], x, *values).nbytes) for x in opened)
-        return [(x, float(size)) for x, size in live if size > least]
-    nbytes = block.instants.nbytes(r, k, p, _spanned_bytes(space, k))
-    found = np.flatnonzero((r > ACTIVE) & (nbytes > least))
-    return list(zip(found.tolist(), nbytes[found].tolist(), strict=True))
+def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, float]]:
+    """The recomputations that may break a row, each with the bytes kept across its stage without a point there.
 
-
-Shares = tuple[Floats, Floats, Floats, Floats]
-
-
-def _shares(block: PyomoBlock, point: PointLike) -> Shares:
-    """(n_recomputes,) r of a point, (n_points,) k and p, and (n_streams,) y."""
+    No tensor takes a larger share than its availability: what reads it or keeps it on takes no more. Stages in which
+    all of a point's tensors fit at once are looked at no further.
+    """
     model = block.model()
     space: RetentionSpace = model.space
+    r, k = point[model.recompute.r], point[model.residency.k]
     p = np.zeros(len(space.point_tensor))
     if space.paging:
         p[space.page_point] = point[model.paging.p]
     y = point[model.streaming.y] if space.streams else np.zeros(0)
-    return point[model.recompute.r], point[model.residency.k], p, y
+    across = _spanned_bytes(space, k)
+    available = k + p + np.where(space.point_recompute >= 0, np.append(r, 0.0)[space.point_recompute], 0.0)
+    most = across + np.bincount(
+        space.point_stage,
+        np.where(space.point_real, np.maximum(available, 1.0), available) * space.tensor_bytes[space.point_tensor],
+        len(across),
+    )
+    own = np.zeros(len(across))
+    np.maximum.at(own, space.recompute_stage, r * space.working_set_bytes[space.recompute_operator])
+    full = (most + own)[space.recompute_stage] > space.room_bytes
+    values = [share.tolist() for share in (r, k, p, y)]  # read one by one, which is slow of arrays
+    for x in np.flatnonzero((r > ACTIVE) & full).tolist():
+        j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
+        yield Instant(block, j, t, x, *values), float(across[t])
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:

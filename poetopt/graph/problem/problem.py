@@ -114,6 +114,14 @@ class Problem:
         return self
 
     @cached_property
+    def memo(self) -> dict[object, Any]:
+        """Results of functions of this problem alone, each under a key of that function's own.
+
+        A hash of a problem takes longer than a simulation, so that no dictionary has it as a key.
+        """
+        return {}
+
+    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor, the operators that read it, ascending."""
         found: list[list[int]] = [[] for _ in self.tensors]
@@ -173,27 +181,28 @@ class Problem:
         kept = frozenset(tensors)
         if not kept:
             return self
-        known: dict[frozenset[int], Problem] = vars(self).setdefault("_keeping", {})
-        if kept not in known:
-            if len(known) >= MOST_KEPT:
-                known.clear()
-            known[kept] = replace(
+        if kept not in self._keeping:
+            if len(self._keeping) >= MOST_KEPT:
+                self._keeping.clear()
+            self._keeping[kept] = replace(
                 self,
                 tensors=tuple(
                     replace(held, home=Home.RAM, carried=True, backed=not held.updated) if i in kept else held
                     for i, held in enumerate(self.tensors)
                 ),
             )
-            vars(known[kept])["asked"] = self.asked
-        return known[kept]
+        return self._keeping[kept]
+
+    @cached_property
+    def _keeping(self) -> dict[frozenset[int], Problem]:
+        """Answers of `keeping`."""
+        return {}
 
     def within(self, ram_bytes: int) -> Problem:
         """The same step where what follows the last part may take so many bytes; itself where nothing follows."""
         if self.closing is None or self.closing_ram_bytes == ram_bytes:
             return self
-        found = replace(self, closing_ram_bytes=ram_bytes)
-        vars(found)["asked"] = self.asked
-        return found
+        return replace(self, closing_ram_bytes=ram_bytes)
 
     def on_any_storage(self) -> Problem:
         """Return the same step on a storage that holds whatever is written."""

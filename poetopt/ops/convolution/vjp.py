@@ -8,9 +8,9 @@ dX of a convolution: ConvTranspose, a Conv with the flipped kernel, or one Gemm 
 | flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
 | folded | one Gemm for all images, Col2Im; two axes, no groups, opset 18 on | twice the columns of all images |
 
-Parts divide that by their number, and cost one dX for putting them together. The first two read all of W once an image,
-`folded` once: it is the fastest where an image has few positions for the size of W. Estimates are fitted to
-onnxruntime's kernels (1.31, one thread).
+Parts divide that by their number, and cost one dX for putting them together; for `flipped` they never pay. The first
+two read all of W once an image, `folded` once: it is the fastest where an image has few positions for the size of W.
+Estimates are fitted to onnxruntime's kernels (1.31, one thread).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from poetopt.frontends import checks
 from poetopt.graph import DTYPE_BYTES, Tensor
 from poetopt.ops.convolution.vjp_weight import weight_gradient
 from poetopt.ops.convolution.windows import Window, transposed, window
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import AUTO_PAD, Allowed, Op, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.ops.runtimes.onnxruntime.kernels import CONV_SLICE
 from poetopt.util.errors import ModelError
 
 convolution = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, weights=(1, 2), is_product=True, window=True)
-sizes = {"dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
+sizes: Allowed = {"auto_pad": AUTO_PAD, "dilations": 1, "group": 1, "kernel_shape": 1, "strides": 1}
 
 declare("Conv", op=convolution(
     flops=lambda c: c.n * (2 * c.taps(1) + c.has(2)), filter_axis=0, reads_quantized=True, attributes=sizes,
@@ -47,9 +47,6 @@ declare("DeformConv", op=Op(evaluation=Steps.UNKNOWN, weights=(1, 3)))
 
 
 Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
-
-COL2IM_OPSET = 18
-"""The first opset that has Col2Im."""
 
 
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
@@ -85,18 +82,16 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
                 folded + max(folded, dy.nbytes) + joined + (w.nbytes // parts if parts > 1 else 0),
                 partial(_by_parts, _folded, dy=dy, w=w, window=window, group=group, parts=parts),
             )
-        if _flippable(window):
-            single = window.taps == 1
-            inputs = w.shape[1] // parts
-            unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
-            slices = unfolded if inputs > math.prod(window.size) else 0 if single else CONV_SLICE
-            copies = (1 if single else 2) + (1 if parts > 1 else 0)
-            yield Costed(
-                f"flipped/{parts}",
-                max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + extra,
-                max(min(copies, 2) * w.nbytes // parts, w.nbytes // parts + slices) + joined,
-                partial(_by_parts, _flipped, dy=dy, w=w, window=window, group=group, parts=parts),
-            )
+    if _flippable(window):
+        single = window.taps == 1
+        unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
+        slices = unfolded if w.shape[1] > math.prod(window.size) else 0 if single else CONV_SLICE
+        yield Costed(
+            "flipped",
+            max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + steps_ns(1),
+            max((1 if single else 2) * w.nbytes, w.nbytes + slices),
+            partial(_flipped, dy=dy, w=w, window=window, group=group),
+        )
 
 
 def _by_parts(
@@ -109,7 +104,8 @@ def _by_parts(
 
 def _foldable(window: Window, opset: int) -> bool:
     # onnxruntime's Col2Im is wrong for one or three axes where one is dilated; two have a kernel of their own
-    return opset >= COL2IM_OPSET and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
+    # the first opset that has Col2Im
+    return opset >= 18 and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
 
 
 def _flippable(window: Window) -> bool:

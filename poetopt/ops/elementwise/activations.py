@@ -26,6 +26,7 @@ import numpy as np
 
 from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder, Spread
+from poetopt.autodiff.regions import DOMAIN
 from poetopt.autodiff.registry import (
     STRAIGHT,
     Cotangents,
@@ -39,7 +40,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops import flops
 from poetopt.ops.elementwise.vjp import each, unary
-from poetopt.ops.op import EXP, Op, Steps, declare
+from poetopt.ops.op import AUTO_PAD, EXP, MASKED, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -48,28 +49,32 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 integers = partial(Op, is_integer=True, blocked=None)
-shares = partial(Op, looks="axis", axis=0, workspace=kernels.softmax, letters=axes.softmax)
+shares = partial(
+    Op, looks="axis", loss="cross-entropy", pole=MASKED, axis=0, workspace=kernels.softmax, letters=axes.softmax
+)
 
 declare("Celu", op=Op(flops=EXP + 3))
 declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
-declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1)))
+declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1), attributes={"auto_pad": AUTO_PAD}))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
 declare("DynamicQuantizeLinear", op=Op(blocked=None))
-declare("Gelu", op=Op(flops=2 * EXP + 4))
+declare("Gelu", op=Op(flops=2 * EXP + 4, attributes={"approximate": ("none", "tanh")}))
 declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
 declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
 declare("MatMulInteger", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
 declare("Mean", op=Op(
     flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
 ))  # fmt: skip
-declare("QLinearConv", op=integers(flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9))))
+declare("QLinearConv", op=integers(
+    flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9)), attributes={"auto_pad": AUTO_PAD},
+))  # fmt: skip
 declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize))
 declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
-declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, range=(0.0, 1.0)))
+declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, loss="bce", range=(0.0, 1.0)))
 declare("Softmax", op=shares(
     flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
 ))  # fmt: skip
@@ -197,6 +202,7 @@ def _bent(op: Primal, cotangents: Cotangents, made: Callable[[OperatorBuilder, T
 
 
 @register_vjp("Sigmoid", since=6)
+@register_vjp("Sigmoid", since=1, domain=DOMAIN)
 def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     """dX = dY Y (1 - Y)."""
     return (_bent(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
@@ -208,6 +214,7 @@ def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     return (_bent(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
 
 
+@register_vjp("Softmax", since=1, domain=DOMAIN)
 @single("Softmax", since=13)
 def softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = Y (dY - sum(dY Y)) along the axis."""
@@ -230,6 +237,7 @@ _TANH = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
 
+@register_vjp("Gelu", since=1, domain=DOMAIN)
 @single("Gelu", since=20)
 def gelu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With erf: dX = dY (P + X p), P and p the normal distribution and its density.
@@ -277,6 +285,7 @@ def thresholded_relu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return masked(k, dy, positive(k, affine(k, op.x, 1.0, -alpha)))
 
 
+@register_vjp("Swish", since=1, domain=DOMAIN)
 @single("Swish", since=24)
 def swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X, and Y where it is kept anyway.

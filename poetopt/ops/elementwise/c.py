@@ -21,7 +21,6 @@ from poetopt.ops.runtimes.c.kernel import (
     written,
 )
 
-HEADER = "po_math.h"
 REAL = frozenset({"float32"})
 SCALARS = frozenset({"float32", "float64"})
 NUMBERS = SCALARS | {"int64", "int32"}
@@ -74,7 +73,7 @@ def elementwise(
 
     return Kernel(
         op_type, code, domain, refused, in_place=in_place, constants=constants,
-        tilings=lambda call: broadcast(code, call), headers=(HEADER,),
+        tilings=lambda call: broadcast(code, call), headers=("po_math.h",),
     )  # fmt: skip
 
 
@@ -121,12 +120,25 @@ def _power(call: Call) -> str:
     return products.get(exponent, "powf({a}, {b})") if exponent is not None else "powf({a}, {b})"
 
 
+def _divided(call: Call, kind: str) -> str:
+    """A division of whole numbers, which has a result for a divisor of 0 too: data may hold one."""
+    return f"po_{kind}_{'int64_t' if call.output().dtype == 'int64' else 'int32_t'}({{a}}, {{b}})"
+
+
+def _quotient(call: Call) -> str:
+    return "{a} / {b}" if call.output().dtype in SCALARS else _divided(call, "div")
+
+
 def _rest(call: Call) -> str:
     if _real(call):
         return "fmodf({a}, {b})"
     if call.output().dtype == "float64":
         return "fmod({a}, {b})"
-    return f"({C_TYPES[call.output().dtype]})po_mod({{a}}, {{b}})" if not call.integer("fmod", 0) else "{a} % {b}"
+    return (
+        f"({C_TYPES[call.output().dtype]})po_mod({{a}}, {{b}})"
+        if not call.integer("fmod", 0)
+        else _divided(call, "rest")
+    )
 
 
 def _real_rest(call: Call) -> str | None:
@@ -164,7 +176,7 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Add", "{a} + {b}", NUMBERS, EITHER),
     elementwise("Sub", "{a} - {b}", NUMBERS, EITHER),
     elementwise("Mul", "{a} * {b}", NUMBERS, EITHER),
-    elementwise("Div", "{a} / {b}", NUMBERS | {"uint8"}, EITHER),
+    elementwise("Div", _quotient, NUMBERS | {"uint8"}, EITHER),
     elementwise("Mod", _rest, NUMBERS | {"uint8"}, EITHER, refuses=_real_rest),
     elementwise("Pow", _power, SCALARS),
     elementwise("Sum", _folded("{} + {}"), REAL, ()),

@@ -9,8 +9,6 @@ from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.runtimes.c.axes import flat
 from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block, called, read, real
 
-HEADER = "po_update.h"
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -78,7 +76,7 @@ def _kernel(optimizer: str) -> Kernel:
 
     return Kernel(
         f"{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(0, 1), tilings=lambda call: flat(code, call),
-        headers=(HEADER,),
+        headers=("po_update.h",),
     )  # fmt: skip
 
 

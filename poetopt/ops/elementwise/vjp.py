@@ -10,6 +10,7 @@ import numpy as np
 
 from poetopt.autodiff import behind
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.regions import DOMAIN
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, Single, register_vjp, single
 from poetopt.frontends import checks
 from poetopt.graph import Tensor
@@ -29,7 +30,8 @@ declare("Add", op=arithmetic(
 ))  # fmt: skip
 declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=each(flops=1, blocked=None))
 declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
-declare("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
+declare("BitShift", op=Op(blocked=None, attributes={"direction": ("LEFT", "RIGHT")}))
+declare("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
 declare("Cast", op=each(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True))
 declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
 declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))
@@ -55,7 +57,7 @@ declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}, operands_check=chec
 declare("Mul", op=arithmetic(keeps_scores=True, is_linear=True, range=behind.pair(behind.product), exact=True))
 declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
-declare("Pow", op=each(flops=EXP, pole=0))
+declare("Pow", op=each(flops=EXP, range=behind.power, pole=0))
 declare("Reciprocal", op=unary(flops=1, pole=0))
 declare("Selu", op=each(flops=EXP + 3))
 declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf)))
@@ -193,17 +195,14 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
     return None, da, db
 
 
-_APART = 4
-"""So many operands' gradients are operators of their own; those of more are written by one, which compares once."""
-
-
 def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     """Operands that equal the result share its gradient."""
     dy = op.only(cotangents)
     operands = [op.input(i) for i in range(len(op.inputs))]
     wanted = [index for index in range(len(operands)) if op.need(index)]
     gradients: list[Tensor | None] = [None] * len(operands)
-    for group in [wanted] if len(wanted) > _APART else [[index] for index in wanted]:
+    # the gradients of up to four operands are operators of their own; those of more are one's, which compares once
+    for group in [wanted] if len(wanted) > 4 else [[index] for index in wanted]:
         k = op.emit("grad_input")
         # all operands are read, so the result can be found again instead of being kept
         y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
@@ -242,6 +241,7 @@ def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0)))
 
 
+@register_vjp("HardSwish", since=1, domain=DOMAIN)
 @single("HardSwish", since=14)
 def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
@@ -250,6 +250,7 @@ def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype)))
 
 
+@register_vjp("Mish", since=1, domain=DOMAIN)
 @single("Mish", since=18)
 def mish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""

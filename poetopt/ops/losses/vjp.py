@@ -18,8 +18,9 @@ from poetopt.ops.op import EXP, Choice, Op, declare
 from poetopt.ops.runtimes.onnxruntime import kernels
 
 loss = partial(
-    Op, blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss
-)
+    Op, blocked=(1, 2), missing=(2,), settings=(2,), chooses=Choice.LABELS, is_mean=True, operands_check=checks.loss,
+    attributes={"reduction": ("mean", "sum", "none")},
+)  # fmt: skip
 
 declare("NegativeLogLikelihoodLoss", op=loss(
     flops=lambda c: 2 * math.prod(c.inputs[1]), workspace=kernels.log_likelihood,

@@ -19,33 +19,38 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
-from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.op import Allowed, Op, Origin, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
 
 moved = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
 viewed = partial(moved, is_linear=True, cuts=axes.view, exact=True)
 
-declare("Bernoulli", "Multinomial", op=Op(random=True, blocked=None))
+declare("Bernoulli", "Multinomial", op=Op(random=True, newest_opset=21, blocked=None))
 declare("BitCast", op=Op(blocked=None))
 declare("Concat", op=Op(flops=0, keeps_scores=True, range=behind.hull, axis=0, any_type=True))
 declare("Constant", op=Op(flops=0, blocked=None, any_type=True))
 declare("ConstantOfShape", op=Op(flops=0, blocked=None, settings=(0,), lists=(0,), any_type=True))
-declare("DepthToSpace", op=Op(flops=0, attributes={"blocksize": 1}, settings_check=checks.blocks))
+blocks: Allowed = {"blocksize": 1, "mode": ("DCR", "CRD")}
+declare("DepthToSpace", op=Op(flops=0, attributes=blocks, settings_check=checks.blocks))
 declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
 declare("Flatten", op=viewed(axis=1))
 declare("Identity", op=viewed())
-declare("If", "Loop", "Scan", "SequenceMap", "TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN))
-declare("Pad", op=Op(flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3)))
+declare("If", "Loop", "Scan", "SequenceMap", op=Op(evaluation=Steps.UNKNOWN))
+declare("Pad", op=Op(
+    flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3),
+    attributes={"mode": ("constant", "reflect", "edge", "wrap")},
+))  # fmt: skip
 declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", op=Op(
-    flops=0, random=True, blocked=None,
+    flops=0, random=True, newest_opset=21, blocked=None,
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
 declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))
 declare("Shape", "Size", op=Op(flops=0, asks_shape=True, blocked=None, settings=(0,), any_type=True))
-declare("SpaceToDepth", op=Op(flops=0, attributes={"blocksize": 1}))
+declare("SpaceToDepth", op=Op(flops=0, attributes=blocks))
 declare("Split", op=moved(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
 declare("Squeeze", op=viewed(blocked=(1,), axes=1, lists=(1,)))
+declare("TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN, attributes={"mode": ("TF", "IDF", "TFIDF")}))
 declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,)))
 declare("Transpose", op=moved(letters=axes.transpose))
 
@@ -173,7 +178,7 @@ def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
 
 
 @dataclass(frozen=True)
-class PadRun:
+class _PadRun:
     """`stop - start` places of a padded line that repeat those of the line from `first` on, or down from there."""
 
     start: int
@@ -207,9 +212,9 @@ def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, m
         return _summed(k, x, axis, length, before)
     step = -1 if mode == "reflect" else 1
     runs = [
-        PadRun(0, before, before if step < 0 else length - before, step),
-        PadRun(before, before + length, 0, 1),
-        PadRun(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
+        _PadRun(0, before, before if step < 0 else length - before, step),
+        _PadRun(before, before + length, 0, 1),
+        _PadRun(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
     ]
     runs = [run for run in runs if run.start < run.stop]
     ends = sorted({end for run in runs for end in (run.covers.start, run.covers.stop)})

@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 
 from poetopt.autodiff.emit import OperatorBuilder
+from poetopt.autodiff.regions import DOMAIN
 from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vjp, single
 from poetopt.autodiff.vocabulary import normalized
 from poetopt.frontends import checks
@@ -158,7 +159,7 @@ def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    found = row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    found = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
     if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix(op)[1]:
         k.amounts_to(
             "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], found, axis=op.attr_int("axis", -1)
@@ -175,7 +176,7 @@ def rms_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     squares = k.reduce_sum(k.mul(k.reshape(op.x, (rows, columns)), k.reshape(op.x, (rows, columns))), [1])
     epsilon = k.graph.scalar(op.attr_float("epsilon", 1e-5), op.x.dtype)
     inv = k.unary("Reciprocal", k.unary("Sqrt", k.add(k.mul(squares, 1.0 / columns), epsilon)))
-    return row_norm(op, k, dy, None, inv)
+    return _row_norm(op, k, dy, None, inv)
 
 
 def _matrix(op: Primal) -> tuple[int, int]:
@@ -185,7 +186,23 @@ def _matrix(op: Primal) -> tuple[int, int]:
     return math.prod(shape[:axis]), math.prod(shape[axis:])
 
 
-def row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
+@register_vjp("LayerNormalization", since=1, domain=DOMAIN)
+def layer_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
+    """LayerNormalization's, with the mean and the deviation that the region writes."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    return _row_norm(op, k, dy, op.output(1), k.unary("Reciprocal", op.output(2)))
+
+
+@register_vjp("RMSNormalization", since=1, domain=DOMAIN)
+def rms_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
+    """RMSNormalization's, with the root of the mean square that the region writes."""
+    dy = op.only(cotangents)
+    k = op.emit("grad_input")
+    return _row_norm(op, k, dy, None, k.unary("Reciprocal", op.output(1)))
+
+
+def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
     """The gradients, from the mean (None: not subtracted) and the inverse deviation of each row."""
     rows, columns = _matrix(op)
     inner = op.x.shape[op.attr_int("axis", -1) % len(op.x.shape) :]
@@ -271,13 +288,6 @@ def _per_parameter(k: OperatorBuilder, sums: Tensor, batch: int, channels: int, 
     return k.reshape(k.reduce_sum(split, [0, 2]), like.shape)
 
 
-TINY = float(np.finfo(np.float32).tiny)
-
-MEAN_VARIANCE_AXES = (0, 2, 3)
-MEAN_VARIANCE_EPSILON = 1e-9
-"""Both as the operator's definition has them; the latter is added to the standard deviation, not to the variance."""
-
-
 @single("LpNormalization", since=1)
 def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """With Y = X / |X| along the axis: dX = (dY - N sum(dY Y)) / |X|, N = Y for p = 2 and sign(X) for p = 1.
@@ -289,7 +299,7 @@ def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     shape = tuple(1 if a == axis else d for a, d in enumerate(x.shape))
     first = op.attr_int("p", 2) == 1
     norm = k.node("ReduceL1" if first else "ReduceL2", [x, k.graph.ints([axis])], shape, x.dtype)
-    norm = k.binary("Max", norm, k.graph.scalar(TINY, x.dtype))
+    norm = k.binary("Max", norm, k.graph.scalar(float(np.finfo(np.float32).tiny), x.dtype))
     y = op.y if op.builder.kept(op.y) else k.div(x, norm)
     total = k.reduce_sum(k.mul(dy, y), [axis])
     slope = k.mul(sign(k, x) if first else y, total)
@@ -303,11 +313,12 @@ def mean_variance(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     Reads X, and Y where it is kept anyway; three temporaries of X's size.
     """
     x = op.x
-    axes = normalized(op.attr_ints("axes") or MEAN_VARIANCE_AXES, len(x.shape))
+    axes = normalized(op.attr_ints("axes") or (0, 2, 3), len(x.shape))
     share = 1.0 / max(math.prod(x.shape[axis] for axis in axes), 1)
     centred = k.sub(x, k.mul(k.reduce_sum(x, axes), share))
     variance = k.mul(k.reduce_sum(k.mul(centred, centred), axes), share)
-    deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(MEAN_VARIANCE_EPSILON, x.dtype))
+    # both as the operator's definition has them; the latter is added to the standard deviation, not to the variance
+    deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(1e-9, x.dtype))
     y = op.y if op.builder.kept(op.y) else k.div(centred, deviation)
     tilted = k.mul(k.reduce_sum(k.mul(dy, y), axes), share)
     plain = k.mul(k.reduce_sum(dy, axes), share)

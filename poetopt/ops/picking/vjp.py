@@ -42,7 +42,7 @@ from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Choice, Op, Origin, Steps, declare
+from poetopt.ops.op import Allowed, Choice, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
@@ -61,12 +61,14 @@ declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, setti
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
+added: Allowed = {"reduction": ("none", "add", "mul", "max", "min")}
 declare("ScatterElements", op=Op(
     flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
-    workspace=kernels.widened_indices,
+    workspace=kernels.widened_indices, attributes=added,
 ))  # fmt: skip
 declare("ScatterND", op=Op(
     flops=flops.scattered, blocked=(1,), operands_check=checks.scatter_nd, in_place=(0,), cuts=axes.scatter,
+    attributes=added,
 ))  # fmt: skip
 declare("Slice", op=Op(
     flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, axes=3, lists=(1, 2, 3, 4),
@@ -79,9 +81,6 @@ declare("Unique", op=Op(looks="anywhere"))
 
 _ONE_HOT_ROWS = 256
 """A product with more of them takes longer than adding up element by element, and grows with their square."""
-
-_MAX_SINCE = 18
-"""ScatterElements knows the reduction `max` from this opset on."""
 
 
 @single("Gather", since=1)
@@ -169,7 +168,8 @@ def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int 
 def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> Tensor:
     """[outer, rows, inner]: zeros, to which the N rows of `pieces` [outer, N, inner] are added at `indices` [N]."""
     outer, count, inner = pieces.shape
-    if rows <= count or k.graph.opset < _MAX_SINCE:
+    # ScatterElements knows the reduction `max` from this opset on
+    if rows <= count or k.graph.opset < 18:
         return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
     # Where does each row of the result come from? Row 0 of the sums is zero; of like indices the last one counts.
     numbers = k.graph.ints(range(1, count + 1))
@@ -202,7 +202,7 @@ Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class PickedPlaces:
+class _PickedPlaces:
     """Holds what the indices say.
 
     picked
@@ -234,7 +234,7 @@ def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
     def merged(how: str) -> Merge:
         return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
 
-    return _scattered(op, op.only(cotangents), PickedPlaces(picked, blanked, merged("add"), merged("mul")))
+    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
 
 
 @register_vjp("ScatterND", since=11)
@@ -258,10 +258,10 @@ def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
         table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
         return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
 
-    return _scattered(op, op.only(cotangents), PickedPlaces(picked, blanked, added, multiplied))
+    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
 
 
-def _scattered(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     reduction = op.attr_text("reduction", "none")
     if reduction in {"max", "min"}:
         return _extreme(op, dy, places)
@@ -285,7 +285,7 @@ def _parts(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilde
     return k, k, k
 
 
-def _extreme(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _extreme(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     updates = op.input(2)
 
     def old(k: OperatorBuilder) -> Tensor:
@@ -300,7 +300,7 @@ def _extreme(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
     return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
 
 
-def _product(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     updates = op.input(2)
 
     def split(k: OperatorBuilder, x: Tensor) -> tuple[Tensor, Tensor]:

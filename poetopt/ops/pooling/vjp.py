@@ -34,12 +34,12 @@ from poetopt.graph import Node, Tensor
 from poetopt.ops import flops
 from poetopt.ops.convolution.windows import Window, transposed, window
 from poetopt.ops.nodes import around
-from poetopt.ops.op import Op, Origin, Steps, declare
+from poetopt.ops.op import AUTO_PAD, Allowed, Op, Origin, Steps, declare
 from poetopt.ops.pieces import masked, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-sizes = {"dilations": 1, "kernel_shape": 1, "strides": 1}
+sizes: Allowed = {"auto_pad": AUTO_PAD, "dilations": 1, "kernel_shape": 1, "strides": 1}
 pool = partial(Op, evaluation=Steps.COUNTED, is_heavy=True, settings_check=checks.pool, window=True)
 
 declare("AveragePool", op=pool(
@@ -53,10 +53,18 @@ declare("MaxPool", op=pool(
     flops=lambda c: c.n * c.window, numbers=Origin.BETWEEN, keeps_scores=True,
     attributes=sizes | {"storage_order": (0, 1)}, letters_streamed=axes.pool,
 ))  # fmt: skip
-declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN))
+declare("GlobalLpPool", "RoiAlign", op=Op(newest_opset=21))
+declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN, newest_opset=21))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,
-    axes=-1, attributes={"antialias": (0, 1), "exclude_outside": (0, 1)}, lists=(1, 2, 3), workspace=kernels.resize,
+    axes=-1, lists=(1, 2, 3), workspace=kernels.resize, attributes={
+        "antialias": (0, 1), "exclude_outside": (0, 1), "mode": ("nearest", "linear", "cubic"),
+        "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", ""),
+        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"), "coordinate_transformation_mode": (
+            "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
+            "tf_crop_and_resize", "tf_half_pixel_for_nn",
+        ),
+    },
 ))  # fmt: skip
 
 
@@ -153,12 +161,6 @@ def global_average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 Numbers = NDArray[np.int64]
 
-_DENSE = 64
-"""The shorter line of a matrix that is stored as such."""
-
-_ONE_BY_ONE = 16
-"""So many elements of a sum are gathered each by itself."""
-
 
 @dataclass(frozen=True)
 class Entries:
@@ -178,7 +180,8 @@ def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entrie
     """The product of the transpose of a matrix [x's `axis`, `length`] with every line of x along `axis`."""
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     outer, lines, inner = around(x.shape, axis)
-    if min(lines, length) <= _DENSE:
+    # the shorter line of a matrix that is stored as such
+    if min(lines, length) <= 64:
         return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     if inner > 1:
         return k.reshape(_gathered(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
@@ -205,7 +208,8 @@ def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> T
     outer, _, inner = x.shape
     index, weight = _table(length, entries)
     most = index.shape[1]
-    if most > _ONE_BY_ONE:
+    # so many elements of a sum are gathered each by itself
+    if most > 16:
         flat = k.node("Gather", [x, k.graph.ints(index.reshape(-1))], (outer, index.size, inner), x.dtype, axis=1)
         wide = k.reshape(flat, (outer, length, most, inner))
         factors = k.graph.constant(weight.reshape(length, most, 1).astype(x.dtype))
@@ -232,12 +236,6 @@ def _table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]
 
 Floats = NDArray[np.float32]
 Settings = tuple[tuple[str, object], ...]
-
-_LONGEST = 2**24
-"""Elements of an axis that float32 can count."""
-
-_PROBE_ELEMENTS = 2**22
-"""So many elements at a time when weights are asked for."""
 
 
 @register_vjp("Resize", since=11)
@@ -338,7 +336,8 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     Raises `MissingVjpError` where onnxruntime refuses the settings, or an axis has more than 2**24 elements.
     """
     length = max(after, math.floor(before * scale))
-    if max(before, length) > _LONGEST:
+    # elements of an axis that float32 can count
+    if max(before, length) > 2**24:
         raise MissingVjpError(
             f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
             "can count; cut the axis into parts"
@@ -350,7 +349,8 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
         return Entries(np.arange(read.size), read, np.ones(read.size))
     reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
     span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
-    columns = max(1, _PROBE_ELEMENTS // max(before, length))
+    # so many elements at a time when weights are asked for
+    columns = max(1, 2**22 // max(before, length))
     parts = [
         _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
         for low in range(0, span, columns)

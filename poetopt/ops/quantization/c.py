@@ -228,10 +228,6 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
     return tuple(found)
 
 
-PANEL_BYTES = 1024
-"""So much of the weight is dequantized at once, or a step of the chunks that its plain kernel goes in."""
-
-
 def _plain(call: Call) -> Call:
     """The convolution with its weight as floats, and without what that is made of."""
     a, _, _, _, *rest = call.inputs
@@ -251,7 +247,8 @@ def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
 def _steps(loop: Loop, taken: ChunkSlice) -> int:
     """Steps of a chunk."""
     each = loop.multiple * taken.unit_bytes * taken.pieces
-    return min(loop.extent, loop.multiple * max(1, PANEL_BYTES // each))
+    # so much of the weight is dequantized at once, or a step of the chunks that its plain kernel goes in
+    return min(loop.extent, loop.multiple * max(1, 1024 // each))
 
 
 def _within(kernel: Kernel) -> Kernel:

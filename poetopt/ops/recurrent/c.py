@@ -26,8 +26,6 @@ from poetopt.ops.runtimes.c.tiling import (
     no_code,
 )
 
-TURNED = {"forward": 0, "reverse": 1, "bidirectional": 2}
-"""A bit for each direction that goes backwards."""
 USUAL = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
@@ -86,7 +84,8 @@ class CLayer:
             "GRU": call.integer("linear_before_reset", 0),
             "RNN": int("relu" in activations(call)),
         }[op]
-        turned = TURNED[call.text("direction", "forward")]
+        # a bit for each direction that goes backwards
+        turned = {"forward": 0, "reverse": 1, "bidirectional": 2}[call.text("direction", "forward")]
         return cls(op, steps, batch, ins, recurrence[2], recurrence[0], turned, variant)
 
     @property
@@ -216,7 +215,7 @@ class Direction:
         return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
 
 
-class Forwards(Direction):
+class _Forwards(Direction):
     """One direction of a layer, forwards."""
 
     def rounds(self) -> Iterator[Round]:
@@ -319,8 +318,6 @@ class Forwards(Direction):
 
 
 HEADER, PARTS = "po_recurrent.h", "po_recurrent_parts.h"
-PLACES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-"""Which inputs are the first states."""
 
 
 def _scratch(call: Call) -> int:
@@ -334,7 +331,8 @@ def _code(call: Call, arguments: Arguments) -> str:
     count = 3 if layer.op == "LSTM" else 2
     outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
     given = (*arguments.inputs, *[""] * 7)
-    firsts = [given[k] or "NULL" for k in PLACES[layer.op]]
+    # which inputs are the first states
+    firsts = [given[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
     last = () if layer.op == "LSTM" else (layer.variant,)
     return called(
         f"po_{layer.op.lower()}", *outputs, *given[:3], given[3] or "NULL", *firsts, arguments.scratch, layer.steps,
@@ -345,7 +343,7 @@ def _code(call: Call, arguments: Arguments) -> str:
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
     layer = CLayer.of(call)
-    rounds = [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
+    rounds = [turn for direction in range(layer.directions) for turn in _Forwards(layer, direction).rounds()]
     # a direction's states, its cells or what a reset gate lets through, and its gates
     scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
     return in_rounds(call, rounds, layer.gates, (1, 2), (), scratch)

@@ -21,7 +21,7 @@ DX, DW, DR, DBIAS, DHIDDEN, DCELL = range(6)
 
 def backward_rounds(layer: CLayer) -> list[Round]:
     """Those of all directions."""
-    return [turn for direction in range(layer.directions) for turn in Backwards(layer, direction).rounds()]
+    return [turn for direction in range(layer.directions) for turn in _Backwards(layer, direction).rounds()]
 
 
 def backward_scratch(layer: CLayer) -> int:
@@ -30,7 +30,7 @@ def backward_scratch(layer: CLayer) -> int:
     return ELEMENT_BYTES * (layer.rows * layer.gates + beside + 3 * layer.batch * layer.size)
 
 
-class Backwards(Direction):
+class _Backwards(Direction):
     """One direction of a layer, backwards."""
 
     def rounds(self) -> Iterator[Round]:

@@ -29,7 +29,7 @@ from poetopt.autodiff.registry import Cotangents, Gradients, Primal, register_vj
 from poetopt.frontends import checks
 from poetopt.graph import Tensor
 from poetopt.ops import flops
-from poetopt.ops.op import Op, Steps, declare
+from poetopt.ops.op import Allowed, Op, Steps, declare
 from poetopt.ops.recurrent.steps import Cell, FoundSteps, Layer, activations, gru_steps, lstm_steps, rnn_steps, shifted
 from poetopt.ops.runtimes.onnxruntime import kernels
 from poetopt.util.errors import MissingVjpError, ModelError
@@ -39,21 +39,20 @@ layer = partial(
     settings_check=checks.recurrent,
 )  # fmt: skip
 
+sizes: Allowed = {"direction": ("forward", "reverse", "bidirectional"), "hidden_size": 1, "layout": (0, 1)}
+
 declare("GRU", op=layer(
-    flops=flops.gated(3), attributes={"hidden_size": 1, "layout": (0, 1), "linear_before_reset": (0, 1)},
-    workspace=kernels.recurrent,
+    flops=flops.gated(3), attributes=sizes | {"linear_before_reset": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
 declare("LSTM", op=layer(
     flops=flops.gated(5), weights=(1, 2, 3, 7), first_states=(5, 6),
-    attributes={"hidden_size": 1, "input_forget": (0, 1), "layout": (0, 1)}, workspace=kernels.recurrent,
+    attributes=sizes | {"input_forget": (0, 1)}, workspace=kernels.recurrent,
 ))  # fmt: skip
-declare("RNN", op=layer(flops=flops.rnn, attributes={"hidden_size": 1, "layout": (0, 1)}, workspace=kernels.rnn))
+declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn))
 
 
 _MOST_STEPS = 4096
 """About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
-
-_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def _refuse(op: Primal) -> None:
@@ -144,7 +143,7 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
     """
     states = 2 if op.node.op_type == "LSTM" else 1
     _refuse(op)
-    _fits(op, _GATES[op.node.op_type])
+    _fits(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
     k = op.emit("grad_input")
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape

@@ -25,8 +25,6 @@ from poetopt.ops.runtimes.c.kernel import (
 )
 from poetopt.ops.runtimes.c.tiling import Tiling
 
-HEADER = "po_math.h"
-
 
 def _refuses(call: Call) -> str | None:
     dtype, types = (
@@ -143,7 +141,7 @@ def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Calla
 def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}", *, domain: str = "") -> Kernel:
     code = _reduction(first, term, joined, last)
     tilings = _tilings(code, first, term, joined, last)
-    return Kernel(op_type, code, domain, refuses=_refuses, constants=(1,), tilings=tilings, headers=(HEADER,))
+    return Kernel(op_type, code, domain, refuses=_refuses, constants=(1,), tilings=tilings, headers=("po_math.h",))
 
 
 _ADDED = "{s} + {p}"

@@ -18,7 +18,10 @@ DEFAULT = "onnxruntime"
 RUNTIMES = {DEFAULT: "poetopt.ops.runtimes.onnxruntime", "c": "poetopt.ops.runtimes.c"}
 """The runtimes that come with poetopt, by name: the module that holds an object `runtime`."""
 
-PARTS = ("name", "version", "alignment", "in_place", "kernel_bytes", "workspace", "variants", "reserve_bytes", "notes")
+PARTS = (
+    "name", "version", "alignment", "in_place", "kernel_bytes", "workspace", "variants", "reserve_bytes", "notes",
+    "rows_of_parts", "block_bytes", "row_numbers_bytes", "losses_bytes",
+)  # fmt: skip
 """What every runtime has: see `poetopt.ops.runtimes.contract.Runtime`."""
 
 

@@ -89,12 +89,13 @@ class RuntimeVariant:
 
 
 class NodeKernels(Protocol):
-    """Holds what runs an operator node by node."""
+    """The kernels that run an operator node by node.
 
-    @property
-    def alignment(self) -> int:
-        """Bytes that every buffer in the arena starts at a multiple of."""
-        ...
+    alignment
+        Bytes that every buffer in the arena starts at a multiple of.
+    """
+
+    alignment: int
 
     def in_place(self, node: Node) -> tuple[int, ...]:
         """Says which inputs of `node` its kernel may write its output over, by position; empty where none.
@@ -114,12 +115,16 @@ class NodeKernels(Protocol):
 
 
 class Runtime(NodeKernels, Protocol):
-    """Holds what a runtime takes of RAM, and what its kernels may do."""
+    """The RAM that a runtime takes, and what its kernels may do.
 
-    @property
-    def name(self) -> str:
-        """Gives what a device file calls it."""
-        ...
+    name
+        As device files call it.
+    rows_of_parts
+        Whether the rows that all parts of a batch use are known before the first one.
+    """
+
+    name: str
+    rows_of_parts: bool = True
 
     @property
     def version(self) -> str:
@@ -172,6 +177,20 @@ class Runtime(NodeKernels, Protocol):
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
         """Gives what it may have no kernels for, in words."""
         ...
+
+    # What follows has an answer for runtimes that keep nothing of their own: a class of this one has it.
+
+    def block_bytes(self, unit: int) -> int:
+        """Bytes that it moves at once to and from a storage of blocks of `unit` bytes."""
+        return 1
+
+    def row_numbers_bytes(self, count: int) -> int:
+        """Bytes kept of a table by rows, of which a batch uses `count` at most."""
+        return 0
+
+    def losses_bytes(self, graph: TrainingGraph) -> int:
+        """Bytes kept of a batch in parts for the losses of those that have run."""
+        return 0
 
 
 @runtime_checkable

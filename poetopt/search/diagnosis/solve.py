@@ -44,15 +44,13 @@ class LateAnswer:
     quickest_s: float = math.inf
 
     def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
-        """Note a plan that keeps all that was asked; its bound is what the search for that proved.
-
-        A plan for another problem, as one with more storage, is none.
+        """Note a plan of the problem that keeps all that was asked; its bound is what the search for that proved.
 
         by_rules
             Whether the plan was found by the formulation's own rules, in the scope that was asked for.
         """
         chosen, timeless = formulation(self.options.formulation), replace(self.options, deadline_s=None)
-        if plan.problem.asked is not self.problem or not (by_rules or chosen.plans_count):
+        if not (by_rules or chosen.plans_count):
             return
         trial = chosen.trial(plan, simulation)
         if chosen.refusal(trial) is not None or not within(timeless, self.problem, simulation, arena_bytes):
@@ -114,9 +112,10 @@ def _helped(problem: Problem, options: Options, solution: Solution, begin: float
     def seen(candidate: Candidate) -> None:
         answer.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
 
-    def watched(problem: Problem, trial: Options) -> Solution:
-        found = search(problem, trial)
-        if found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
+    def watched(tried: Problem, trial: Options) -> Solution:
+        found = search(tried, trial)
+        own = tried is problem  # and not with more storage
+        if own and found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
             # Rules that are stricter than a plan's hold for a smaller budget alike, but not for other moves or blocks.
             alike = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
             answer.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)

@@ -1,4 +1,4 @@
-"""Data sets in memory, and the contract that all keep: rows by the names of a network's inputs."""
+"""Data sets in memory, and the protocol of all data sets: rows by the names of a network's inputs."""
 
 from __future__ import annotations
 
@@ -26,53 +26,55 @@ if TYPE_CHECKING:
 class DataSet(Protocol):
     """Rows, each of which has a part of every input.
 
+    Attributes
+    ----------
     shown
-        What messages call it.
+        Its name in messages.
     rows
-        How many there are.
+        Number of rows.
     """
 
     shown: str
     rows: int
 
     def take(self, rows: Array) -> Mapping[str, Array]:
-        """Arrays by input name, of these rows (numbers from 0). Raises ModelError where they can't be read."""
+        """Return these rows (numbers from 0) as arrays by input name. Raises ModelError if they can't be read."""
 
     def where(self, row: int) -> str:
-        """Gives what messages call a row: its file, and its number there."""
+        """Return the name of a row in messages: its file, and its number there."""
 
     def check(self, told: Told = silent) -> str:
-        """Read all values once, and raise ModelError for the first that is none, or out of its range; their digest.
+        """Read all values once; return their digest. Raises ModelError for the first invalid value.
 
-        Where that takes as long as training does (images), values are looked at when they are read, and the digest is
-        of names and sizes of the files.
+        If that takes as long as training (images), values are checked when they are read, and the digest covers names
+        and sizes of the files.
         """
 
 
 class Digest:
-    """Of arrays by name, which come in pieces, rows after rows."""
+    """Digest of named arrays that come in pieces, rows after rows."""
 
     def __init__(self) -> None:
         self._names: dict[str, hashlib.blake2b] = {}
 
     def add(self, name: str, rows: Array) -> None:
-        """Take the next rows of an array."""
+        """Add the next rows of an array."""
         if name not in self._names:
             self._names[name] = hashlib.blake2b(f"{rows.dtype} {rows.shape[1:]}".encode(), digest_size=16)
         self._names[name].update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
     @property
     def text(self) -> str:
-        """That of all so far."""
+        """Digest of all rows so far."""
         return Digest.of(f"{name} {self._names[name].hexdigest()}" for name in sorted(self._names))
 
     @staticmethod
     def of(parts: Iterable[str]) -> str:
-        """Of texts, one after the other."""
-        whole = hashlib.blake2b(digest_size=16)
+        """Return the digest of texts, one after the other."""
+        digest = hashlib.blake2b(digest_size=16)
         for part in parts:
-            whole.update(f"{part}\n".encode(errors="surrogateescape"))  # names of files are any bytes
-        return whole.hexdigest()
+            digest.update(f"{part}\n".encode(errors="surrogateescape"))  # file names may be any bytes
+        return digest.hexdigest()
 
 
 class Column(Protocol):
@@ -80,15 +82,15 @@ class Column(Protocol):
 
     @property
     def rows(self) -> int:
-        """Says how many."""
+        """Number of rows."""
 
     def take(self, rows: Array) -> Array:
-        """These rows, in this order."""
+        """Return these rows, in this order."""
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Rows of an array."""
+    """Rows of an array in memory."""
 
     array: Array
 
@@ -97,20 +99,22 @@ class InMemory:
         return len(self.array)
 
     def take(self, rows: Array) -> Array:
-        found: Array = self.array[rows]
-        return found
+        rows_array: Array = self.array[rows]
+        return rows_array
 
 
 @dataclass(frozen=True)
 class InFile:
     """Rows in a file, one after the other from the byte `start` on.
 
+    Attributes
+    ----------
     path
-        Where the file is; it is opened for each batch. Where `file` is given, what messages call it.
+        Path of the file, which is opened for each batch; with `file`, its name in messages.
     shape
-        Of a row.
+        Shape of one row.
     file
-        An open file without a name, which other columns may share.
+        An open unnamed file, which other columns may share.
     """
 
     path: str
@@ -121,11 +125,11 @@ class InFile:
     file: IO[bytes] | None = None
 
     def take(self, rows: Array) -> Array:
-        found = aligned_empty((len(rows), *self.shape), np.dtype(self.dtype))
-        row_bytes = found.nbytes // max(1, len(rows))
+        array = aligned_empty((len(rows), *self.shape), np.dtype(self.dtype))
+        row_bytes = array.nbytes // max(1, len(rows))
         if not row_bytes:
-            return found
-        flat = found.reshape(-1).view(np.uint8)
+            return array
+        flat = array.reshape(-1).view(np.uint8)
         try:
             if self.file is not None:
                 self._read(self.file, rows, row_bytes, flat)
@@ -134,25 +138,27 @@ class InFile:
                     self._read(file, rows, row_bytes, flat)
         except OSError as error:
             raise ModelError(f"can't read {self.path}: {error.strerror or error}") from error
-        return found
+        return array
 
     def _read(
         self, file: IO[bytes], rows: Array, row_bytes: int, flat: np.ndarray[tuple[int], np.dtype[np.uint8]]
     ) -> None:
-        done = 0
-        for first, count in runs(rows.tolist()):
+        n_done = 0
+        for first, count in consecutive_runs(rows.tolist()):
             file.seek(self.start + first * row_bytes)
-            left = flat[done * row_bytes : (done + count) * row_bytes].data
-            done += count
-            while left:
-                got = file.readinto(left)  # type: ignore[attr-defined]
-                if not got:
-                    raise ModelError(f"{self.path} is shorter than when training began; something else has changed it")
-                left = left[got:]
+            buffer = flat[n_done * row_bytes : (n_done + count) * row_bytes].data
+            n_done += count
+            while buffer:
+                n_read = file.readinto(buffer)  # type: ignore[attr-defined]
+                if not n_read:
+                    raise ModelError(
+                        f"{self.path} has become shorter since training began. Another program changed it."
+                    )
+                buffer = buffer[n_read:]
 
 
-def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First row and length of each run of consecutive ones."""
+def consecutive_runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield first row and length of each run of consecutive rows."""
     start = 0
     for k in range(1, len(rows) + 1):
         if k == len(rows) or rows[k] != rows[k - 1] + 1:
@@ -161,7 +167,7 @@ def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None, file: IO[bytes] | None = None) -> IO[bytes]:
-    """A file without a name, or the end of `file`, that holds `parts`. Raises OutputError where there is no room."""
+    """Append `parts` to `file`, or write them to an unnamed file; return it. Raises OutputError if the disk is full."""
     folder = Path(tempfile.gettempdir() if workdir is None else workdir)
     try:
         if file is None:
@@ -171,19 +177,21 @@ def unpacked(parts: Iterable[bytes], shown: str, workdir: Path | None, file: IO[
             write_all(file, part)
     except OSError as error:
         raise OutputError(
-            f"can't unpack {shown} into {folder}: {error.strerror or os.strerror(error.errno or 0)}; make room there, "
-            "or name another folder with --workdir"
+            f"can't unpack {shown} into {folder}: {error.strerror or os.strerror(error.errno or 0)}. "
+            "Free some space there, or give another folder with --workdir."
         ) from error
     return file
 
 
 class DataColumns:
-    """A data set of one column for each input that has rows.
+    """Data set with one column for each input that has rows.
 
+    Attributes
+    ----------
     shown
         The file, or "the data".
     fixed
-        What every batch has alike.
+        Arrays that are equal in every batch.
     """
 
     def __init__(
@@ -194,38 +202,35 @@ class DataColumns:
         self.rows = next(iter(columns.values())).rows
 
     def take(self, rows: Array) -> Mapping[str, Array]:
-        """See `DataSet`."""
         return {**self.fixed, **{name: column.take(rows) for name, column in self.columns.items()}}
 
     def where(self, row: int) -> str:
-        """See `DataSet`."""
         return f"{self.shown}, row {row}"
 
     def check(self, told: Told = silent) -> str:
-        """See `DataSet`."""
         pace, digest = paced(told), Digest()
         for name, array in self.fixed.items():
             digest.add(name, array)
         for name, column in self.columns.items():
             row_bytes = column.take(np.arange(1)).nbytes
-            # so much of an array is looked at together
+            # 1 MiB is checked at a time
             step = max(1, (1 << 20) // max(1, row_bytes))
             for start in range(0, self.rows, step):
                 pace(f"checking the data: row {start:,} of {self.rows:,} of {name}")
                 part = column.take(np.arange(start, min(start + step, self.rows)))
                 if fault(self.graph, name, part):
                     k = next(k for k in range(len(part)) if fault(self.graph, name, part[k : k + 1]))
-                    what = fault(self.graph, name, part[k : k + 1])
-                    raise ModelError(f"{self.where(start + k)}: {what}")
+                    description = fault(self.graph, name, part[k : k + 1])
+                    raise ModelError(f"{self.where(start + k)}: {description}")
                 digest.add(name, part)
         return digest.text
 
 
 def fault(graph: TrainingGraph, name: str, array: Array) -> str:
-    """Gives what is wrong with values of an input; empty where nothing is."""
+    """Return the fault of an input's values, or "" for valid values."""
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
-        what = "NaN" if np.isnan(array).any() else "infinity"
-        return f"{name!r} holds {what}, of which no gradient can be; leave such rows out, or fill them"
+        value = "NaN" if np.isnan(array).any() else "infinity"
+        return f"{name!r} holds {value}, which has no gradient. Leave such rows out, or fill them."
     try:
         check_values(graph, name, array)
     except ModelError as error:
@@ -234,7 +239,7 @@ def fault(graph: TrainingGraph, name: str, array: Array) -> str:
 
 
 def of_arrays(graph: TrainingGraph, data: Mapping[str, object]) -> DataColumns:
-    """Arrays in memory as a data set. Raises ModelError for those that fit no input."""
+    """Open arrays in memory as a data set. Raises ModelError if they fit no input."""
     arrays: dict[str, Array] = {}
     for name in graph.inputs:
         if name in data:
@@ -252,16 +257,21 @@ def which_are_rows(
     data: Mapping[str, object],
     shapes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
 ) -> tuple[list[str], list[str]]:
-    """Names of the inputs that have rows, and of those that every batch has alike.
+    """Return the names of the inputs that have rows, and of those that are equal in every batch.
 
+    Parameters
+    ----------
     shapes
-        Shape and type of each array. What has an input's shape exactly, while others have more rows, is alike in every
-        batch, unless it has the rows of one batch.
+        Shape and type of each array. An array with exactly the shape of its input is equal in every batch if others
+        have more rows, unless its rows are those of one batch.
 
-    Raises ModelError where an input is missing, or has another shape or type, or no rows.
+    Raises
+    ------
+    ModelError
+        If an input is missing, has another shape or type, or has no rows.
     """
-    said = told_of(shown)
-    said(lambda: check_names(graph, data))
+    call_checked = prefix_errors(shown)
+    call_checked(lambda: check_names(graph, data))
     count = 0
     for name in graph.inputs:
         shape, tensor = shapes[name][0], graph.tensors[name]
@@ -272,27 +282,27 @@ def which_are_rows(
             raise ModelError(f"{shown}: {text}, or longer along its first axis{dot}{remedy}")
     rows = [name for name in graph.inputs if shapes[name][0][:1] == (count,) and graph.tensors[name].shape]
     if not count or not rows:
-        raise ModelError(f"{shown}: it holds no rows; leave it out, or give some")
+        raise ModelError(f"{shown}: it has no rows. Leave it out, or give some.")
     fixed = [name for name in graph.inputs if name not in rows]
     for name in fixed:
         shape, tensor = shapes[name][0], graph.tensors[name]
-        of_a_batch = graph.tensors[rows[0]].shape[:1]
-        if shape != tensor.shape or name in graph.added_inputs or (shape[:1] == of_a_batch != (1,)):
+        rows_of_batch = graph.tensors[rows[0]].shape[:1]
+        if shape != tensor.shape or name in graph.added_inputs or (shape[:1] == rows_of_batch != (1,)):
             raise ModelError(
-                f"{shown}: {rows[0]!r} has {count} rows, and {name!r} {', '.join(map(str, shape[:1])) or 'none'}; each "
-                "row of one belongs to a row of the other: cut the longer"
+                f"{shown}: {rows[0]!r} has {count} rows, and {name!r} {', '.join(map(str, shape[:1])) or 'none'}. "
+                "Each row of one belongs to a row of the other: shorten the longer."
             )
     for name in graph.inputs:
-        said(lambda name=name: check_type(graph, name, shapes[name][1]))  # type: ignore[misc]
+        call_checked(lambda name=name: check_type(graph, name, shapes[name][1]))  # type: ignore[misc]
     return rows, fixed
 
 
-def told_of(shown: str) -> Callable[[Callable[[], object]], None]:
-    """Call something whose ModelErrors then begin with `shown`."""
+def prefix_errors(shown: str) -> Callable[[Callable[[], object]], None]:
+    """Return a function that calls another; its ModelErrors then begin with `shown`."""
 
-    def call(act: Callable[[], object]) -> None:
+    def call(function: Callable[[], object]) -> None:
         try:
-            act()
+            function()
         except ModelError as error:
             text = str(error)
             raise ModelError(text if text.startswith(shown) else f"{shown}: {text}") from error
@@ -301,15 +311,15 @@ def told_of(shown: str) -> Callable[[Callable[[], object]], None]:
 
 
 def check_type(graph: TrainingGraph, name: str, dtype: np.dtype[Any]) -> None:
-    """Raise ModelError for a type that can't be an input's, whatever the values are."""
+    """Raise ModelError for a type that no value of the input can have."""
     from poetopt.backends.step.memory import numpy_dtype
 
     tensor = graph.tensors[name]
-    wanted = numpy_dtype(tensor.dtype)
-    target = name in graph.added_inputs and "float" in tensor.dtype
-    whole = dtype.kind in "iub" if target else dtype.kind in "iu" and wanted.kind in "iu"
-    if dtype != wanted and not whole:
+    expected = numpy_dtype(tensor.dtype)
+    is_target = name in graph.added_inputs and "float" in tensor.dtype
+    is_integer = dtype.kind in "iub" if is_target else dtype.kind in "iu" and expected.kind in "iu"
+    if dtype != expected and not is_integer:
         scaled = " and scale it, as the network expects" if dtype.kind == "u" and "float" in tensor.dtype else ""
         raise ModelError(
-            f"{name!r} has type {dtype}; it must be {tensor.dtype}: convert it with .astype({tensor.dtype!r}){scaled}"
+            f"{name!r} has type {dtype}, and must be {tensor.dtype}. Convert it with .astype({tensor.dtype!r}){scaled}."
         )

@@ -24,11 +24,11 @@ from poetopt.backends.step.places import graph_of
 from poetopt.ops.runtimes.c.windows import BLOCK_BYTES
 from poetopt.plan.assemble import store_all
 from poetopt.plan.layout import lay_out
-from poetopt.testing.kernel_program import sanitizers
 from poetopt.util.errors import ModelError
 from poetopt.zoo.network import Network
 from tests.backends.c.test_saving import plan_of
 from tests.support.c import HOST, WARNINGS, needs_host, network
+from tests.support.contract.kernel_program import sanitizers
 
 MAIN = """
 #include <stdio.h>

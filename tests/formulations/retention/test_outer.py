@@ -98,7 +98,7 @@ def test_stages_that_are_decided_together_bound_all_plans() -> None:
 
     So they do with the cuts that were found in a scope, and in other runs of stages.
     """
-    outer = formulation("retention").outer
+    outer = formulation("retention").search.outer
     assert outer is not None
     same = joined = kept = 0
     for seed in some(range(600), 60):

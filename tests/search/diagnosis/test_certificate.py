@@ -62,7 +62,7 @@ def test_certificates_of_all_plans_where_stages_are_decided_together(
 
 
 def test_cuts_where_stages_are_decided_together_are_derived_again_whole() -> None:
-    chosen, seen = formulation("retention").outer, 0
+    chosen, seen = formulation("retention").search.outer, 0
     assert chosen is not None
     for seed in range(8):
         problem, ram_bytes = random_tight(random.Random(seed), operators=14, training=True)

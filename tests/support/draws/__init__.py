@@ -8,7 +8,7 @@ import numpy as np
 
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import call_of
-from poetopt.testing.kernel import Case
+from tests.support.contract.kernel import Case
 from tests.support.draws import elementwise, movement, norms, quantized, recurrent, sums, windows
 from tests.support.draws.pieces import Draw
 

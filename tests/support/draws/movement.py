@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
-from poetopt.testing.kernel import Case, node_case
+from tests.support.contract.kernel import Case, node_case
 from tests.support.draws.pieces import (
     Draw,
     Random,

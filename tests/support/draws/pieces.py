@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from poetopt.testing.kernel import OPSET, Case
+from tests.support.contract.kernel import OPSET, Case
 
 if TYPE_CHECKING:
     import onnx

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN, Node, Operator, Role, Tensor
-from poetopt.testing.kernel import OPSET, Case, node_case, session_of
+from tests.support.contract.kernel import OPSET, Case, node_case, session_of
 from tests.support.draws.pieces import Draw, Random, network, normal, onnx_node, random_shape
 from tests.support.draws.steps import step_cases
 

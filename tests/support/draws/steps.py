@@ -15,7 +15,7 @@ from poetopt.frontends.proto import model_proto
 from poetopt.graph import OWN_DOMAIN, TOGETHER, Graph, Role, Tensor, TrainingGraph
 from poetopt.ops.runtimes import runtime
 from poetopt.ops.runtimes.c.steps import as_run
-from poetopt.testing.kernel import Case, session_of
+from tests.support.contract.kernel import Case, session_of
 
 if TYPE_CHECKING:
     import onnx

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.losses import LINEAR
-from poetopt.testing.kernel import Case, node_case
+from tests.support.contract.kernel import Case, node_case
 from tests.support.draws.pieces import (
     Draw,
     Random,

@@ -4,13 +4,7 @@
 
 #include "po.h"
 
-#if defined(__APPLE__)
-__asm__(".const_data\n.balign 8\n.globl _po_weights\n_po_weights:\n.incbin \"po_weights.bin\"\n.text\n");
-#else
-__asm__(".section .rodata.po_weights,\"a\",%progbits\n.balign 8\n.globl po_weights\npo_weights:\n"
-        ".incbin \"po_weights.bin\"\n.text\n");
-#endif
-
+${data}
 extern const unsigned char po_weights[];
 
 int po_load(void)

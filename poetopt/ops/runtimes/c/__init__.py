@@ -21,22 +21,16 @@ from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.ops.runtimes.c.steps import as_run, call_of, kernel_for, layout, reason, version
 from poetopt.ops.runtimes.c.variants import READ_BYTES, StreamCandidate, StreamWays
-from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
+from poetopt.ops.runtimes.contract import InnerLayout, Operands, Runtime, RuntimeVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetopt.graph import Array
 
-VERSION = "2"
-"""The version of our own kernels, raised whenever results or scratch of one change."""
-
 
 STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
 """The roles of what begins on storage, where it isn't in RAM for good."""
-
-LARGEST = 4096
-"""Bytes of a constant that kernels may look at: axes, shapes, pads."""
 
 
 def names_of(operator: Operator) -> tuple[str, ...]:
@@ -64,7 +58,8 @@ def outline(
     def tensor_outline(name: str) -> Hashable:
         tensor = tensors.get(name)
         value = (values or {}).get(name)
-        known = None if value is None or value.nbytes > LARGEST else _frozen(value)
+        # bytes of a constant that kernels may look at: axes, shapes, pads
+        known = None if value is None or value.nbytes > 4096 else _frozen(value)
         shape = None if tensor is None else (tensor.shape, tensor.dtype, tensor.role)
         return shape, *(name in names for names in marked), value is None, known
 
@@ -90,12 +85,6 @@ def _frozen(value: object) -> Hashable:
 
 MOST = 14
 """Ways of an operator."""
-LEVELS = 48
-"""Of RAM, from the least that any way takes to all operands whole, for which ways are compared."""
-USUAL = 3.0
-"""The weight of the usual case: as much as all others together, times this."""
-NEGLIGIBLE = 1 / 8
-"""Of an operator's bytes: differences in traffic below that hardly count."""
 DIGITS = 6
 """Behind the point, of what a way spares."""
 
@@ -120,7 +109,8 @@ def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: It
         return []
     ram, price = _figures(ways, sizes, frozenset(stored))
     least = int(ram.min())
-    levels = np.geomspace(least, max(sum(sizes.values()), least + 1), LEVELS)
+    # ways are compared at so many levels of RAM, from the least that any way takes to all operands whole
+    levels = np.geomspace(least, max(sum(sizes.values()), least + 1), 48)
     fits = ram[:, None] <= levels * (1 + 1e-9)
     cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(ways), -1)
     first = min(range(len(ways)), key=lambda k: (int(ram[k]), ways[k].traffic, ways[k]))
@@ -146,8 +136,10 @@ def _figures(
     usual = np.array([name in stored for name in names])
     cases = np.array([usual, *(usual ^ other for other in np.eye(len(names), dtype=bool))])
     moved = np.array([way.traffic for way in ways])[:, None] + whole @ (cases * (each + READ_BYTES)).T
-    weights = np.array([USUAL, *(1 / len(names) for _ in names)])
-    return ram, np.log(NEGLIGIBLE * each.sum() + moved) * weights
+    # the usual case weighs as much as all others together, three times
+    weights = np.array([3.0, *(1 / len(names) for _ in names)])
+    # differences in traffic below an eighth of an operator's bytes hardly count
+    return ram, np.log(1 / 8 * each.sum() + moved) * weights
 
 
 def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
@@ -184,7 +176,7 @@ def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
     return way._replace(streamed=tuple(names[name] for name in way.streamed))
 
 
-class CRuntime:
+class _CRuntime(Runtime):
     """The kernels of `poetopt.ops`, and those that other packages register."""
 
     name = "c"
@@ -195,7 +187,8 @@ class CRuntime:
     @property
     def version(self) -> str:
         """Of our own kernels, and the packages of others."""
-        return version(VERSION)
+        # the version of our own kernels, raised whenever results or scratch of one change
+        return version("2")
 
     def in_place(self, node: Node) -> tuple[int, ...]:
         """See `Runtime.in_place`."""
@@ -275,4 +268,4 @@ class CRuntime:
         )
 
 
-runtime = CRuntime()
+runtime = _CRuntime()

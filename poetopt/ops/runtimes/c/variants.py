@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLoop:
+class _StepLoop:
     """Steps in a loop.
 
     tilings
@@ -66,7 +66,7 @@ class StepLoop:
         return found
 
 
-def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[StepLoop]:
+def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop]:
     """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
     if operator.view or not steps:
         return
@@ -97,7 +97,7 @@ def _chains(
     yield chosen
 
 
-def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> StepLoop | None:
+def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
     """The form of these tilings; None where two of them take other chunks of a tensor."""
     slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
@@ -118,10 +118,12 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
                 whole.add(name)
             elif slices.setdefault(name, taken) != taken:
                 return None
-    return None if whole & set(slices) else StepLoop(tuple(chosen), slices, outer, inner)
+    return None if whole & set(slices) else _StepLoop(tuple(chosen), slices, outer, inner)
 
 
-def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
+def _ends(
+    form: _StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]
+) -> bool:
     """Says whether the steps behind the loop read nothing that is there by chunks alone."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
@@ -134,10 +136,6 @@ def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Ope
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
 """How many chunks a loop has that are tried."""
-BOTH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""The same where there are two loops."""
-MOST_OTHERS = 4
-"""What is streamed beside what is updated: the largest ones."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
 """What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
@@ -162,7 +160,7 @@ class Streamed:
         Bytes that go to and from storage at once.
     """
 
-    form: StepLoop
+    form: _StepLoop
     outer: int
     inner: int
     streamed: tuple[str, ...]
@@ -245,7 +243,7 @@ class _OfForm:
         tensors: Mapping[str, Tensor],
         alignment: int,
         run: Sequence[KernelStep],
-        form: StepLoop,
+        form: _StepLoop,
         movable: Collection[str],
         listed: Collection[str],
         block: int,
@@ -273,7 +271,8 @@ class _OfForm:
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
         outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
         inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
-        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:MOST_OTHERS]
+        # what is streamed beside what is updated: the largest ones
+        others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:4]
         others = [n for n in (*inputs, *outputs) if n in others]
         chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
         return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
@@ -317,7 +316,8 @@ class _OfForm:
                 if taken.level == level and taken.pieces > 1 and taken.rows is None:
                     whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
                     multiples.add(lcm(loop.multiple, whole or 1))
-            counts = COUNTS if form.outer is None or form.inner is None else BOTH
+            # counts of chunks where there are two loops
+            counts = COUNTS if form.outer is None or form.inner is None else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
             sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
             for inner in sizes[1]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import TOGETHER, Node, Operator, Tensor, TrainingGraph
 from poetopt.ops.op import op_of
-from poetopt.ops.runtimes.contract import InnerLayout, Operands, RuntimeVariant
+from poetopt.ops.runtimes.contract import InnerLayout, Operands, Runtime, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.kernels import MEASURED, kernel_bytes
 from poetopt.ops.runtimes.onnxruntime.ways import taking, ways
 from poetopt.ops.runtimes.workspace import node_by_node
@@ -25,7 +25,8 @@ def in_place(node: Node) -> tuple[int, ...]:
     return tuple(place for place in places if place < len(node.inputs))
 
 
-_FEW_KERNELS = ("bfloat16", "float64")
+FEW_KERNELS = ("bfloat16", "float64")
+"""Types for which many ops have no kernel."""
 
 
 def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
@@ -33,7 +34,7 @@ def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
 
     Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
     """
-    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in _FEW_KERNELS}
+    kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in FEW_KERNELS}
     for operator in graph.operators:
         for name in operator.outputs if not operator.backward and not operator.view else ():
             kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
@@ -49,7 +50,7 @@ PAGE = 4096
 """Bytes of a page of memory."""
 
 
-class OnnxRuntime:
+class OnnxRuntime(Runtime):
     """onnxruntime's CPU provider with one thread and graph optimisations off: each node runs by itself."""
 
     name = "onnxruntime"

@@ -44,9 +44,6 @@ NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
 ELEMENTS = 64
 """What chunks of a vectorized kernel are a multiple of, so that no element changes between vector and remainder."""
 
-VECTOR_BYTES = 64
-"""The widest vector, and what buffers are aligned to."""
-
 
 @dataclass(frozen=True, slots=True)
 class Axes:
@@ -275,7 +272,8 @@ def channel_sums(call: Call) -> Axes | None:
     if call.value(1) is None or call.integer("keepdims", 1) or rank < 3:
         return None
     plane = data.nbytes // prod(data.shape[:2])
-    if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % VECTOR_BYTES:
+    # the widest vector, and what buffers are aligned to
+    if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % 64:
         return None
     return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
 

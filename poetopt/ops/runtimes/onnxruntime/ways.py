@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-SLICE_BYTES = 2**17
-"""The least of the output that a slice has: what is smaller takes longer to call than to compute."""
-SMALL = 32
-"""A workspace of one such part of the output is small enough: more slices only take time."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """Holds what is asked for.
@@ -116,7 +110,8 @@ def taking(
     for found in _over(_Asked(runtime, operator, tensors, alignment, kernels, takes), values):
         if best is None or found.layout.temporaries_bytes < best.layout.temporaries_bytes:
             best = found
-        if best.layout.temporaries_bytes * SMALL <= tensors[takes[1]].nbytes:
+        # a workspace of one such part of the output is small enough: more slices only take time
+        if best.layout.temporaries_bytes * 32 <= tensors[takes[1]].nbytes:
             break
     return None if best is None else RuntimeVariant("over", best.layout, detail=best)
 
@@ -131,7 +126,8 @@ def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
         if loop.sums or loop.cuts.get(made) != loop.cuts[given]:
             continue
         for size in loop.sizes():
-            if size * tensors[made].nbytes < SLICE_BYTES * loop.extent:
+            # the least of the output that a slice has: what is smaller takes longer to call than to compute
+            if size * tensors[made].nbytes < 2**17 * loop.extent:
                 break
             found = asked.sliced(loop, size)
             if found is not None:
@@ -160,8 +156,6 @@ def _read_first(asked: _Asked, nodes: Sequence[Node], layout: InnerLayout) -> bo
 
 MOST = 4
 """Ways of an operator."""
-SAVED = 0.9
-"""A way takes at most so much of the RAM that the operator takes plain."""
 READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
 """What an SD card reads and writes while one of its transfers begins, about."""
 STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
@@ -205,7 +199,8 @@ def ways(
         for loop in loops(operator, tensors, [*large, *scales], values)
         for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
-    found = [way for way in (*found, *_of_rows(asked, large, values)) if way.ram_bytes <= SAVED * whole]
+    # a way takes at most so much of the RAM that the operator takes plain
+    found = [way for way in (*found, *_of_rows(asked, large, values)) if way.ram_bytes <= 0.9 * whole]
     return [way.variant for way in _chosen(found, whole)]
 
 

@@ -41,10 +41,21 @@ PO_INLINE int32_t po_smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 /* a / b rounded up, for b > 0. */
 PO_INLINE int32_t po_ceil_div(int32_t a, int32_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
 
+/* A quotient and its remainder for every pair, where some processors trap: by 0 they are 0, and by -1 they wrap. */
+#define PO_DIVISION(type, natural)                                                                                     \
+    PO_INLINE type po_div_##type(type a, type b)                                                                       \
+    {                                                                                                                  \
+        return b == 0 ? 0 : b == -1 ? (type)(0u - (natural)a) : a / b;                                                 \
+    }                                                                                                                  \
+    PO_INLINE type po_rest_##type(type a, type b) { return b == 0 || b == -1 ? 0 : a % b; }
+
+PO_DIVISION(int32_t, uint32_t)
+PO_DIVISION(int64_t, uint64_t)
+
 /* The remainder that has the sign of b, as ONNX's Mod. */
 PO_INLINE int64_t po_mod(int64_t a, int64_t b)
 {
-    const int64_t rest = a % b;
+    const int64_t rest = po_rest_int64_t(a, b);
     return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 

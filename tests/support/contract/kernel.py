@@ -15,8 +15,8 @@ from poetopt.graph import Node, Operator, Role, Tensor
 from poetopt.ops.runtimes.c.kernel import Kernel
 from poetopt.ops.runtimes.c.steps import KernelStep, call_of
 from poetopt.testing.contract import ContractError, require
-from poetopt.testing.kernel_program import KernelOutputs, KernelTrial, run
 from poetopt.util.errors import PoetError
+from tests.support.contract.kernel_program import KernelOutputs, KernelTrial, run
 
 if TYPE_CHECKING:
     import onnx
