@@ -12,7 +12,7 @@ import pytest
 
 import poetopt as po
 from poetopt.util.errors import PoetError
-from tests.support.cli import Runner, runner
+from tests.support.cli import Runner
 from tests.support.each import each
 
 SOLVE = "solve net.onnx --device a72"
@@ -137,11 +137,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         po.solve("net.onnx", device="a72").save("plan.json")
     return place
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
 
 
 @each(("line", "code", "what", "remedy"), MISTAKES)
