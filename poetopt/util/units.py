@@ -238,11 +238,11 @@ def finite(value: object) -> float | None:
         return None
 
 
-def show_bytes(count: int) -> str:
-    """`1.23 MB`: three digits, powers of 1000."""
+def show_bytes(count: int, digits: int = 3) -> str:
+    """`1.23 MB`: three digits or, where two sizes are compared, four; powers of 1000."""
     if count < 1000:
         return f"{count} B"
-    return _prefixed(count, "B", (("G", 1e9), ("M", 1e6), ("k", 1e3)))
+    return _prefixed(count, "B", (("G", 1e9), ("M", 1e6), ("k", 1e3)), digits)
 
 
 def show_joules(energy: float) -> str:
@@ -292,19 +292,20 @@ def show_limit(value: float, unit: str, *, up: bool = True) -> str:
     return f"{digits * step:.6g} {unit}"
 
 
-def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...]) -> str:
+def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...], digits: int = 3) -> str:
     if value == 0:
         return f"0 {unit}"
     for prefix, scale in prefixes:
         # 999.6 would round to 1e+03: it belongs to the next prefix up.
-        if abs(value) >= scale * 0.9995:
-            return f"{_three_digits(value / scale)} {prefix}{unit}"
+        if abs(value) >= scale * (1 - 0.5 * 10.0**-digits):
+            return f"{_rounded(value / scale, digits)} {prefix}{unit}"
     prefix, scale = prefixes[-1]
     if abs(value) < 1e-3 * scale:
         return f"under 0.001 {prefix}{unit}"
     return f"{value / scale:.2g} {prefix}{unit}"
 
 
-def _three_digits(value: float) -> str:
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:,.{decimals}f}"
+def _rounded(value: float, digits: int) -> str:
+    # 9.996 rounds to 10.0, which has a digit more before its point
+    whole = sum(abs(value) >= power - 0.5 * 10.0 ** -(digits - 1 - k) for k, power in enumerate((10, 100)))
+    return f"{value:,.{digits - 1 - whole}f}"
