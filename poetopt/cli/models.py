@@ -161,7 +161,7 @@ def inspect(
     check_outputs([model], {"--json": json})
     found = po.inspect(model, device=device, **options)
     write_json(found.to_dict(), json)
-    say(str(found), unless=[json])
+    say(found.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
     return 0
 
 

@@ -286,6 +286,17 @@ def proof_words(document: Mapping[str, Any]) -> str:
     return "there is no schedule" if document["peak_bytes"] is None else "\n".join(Claim.of(document).plain())
 
 
+def headline(document: Mapping[str, Any]) -> str:
+    """Return what is proven of all schedules, in a line."""
+    text = proof_words(document).partition("\n")[0]
+    gap = Claim.of(document).gap
+    if document["peak_bytes"] is None or gap is None or gap <= OPTIMAL_GAP:
+        return text
+    if gap >= 1.0:
+        return f"feasible: nothing is proven yet of what better schedules could save; {text}"
+    return f"within {show_share(gap)}: {text}"
+
+
 def exact_words(document: Mapping[str, Any]) -> str | None:
     """The proof of the scope exactly, or None where there is no plan."""
     return None if document["peak_bytes"] is None else Claim.of(document).exact()
