@@ -96,23 +96,15 @@ class OrZero(dict[Any, Any]):
         return 0.0
 
 
-def equation(
-    index: Any, rule: Callable[..., PyomoRow], doc: str, *, over: Iterable[Any] | None = None
-) -> pyo.Constraint:
-    """The Constraint with one row for each member of `index`, of a rule that is stated in symbols.
-
-    over
-        What the rule is called with, member by member, in the place of the members themselves: a tuple is its
-        arguments.
+def equation(index: Any, rule: Callable[..., PyomoRow], doc: str) -> pyo.Constraint:
+    """The Constraint with one row for each member of `index`, of a rule that is stated in its symbols.
 
     Raises TimeUpError inside of `clock.ending`.
     """
-    places = None if over is None else iter(over)
 
     def row(_: PyomoBlock, *member: Any) -> PyomoRow:
         work.check()
-        at = member if places is None else next(places)
-        return rule(*at) if isinstance(at, tuple) else rule(at)
+        return rule(*member)
 
     return pyo.Constraint(index, rule=row, doc=doc)
 
