@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyomo.core as pyo
@@ -144,6 +145,25 @@ class Limits:
     hidden_share: float = 1.0
     ceiling_j: float = math.inf
     open: bool = False
+
+
+class Kind(Enum):
+    """How much a space leaves out.
+
+    LEAN
+        Decisions that no optimum of energy needs.
+    WHOLE
+        What is better in no sum of joules, seconds or bytes.
+    TIMED
+        No stage of a transfer.
+    SHADOW
+        Nothing that a plan may do: each has a point that costs no more, and not every point is a plan.
+    """
+
+    LEAN = "lean"
+    WHOLE = "whole"
+    TIMED = "timed"
+    SHADOW = "shadow"
 
 
 @runtime_checkable

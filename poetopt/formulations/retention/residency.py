@@ -30,16 +30,16 @@ from __future__ import annotations
 
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
+from poetopt.formulations.block import Block, Kind, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
 
 
-def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
-    """Fill the block. `exclusive`: whether nothing may be made that is there."""
+def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: RetentionSpace = model.space
+    exclusive = space.kind is not Kind.SHADOW  # a plan may make what is there
     problem, points = space.problem, space.point_of
     block.k = pyo.Var(model.points, domain=pyo.Binary)
     s = Symbols(model)
@@ -118,4 +118,4 @@ def next_point(space: RetentionSpace, i: int) -> int:
     return int(space.point_after[space.point_of[i, update]])
 
 
-residency = Block("residency", build, requires=("recompute",))
+residency = Block("residency", _build, requires=("recompute",))

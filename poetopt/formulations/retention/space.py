@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.block import IndexSet, Limits
+from poetopt.formulations.block import IndexSet, Kind, Limits
 from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.graph.problem import Problem, Variant
@@ -45,14 +45,12 @@ class RetentionSpace:
         (n_pages,) the points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
-    lean
-        Whether runs that no optimum of energy streams are left out.
+    kind
+        How much is left out. A timed one has a point of each tensor at every stage up to its last read, so that it may
+        be moved in any; not of one whose home is storage.
     ends
         (n_stages,) ascending: the stage that decides for each. Itself; or the last of those that are decided together:
         what one of them would decide counts there, and what is made in one isn't made again in another.
-    transfer_times
-        Whether a tensor has a point at every stage up to its last read, so that it may be moved in any; not one whose
-        home is storage.
     streams
         The runs that may stream operands.
     """
@@ -72,14 +70,18 @@ class RetentionSpace:
     recompute_stage: Ints
     page_point: Ints
     page_index: Ints
-    lean: bool
+    kind: Kind
     ends: Ints
-    transfer_times: bool = False
     streams: Streams = field(default_factory=Streams)
 
     def __deepcopy__(self, memo: object) -> RetentionSpace:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
         return self
+
+    @property
+    def transfer_times(self) -> bool:
+        """Return whether each transfer has its stage."""
+        return self.kind is Kind.TIMED and self.paging
 
     @cached_property
     def stored(self) -> Flags:
