@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from pyomo.common.numeric_types import native_types
 from pyomo.core.base.var import VarData
 
 from poetopt.formulations.goal import SUMS, Goal, Trial
-from poetopt.formulations.rows import PointLike, Row, Terms
+from poetopt.formulations.rows import PointLike, Row, Terms, linear
 from poetopt.graph.problem import Problem
 from poetopt.util import work
 from poetopt.util.errors import FormulationError
@@ -263,6 +263,13 @@ class Block:
         if self.transfer_times is not None:
             return self.transfer_times
         return self.restricts or self.adds_j is not None or self.goal not in (None, *SUMS)
+
+
+def at_most(parts: Sequence[Terms], most: Any, unit: Any) -> PyomoRow:
+    """The row that the sum of `parts` is no more than `most`, over `unit`; without variables whether that holds."""
+    if not any(part.variables for part in parts):
+        return pyo.Constraint.Feasible if pyo.value(most) >= 0 else pyo.Constraint.Infeasible
+    return None, linear(parts, unit), most / unit
 
 
 def baseline_before_j(block: PyomoBlock) -> float:
