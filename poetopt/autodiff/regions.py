@@ -17,23 +17,24 @@ compute again.
 
 There are many spellings of Gelu, Swish or Mish (x / sqrt(2) or x * 0.7071, the half in front or behind, x^3 or x x x).
 All are element-wise functions of one tensor with scalar constants, so they are evaluated at some fifty points in
-float64 and compared with the function itself. Ops of which a region is made are those of `_EVALUATE`.
+float64 and compared with the function itself. Ops of which a region is made have a `value` in their
+declarations.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.autodiff.registry import downstream
 from poetopt.graph import Graph, Node, Operator, Tensor
+from poetopt.ops.op import op_of
 
 DOMAIN = "poetopt.region"
 """Of the ops that regions amount to; their rules are registered in it."""
@@ -252,53 +253,12 @@ Values = NDArray[np.float64]
 
 _POINTS = np.concatenate([np.linspace(-7.3, 7.1, 49), [-1e4, -90.0, -25.0, 25.0, 90.0, 1e4]])
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
+def _value(op_type: str, *operands: Values | float | None, **attributes: object) -> Values:
+    function = op_of(op_type).value
+    assert function is not None
+    return np.asarray(function(*operands, **attributes), np.float64)
 
-def _sigmoid(x: Values) -> Values:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
-
-
-def _softplus(x: Values) -> Values:
-    return np.asarray(np.logaddexp(0.0, x))
-
-
-def _clip(node: Node, x: Values, *bounds: Values) -> Values:
-    if len(node.inputs) != 1 + len(bounds):
-        return np.full_like(x, np.nan)
-    found = np.maximum(x, bounds[0]) if bounds else x
-    return np.asarray(np.minimum(found, bounds[1]) if len(bounds) > 1 else found)
-
-
-def _hard_sigmoid(node: Node, x: Values) -> Values:
-    alpha, beta = (_number(node, name, default) for name, default in (("alpha", 0.2), ("beta", 0.5)))
-    return np.asarray(np.clip(alpha * x + beta, 0.0, 1.0))
-
-
-def _number(node: Node, name: str, default: float) -> float:
-    found = node.attributes.get(name, default)
-    return float(found) if isinstance(found, (int, float)) else default
-
-
-_EVALUATE: Mapping[str, Callable[..., Any]] = {
-    "Add": lambda node, a, b: a + b,
-    "Sub": lambda node, a, b: a - b,
-    "Mul": lambda node, a, b: a * b,
-    "Div": lambda node, a, b: a / b,
-    "Pow": lambda node, a, b: a**b,
-    "Neg": lambda node, a: -a,
-    "Abs": lambda node, a: np.abs(a),
-    "Reciprocal": lambda node, a: 1.0 / a,
-    "Exp": lambda node, a: np.exp(a),
-    "Log": lambda node, a: np.log(a),
-    "Erf": lambda node, a: _erf(a),
-    "Tanh": lambda node, a: np.tanh(a),
-    "Sigmoid": lambda node, a: _sigmoid(a),
-    "Softplus": lambda node, a: _softplus(a),
-    "Relu": lambda node, a: np.maximum(a, 0.0),
-    "HardSigmoid": _hard_sigmoid,
-    "Clip": _clip,
-}
 
 _CURVED = frozenset({"Exp", "Erf", "Tanh", "Sigmoid", "Softplus", "HardSigmoid", "Clip"})
 """A region without one of these is no function that we know."""
@@ -307,17 +267,17 @@ _CURVED = frozenset({"Exp", "Erf", "Tanh", "Sigmoid", "Softplus", "HardSigmoid",
 def _known(values: Values) -> Iterator[tuple[str, dict[str, object], Values]]:
     """Functions to compare with: op, attributes, values at the points."""
     x = _POINTS
-    yield "Gelu", {}, 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))
+    yield "Gelu", {}, 0.5 * x * (1.0 + _value("Erf", x / math.sqrt(2.0)))
     cubic = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
     yield "Gelu", {"approximate": "tanh"}, 0.5 * x * (1.0 + np.tanh(cubic))
-    yield "Mish", {}, x * np.tanh(_softplus(x))
+    yield "Mish", {}, x * np.tanh(_value("Softplus", x))
     yield "HardSwish", {}, x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)
-    yield "Sigmoid", {}, _sigmoid(x)
+    yield "Sigmoid", {}, _value("Sigmoid", x)
     at = int(np.argmin(np.abs(x - 1.0)))
     share = float(values[at] / x[at])
     if 0.0 < share < 1.0:
         alpha = round(math.log(share / (1.0 - share)) / float(x[at]), 6)
-        yield "Swish", {"alpha": alpha}, x * _sigmoid(alpha * x)
+        yield "Swish", {"alpha": alpha}, x * _value("Sigmoid", alpha * x)
 
 
 def _function_of(around: _Surroundings, end: Operator) -> _CompositeRegion | None:
@@ -331,7 +291,8 @@ def _function_of(around: _Surroundings, end: Operator) -> _CompositeRegion | Non
         leaves = _leaves(around, members)
         if len(members) > 1 and len(leaves) == 1 and (region := _identify(around, members, leaves[0], result)):
             return region
-        writers = [w for name in leaves if (w := around.writer(name, *_EVALUATE)) is not None]
+        found = [around.writer(name) for name in leaves]
+        writers = [writer for writer in found if writer is not None and op_of(writer.kind).value is not None]
         if not writers:
             return None
         members.append(max(writers, key=lambda writer: around.places[writer.name]))
@@ -359,8 +320,8 @@ def _identify(around: _Surroundings, members: list[Operator], x: str, result: st
     with np.errstate(all="ignore"):
         for member in ordered:
             node = member.nodes[0]
-            operands = [values[n] if n in values else np.full_like(_POINTS, around.scalar(n)) for n in node.inputs if n]
-            values[node.outputs[0]] = np.asarray(_EVALUATE[node.op_type](node, *operands), np.float64)
+            operands = [values[n] if n in values else around.scalar(n) if n else math.nan for n in node.inputs]
+            values[node.outputs[0]] = _value(node.op_type, *operands, **node.attributes)
         found = values[result]
         for op_type, attributes, known in _known(found):
             if bool(np.all(np.abs(found - known) <= 2e-6 * (1.0 + np.abs(known)))):
