@@ -34,7 +34,7 @@ def _cut_pool() -> None:
 def _scope_difference() -> None:
     from poetopt.formulations import retention
 
-    object.__setattr__(retention.retention, "scope_difference", None)
+    object.__setattr__(retention.retention.search, "scope_difference", None)
 
 
 def _pressure() -> None:

@@ -18,13 +18,8 @@ from benchmarks.damage import adaptable
 from poetopt.api.sweeps import evaluate, opened, put, read_sweep
 from poetopt.devices.meters import open_meter
 from poetopt.util.errors import ModelError, OptionError
-from tests.support.cli import Runner, runner
+from tests.support.cli import Runner
 from tests.support.frontends import model_of
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
 
 
 def _without_operand(name: str) -> Callable[[onnx.ModelProto], None]:

@@ -90,7 +90,7 @@ class Training:
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return self._scheduled(autodiff.with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
-    def for_device(self, device: Device, parameters: str = "resident") -> Training:
+    def _for_device(self, device: Device, parameters: str = "resident") -> Training:
         """The step as it is scheduled on a device: `cost` counts what it takes, and changes nothing of it.
 
         Where parameters are paged, it has updates, and tables by rows where the other rows stay as they are.
@@ -145,7 +145,7 @@ class Training:
                 f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
                 f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
             )
-        step = self.for_device(found, parameters)
+        step = self._for_device(found, parameters)
         graph = step.graph
         ways = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():

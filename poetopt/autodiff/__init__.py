@@ -10,25 +10,18 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.autodiff.losses import label_rule
-    from poetopt.autodiff.optimizers.attach import parse_rates, with_updates
-    from poetopt.autodiff.registry import declare_nondifferentiable, register_vjp, trial_rules
-    from poetopt.autodiff.reverse import differentiate, unsupported
+    from poetopt.autodiff.losses import label_rule as label_rule
+    from poetopt.autodiff.optimizers.attach import parse_rates as parse_rates
+    from poetopt.autodiff.optimizers.attach import with_updates as with_updates
+    from poetopt.autodiff.registry import declare_nondifferentiable as declare_nondifferentiable
+    from poetopt.autodiff.registry import register_vjp as register_vjp
+    from poetopt.autodiff.registry import trial_rules as trial_rules
+    from poetopt.autodiff.reverse import differentiate as differentiate
+    from poetopt.autodiff.reverse import unsupported as unsupported
 
-__all__ = [
-    "declare_nondifferentiable", "differentiate", "label_rule", "parse_rates", "register_vjp", "trial_rules",
-    "unsupported", "with_updates",
-]  # fmt: skip
-
-_HOMES = {
-    "differentiate": "poetopt.autodiff.reverse",
-    "unsupported": "poetopt.autodiff.reverse",
-    "label_rule": "poetopt.autodiff.losses",
-    "parse_rates": "poetopt.autodiff.optimizers.attach",
-    "with_updates": "poetopt.autodiff.optimizers.attach",
-    "register_vjp": "poetopt.autodiff.registry",
-    "trial_rules": "poetopt.autodiff.registry",
-    "declare_nondifferentiable": "poetopt.autodiff.registry",
-}
-
-__getattr__ = loading(__name__, _HOMES)
+__getattr__, __all__ = loading(__name__, {
+    "losses": "label_rule",
+    "optimizers.attach": "parse_rates with_updates",
+    "registry": "declare_nondifferentiable register_vjp trial_rules",
+    "reverse": "differentiate unsupported",
+})  # fmt: skip

@@ -60,13 +60,6 @@ class Behind:
         tensor = self.tensors.get(name)
         return None if tensor is None or tensor.role is Role.PARAMETER else self.values.get(name)
 
-    def near(self, name: str, value: float, tolerance: float = 0.0) -> bool:
-        """Says whether `name` is a constant, each element of which is `value`, give or take `tolerance`."""
-        array = self.constant(name)
-        if array is None or not array.size or array.dtype.kind not in "fiu":
-            return False
-        return bool(np.all(np.abs(np.asarray(array, np.float64) - value) <= tolerance))
-
     def operands(self, node: Node) -> list[str]:
         """Gives what `node` reads that isn't stored, of floats."""
         return [name for name in node.inputs if name and self.constant(name) is None and is_float(self.tensors[name])]

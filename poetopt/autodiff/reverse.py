@@ -173,16 +173,9 @@ class _Swept(NamedTuple):
 
 
 def _sweep(
-    graph: Graph,
-    loss: str,
-    output: str | None,
-    label_rule: LabelRule,
-    needed: frozenset[str],
-    floor: int | None,
-    *,
-    maxima: bool,
-    over: bool,
-) -> _Swept:
+    graph: Graph, loss: str, output: str | None, label_rule: LabelRule, needed: frozenset[str], floor: int | None, *,
+    maxima: bool, over: bool,
+) -> _Swept:  # fmt: skip
     """Run the reverse loop over `graph`.
 
     needed

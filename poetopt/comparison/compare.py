@@ -133,18 +133,18 @@ class _ComparisonRun:
 
     def one(self, baseline: Baseline, ram_bytes: int) -> None:
         self.told(baseline.name, ram_bytes)
-        refusal, unable = self._refusal(baseline, ram_bytes), baseline.unable(self.problem)
+        refusal, unable = self._infeasible_reason(baseline, ram_bytes), baseline.unable(self.problem)
         if unable is not None:
             row = ComparisonRow(method=baseline.name, ram_budget_bytes=ram_bytes, status=FAILED, reason=unable)
         elif refusal is not None:
             row = ComparisonRow(method=baseline.name, ram_budget_bytes=ram_bytes, status="infeasible", reason=refusal)
         elif baseline.solve is None:
-            row = self._heuristic(baseline, ram_bytes)
+            row = self._run_heuristic(baseline, ram_bytes)
         else:
-            row = self._exact(baseline, ram_bytes)
+            row = self._run_exact(baseline, ram_bytes)
         self.rows.append(row)
 
-    def _refusal(self, baseline: Baseline, ram_bytes: int) -> str | None:
+    def _infeasible_reason(self, baseline: Baseline, ram_bytes: int) -> str | None:
         """Return the reason that no plan of a method fits the budget, if sums prove it."""
         features = baseline.features
         search_options = options(ram_bytes, self.settings, paging=features.paging, remat=features.remat)
@@ -160,7 +160,7 @@ class _ComparisonRun:
         without = "" if features.paging else " without paging"
         return f"operator {step.operator} '{name}' needs {step.nbytes:,} bytes{without}"
 
-    def _heuristic(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
+    def _run_heuristic(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
         begin = time.monotonic()
         try:
             plan = baseline.schedule(self.problem, ram_bytes, self.settings)
@@ -175,16 +175,16 @@ class _ComparisonRun:
                 solve_s=time.monotonic() - begin,
             )
         row = row_of_plan(baseline.name, ram_bytes, plan, time.monotonic() - begin)
-        self._keep(baseline.name, ram_bytes, plan, row.overhead_j)
+        self._record(baseline.name, ram_bytes, plan, row.overhead_j)
         return row
 
-    def _exact(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
+    def _run_exact(self, baseline: Baseline, ram_bytes: int) -> ComparisonRow:
         solution = self._solution(baseline, ram_bytes)
         row = row_of_solution(baseline.name, ram_bytes, solution)
         if baseline.name == "poet":
-            row = self._adopted(row, ram_bytes, solution)
+            row = self._with_best_plan(row, ram_bytes, solution)
         elif solution.plan is not None:
-            self._keep(baseline.name, ram_bytes, solution.plan, row.overhead_j)
+            self._record(baseline.name, ram_bytes, solution.plan, row.overhead_j)
         return row
 
     def _solution(self, baseline: Baseline, ram_bytes: int) -> Solution:
@@ -219,12 +219,12 @@ class _ComparisonRun:
         # The best comes last: a start is used only if it improves on those before.
         return tuple(reversed(schedules))
 
-    def _keep(self, name: str, ram_bytes: int, plan: Plan, overhead_j: float | None) -> None:
+    def _record(self, name: str, ram_bytes: int, plan: Plan, overhead_j: float | None) -> None:
         assert overhead_j is not None
         self.plans[name, ram_bytes] = plan
         self.known.append((overhead_j, name, plan))
 
-    def _adopted(self, row: ComparisonRow, ram_bytes: int, solution: Solution) -> ComparisonRow:
+    def _with_best_plan(self, row: ComparisonRow, ram_bytes: int, solution: Solution) -> ComparisonRow:
         """Return POET's row with the best plan of any method at this budget or a smaller one."""
         plan = solution.plan
         best = min(self.known, key=lambda entry: entry[0], default=None)
@@ -240,5 +240,5 @@ class _ComparisonRun:
                 **bounded(best[0], bound, scope_bound, self.settings.gap),
             )
         if plan is not None:
-            self._keep("poet", ram_bytes, plan, row.overhead_j)
+            self._record("poet", ram_bytes, plan, row.overhead_j)
         return row

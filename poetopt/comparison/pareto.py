@@ -238,7 +238,7 @@ class _Refiner:
         settings = replace(self.settings, time_limit_s=limit_s)
         solution = solve_whole(self.problem, options(ram_bytes, settings), starts=self._starts(ram_bytes), helped=False)
         if solution.plan is not None and solution.simulation is not None:
-            point = self._point(ram_bytes, solution)
+            point = self._front_point(ram_bytes, solution)
             before = self.points.get(ram_bytes)
             if before is None or point.overhead_gap <= before.overhead_gap:
                 self.points[ram_bytes] = point
@@ -250,7 +250,7 @@ class _Refiner:
         for smaller, larger in itertools.pairwise(ordered):
             left, right = self.points[smaller], self.points[larger]
             if left.overhead_j < right.overhead_j:
-                self.points[larger] = self._with(
+                self.points[larger] = self._with_consistent_bounds(
                     replace(
                         left, ram_budget_bytes=larger, scope=right.scope, overhead_bound_j=right.overhead_bound_j,
                         scope_bound_j=right.scope_bound_j, solve_s=right.solve_s, beyond_scope=False,
@@ -260,7 +260,9 @@ class _Refiner:
             left, right = self.points[smaller], self.points[larger]
             scope_bound = right.scope_bound_j if _is_wider(right.scope, left.scope) else 0.0
             bounds = max(left.overhead_bound_j, right.overhead_bound_j), max(left.scope_bound_j, scope_bound)
-            self.points[smaller] = self._with(replace(left, overhead_bound_j=bounds[0], scope_bound_j=bounds[1]))
+            self.points[smaller] = self._with_consistent_bounds(
+                replace(left, overhead_bound_j=bounds[0], scope_bound_j=bounds[1])
+            )
 
     def _widest(self) -> int | None:
         """Return the middle of the largest rectangle that the front may lie in, or None."""
@@ -307,7 +309,7 @@ class _Refiner:
         """Return the plans of the two nearest smaller budgets, the nearest last."""
         return tuple(schedule_of(self.points[other].plan) for other in sorted(self.points) if other <= ram_bytes)[-2:]
 
-    def _point(self, ram_bytes: int, solution: Solution) -> FrontPoint:
+    def _front_point(self, ram_bytes: int, solution: Solution) -> FrontPoint:
         simulation, plan = solution.simulation, solution.plan
         assert simulation is not None
         assert plan is not None
@@ -323,7 +325,7 @@ class _Refiner:
             **simulated(simulation),
         )
 
-    def _with(self, point: FrontPoint) -> FrontPoint:
+    def _with_consistent_bounds(self, point: FrontPoint) -> FrontPoint:
         """Return the point with bounds no higher than its plan, and status and gaps to match."""
         bound_figures = bounded(point.overhead_j, point.overhead_bound_j, point.scope_bound_j, self.settings.gap)
         return replace(point, **{**bound_figures, "beyond_scope": point.beyond_scope or bound_figures["beyond_scope"]})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyomo.core as pyo
+from pyomo.common.numeric_types import native_types
 from pyomo.core.base.var import VarData
 
 from poetopt.formulations.goal import SUMS, Goal, Trial
@@ -71,11 +72,11 @@ SETS: dict[str, IndexSet] = {
 
 
 def declare(model: Any, sets: Mapping[str, IndexSet]) -> None:
-    """Put the Sets on an abstract model that has its space."""
-    for name, declared in {**SETS, **sets}.items():
-        model.add_component(
-            name, pyo.Set(initialize=_Members(declared.members), dimen=declared.dimen, doc=declared.doc)
-        )
+    """Put those of the Sets on an abstract model that aren't there."""
+    for name, declared in sets.items():
+        if model.component(name) is None:
+            members = _Members(declared.members)
+            model.add_component(name, pyo.Set(initialize=members, dimen=declared.dimen, doc=declared.doc))
 
 
 class _Members:
@@ -274,8 +275,16 @@ def contributions(model: Any, attribute: str, names: Iterable[str] | None = None
         wrong = _no_terms(given)
         if wrong is not None:
             raise FormulationError(f"block '{name}': {attribute} {wrong}")
-        found.append(given)
+        found.append(_with_units(given, attribute) if model.space.limits.open else given)
     return found
+
+
+def _with_units(given: Terms, attribute: str) -> Terms:
+    """The same, numbers among its coefficients in the unit of the Params that others are."""
+    from poetopt.formulations.parameters import UNITS  # units take Pyomo half a second
+
+    unit = UNITS.get(attribute.rpartition("_")[2], 1.0) if attribute != "written_bytes" else 1.0
+    return Terms(given.variables, [c * unit if c.__class__ in native_types else c for c in given.coefficients])
 
 
 def _no_terms(given: object) -> str | None:
@@ -288,7 +297,7 @@ def _no_terms(given: object) -> str | None:
         kinds = [kind for kind in set(map(type, given.variables)) if not issubclass(kind, VarData)]
         if kinds:
             return f"has a {kinds[0].__name__} in place of a variable"
-        if not math.isfinite(sum(given.coefficients)):
+        if not math.isfinite(sum(map(pyo.value, given.coefficients))):
             return "has a coefficient that is not finite"
     except (TypeError, ValueError) as error:
         return f"isn't made as `terms` does: {error}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations.block import Block, Space, contributions, declare
+from poetopt.formulations.block import SETS, Block, Space, contributions, declare
 from poetopt.formulations.callbacks import answer, fill, told_once
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.mathematics import symbols, title
@@ -75,9 +75,23 @@ def _read(block: Block) -> tuple[str, dict[str, str]]:
 def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
     """See `Formulation.abstract`."""
     model = pyo.AbstractModel(name=chosen.name)
+    enter(chosen, model, space)
+    if space.limits.open:
+        from poetopt.formulations import parameters  # units take Pyomo half a second
+
+        declare(model, SETS)
+        parameters.declare(model)
+    put(chosen, model, model.block_names)
+    return model
+
+
+def enter(chosen: Formulation, model: Any, space: Space) -> None:
+    """Give a model its space, and what is plain then.
+
+    Raises FormulationError where a block's requirement is missing or comes later, and for blocks that can't be there.
+    """
     model.space = space
     model.formulation = chosen
-    declare(model, chosen.sets)
     present: list[str] = []
     for block in chosen.blocks:
         if block.when is not None and not answer(block, "when", space):
@@ -90,44 +104,65 @@ def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
             )
         if block.name in present:
             raise FormulationError(f"formulation '{chosen.name}': two blocks are called '{block.name}'")
+        if space.limits.open and (block.name in chosen.numbers or block.goal is not None or block.adds_j is not None):
+            raise FormulationError(
+                f"block '{block.name}' holds budget, deadline or costs as numbers; build without mutable=True"
+            )
         present.append(block.name)
-        model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
     model.block_names = tuple(present)
     model.goal = chosen.goal
     model.baselines_j, model.baseline_j = chosen.baselines_j(space.problem)
+    model.reserved_bytes = chosen.reserve_bytes(space.problem)
+
+
+def put(chosen: Formulation, model: Any, names: Iterable[str]) -> None:
+    """Put Sets, the blocks of these names and the objective on an abstract model, each built once there is a space."""
+    declare(model, {**SETS, **chosen.sets})
+    for block in chosen.blocks:
+        if block.name in names:
+            model.add_component(block.name, pyo.Block(rule=partial(fill, block)))
     model.overhead_j = pyo.Objective(
         rule=_objective,
         sense=pyo.minimize,
         doc=f"{chosen.goal.name} above one compute of each operator [{chosen.goal.unit}]",
     )
-    return model
 
 
 def instance(chosen: Formulation, space: Space) -> Any:
     """The model of a space, for the caller to change. Raises as `Formulation.build` does."""
     with building(), told_once():
         model = abstract(chosen, space).create_instance()
-    finish(model, chosen.blocks)
-    _check_judged(chosen, model)
-    if space.limits.open:
-        _open(chosen, model)
+    complete(model)
     return model
 
 
-def _open(chosen: Formulation, model: Any) -> None:
-    """Put Params in the place of figures. Raises FormulationError where other rows would keep the numbers."""
-    from poetopt.formulations import parameters  # units take Pyomo half a second
+def complete(model: Any) -> None:
+    """Look at a model that has been constructed, and say what its components mean. Raises FormulationError."""
+    chosen: Formulation = model.formulation
+    for block in chosen.blocks:
+        if block.name not in model.block_names and model.component(block.name) is not None:
+            model.del_component(block.name)
+    finish(model, chosen.blocks)
+    _check_judged(chosen, model)
+    if model.space.limits.open:
+        _express(model)
 
-    fixed = [
-        block.name
-        for block in chosen.blocks
-        if block.name in model.block_names
-        and (block.name in chosen.numbers or block.goal is not None or block.adds_j is not None)
-    ]
-    if fixed or chosen.priced is None:
-        who = f"block '{fixed[0]}' holds" if fixed else f"formulation '{chosen.name}' holds"
-        raise FormulationError(f"{who} budget, deadline or costs as numbers; build without mutable=True")
-    parameters.attach(model, chosen.priced(model), chosen.reserve_bytes(model.space.problem))
+
+def _express(model: Any) -> None:
+    """Add the sums of the step, in the Params."""
+    from poetopt.formulations.parameters import BYTE
+
+    sums = {name: linear(contributions(model, name)) for name in ("energy_j", "compute_s", "transfer_s")}
+    one_pass_j, one_pass_s = (sum(model.component(name).values()) for name in ("compute_j", "compute_s"))
+    model.energy_j = pyo.Expression(expr=one_pass_j + sums["energy_j"], doc="joules of the step")
+    model.compute_time_s = pyo.Expression(expr=one_pass_s + sums["compute_s"], doc="seconds of all computes")
+    model.transfer_time_s = pyo.Expression(expr=sums["transfer_s"], doc="seconds on the transfer channel")
+    rows = model.memory.component("stage") or model.memory.within
+    unit = model.space.memory_unit * BYTE
+    used = {index: model.ram_bytes - unit * (row.upper - row.body) for index, row in rows.items()}
+    model.bytes_used = pyo.Expression(
+        list(used), initialize=used, doc=f"bytes in RAM, of all that the rows of {rows.name} count"
+    )
 
 
 def check_stages(chosen: Formulation, problem: Problem) -> None:

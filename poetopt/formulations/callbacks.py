@@ -10,76 +10,30 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyomo.core as pyo
 
 from poetopt.formulations.block import SETS, Block, PyomoBlock
 from poetopt.formulations.goal import Goal
-from poetopt.formulations.rows import Floats, Ints, PointLike, Row
-from poetopt.plan.schedule import FractionalSchedule, Schedule
+from poetopt.formulations.rows import Row
 from poetopt.util import work
 from poetopt.util.errors import FormulationError, PoetError
 from poetopt.util.imports import failure, origin, registered
 
-# What the engine asks of a formulation, beside its blocks: points, no-good cuts, and a search without a model.
-#
-# The engine knows no formulation; a formulation fills these, each of them once.
-
-Values = list[tuple[Any, Floats]]
-"""Variables, and the values of their entries."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Priced:
-    """The priced decisions of a model, for costs that are Params: the entries of variables, and whose they are.
-
-    computes, page_ins, page_outs
-        (an entry, the place of its operator or tensor).
-    blocks
-        The blocks whose contributions these are.
-    budget
-        The Constraint on the budget, in the space's `memory_unit`; rows that separators find for its block are, too.
-    """
-
-    computes: Sequence[tuple[Any, int]]
-    page_ins: Sequence[tuple[Any, int]]
-    page_outs: Sequence[tuple[Any, int]]
-    blocks: frozenset[str]
-    budget: Any
-
-
-class NoGood(Protocol):
-    """See `Formulation.no_good`."""
-
-    def __call__(self, model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Points:
-    """The points of a model, and the schedules that they stand for.
-
-    schedule
-        (model, integral point) -> the schedule that the point stands for.
-    values
-        (model, schedule) -> a point of the model for the schedule, as a warm start; None where the schedule has a
-        decision that the space lacks.
-    stages
-        model -> for each integer variable, the stage of each of its entries.
-    fractional
-        (model, point of the relaxation) -> the share of each decision.
-    """
-
-    schedule: Callable[[Any, PointLike], Schedule]
-    values: Callable[[Any, Schedule], Values | None]
-    stages: Callable[[Any], list[tuple[Any, Ints]]]
-    fractional: Callable[[Any, PointLike], FractionalSchedule]
-
-
-ATTRIBUTES = ("space", "formulation", "block_names", "goal", "baseline_j", "baselines_j", "overhead_j", *SETS)
+ATTRIBUTES = (
+    "space",
+    "formulation",
+    "block_names",
+    "goal",
+    "baseline_j",
+    "baselines_j",
+    "reserved_bytes",
+    "overhead_j",
+    *SETS,
+)
 """The attributes that `Formulation.abstract` sets on the model itself."""
 TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
 """The arguments of functions of figures."""
@@ -141,9 +95,10 @@ def answer(block: Block, function: str, *arguments: object) -> Any:
 
 
 def fill(block: Block, component: PyomoBlock) -> None:
-    """Pyomo's rule for the block. Raises TimeUpError."""
+    """Pyomo's rule for the block; one that its space doesn't need stays empty. Raises TimeUpError."""
     work.check()
-    answer(block, "build", component)
+    if block.name in component.model().block_names:
+        answer(block, "build", component)
 
 
 @contextmanager

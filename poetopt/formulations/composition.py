@@ -52,13 +52,13 @@ def without(chosen: Formulation, block: Block, *, minimising: Goal | None = None
 
 
 def outer_of(chosen: Formulation) -> Formulation | None:
-    """`chosen.outer` with the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
-    if chosen.outer is None or not chosen.plans_count:
+    """The outer relaxation with the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
+    if chosen.search.outer is None or not chosen.plans_count:
         return None
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     sums = (WRITTEN,) if any(block.adds_j is not None for block in others) else SUMS
     bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.cares_when]
-    return chosen.outer.with_block(*bounds)
+    return chosen.search.outer.with_block(*bounds)
 
 
 def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
@@ -100,8 +100,7 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
         doc=doc,
         blocks=tuple(blocks),
         lean=False,
-        scope_difference=None,
-        streaming_difference=None,
+        search=replace(chosen.search, scope_difference=None, streaming_difference=None),
     )
 
 

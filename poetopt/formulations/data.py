@@ -15,8 +15,8 @@
 
 A tensor that no operator writes is in RAM when the step begins.
 
-The model holds the data alone; the formulation's blocks stand on its instances. So rows of one's own belong on what
-`create_instance` returns, or in a block of the formulation (`Formulation.with_block`); here they are refused.
+The formulation's Sets, blocks and objective stand on the model behind the data, and what is added to it stands behind
+these: all of it is on what `create_instance` returns. Its rules read decisions by number, as the model's own do.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyomo.core as pyo
 
+from poetopt.formulations import building
 from poetopt.formulations.block import distinct
 from poetopt.formulations.callbacks import told_once
-from poetopt.formulations.figures import is_figure
+from poetopt.formulations.figures import COSTS, is_figure
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers, check_supported
-from poetopt.util.errors import FormulationError
+from poetopt.util.errors import FormulationError, PoetError
 
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
@@ -61,58 +62,75 @@ WHOLE = frozenset({"tensor_bytes", "workspace_bytes", "count"})
 
 
 class DataModel(pyo.AbstractModel):  # type: ignore[misc]
-    """A problem as Sets and Params without data; its instances are models of a formulation.
+    """A formulation on Sets and Params without data: `create_instance` takes these, and builds all that stands on it.
 
-    formulation, options
-        What instances are built of, and with which options of `Formulation.build`.
+    chosen, options
+        The formulation, and the options of `Formulation.build`.
+
+    Raises FormulationError for data that can't be read, lack something, or contradict themselves.
     """
 
-    def __init__(self, formulation: Formulation, options: dict[str, Any]) -> None:
-        super().__init__(name=f"{formulation.name} from data")
-        self.formulation_of_instances, self.options_of_instances = formulation, options
+    def __init__(self, chosen: Formulation, options: dict[str, Any]) -> None:
+        super().__init__(name=f"{chosen.name} from data")
+        self.formulation, self.options = chosen, options
         self.operators = pyo.Set(doc="operators, in the order of their first computes")
         self.tensors = pyo.Set(doc="tensors that are scheduled")
         self.reads = pyo.Set(dimen=2, doc="(operator, tensor): the operator reads the tensor")
         self.writes = pyo.Set(dimen=2, doc="(operator, tensor): the operator writes the tensor")
         for index, params in ((self.operators, OPERATORS), (self.tensors, TENSORS)):
             for name, (_, default) in params.items():
-                given = {} if default is None else {"default": default}
-                self.add_component(name, pyo.Param(index, within=pyo.NonNegativeReals, **given))
-        self.ram_bytes = pyo.Param(within=pyo.NonNegativeIntegers, doc="the budget")
-        self.deadline_s = pyo.Param(within=pyo.NonNegativeReals, default=float("inf"), doc="the bound on time")
+                self._add(name, default, index)
+        self.ram_bytes = pyo.Param(**self._kind("ram_bytes", within=pyo.NonNegativeIntegers), doc="the budget")
+        self._add("deadline_s", math.inf)
         for name, (_, default) in STEP.items():
-            within = pyo.Any if default is None else pyo.NonNegativeReals
-            self.add_component(name, pyo.Param(within=within, default=default))
-        self.complete = True
+            self._add(name, default)
+        self.problem = pyo.BuildAction(rule=_read)
+        building.put(chosen, self, [block.name for block in chosen.blocks])
 
-    def add_component(self, name: str, val: Any) -> None:
-        """Refuse what isn't one of its own components, as its instances wouldn't have it. Raises FormulationError."""
-        if getattr(self, "complete", False):
-            raise FormulationError(
-                f"{name!r} ({val.ctype.__name__}) can't stand on the model of from_data(), which holds the data alone: "
-                "add it to what create_instance() returns, or make it a block of the formulation, by with_block()"
-            )
-        super().add_component(name, val)
+    def _kind(self, name: str, **others: Any) -> dict[str, Any]:
+        if not self.options["mutable"] or name not in (*COSTS, "ram_bytes", "deadline_s", "storage_bytes"):
+            return others
+        from poetopt.formulations import parameters  # units take Pyomo half a second
 
-    def create_instance(self, *data: Any, **options: Any) -> Any:
-        """The model of the data; see Pyomo's method of this name for the arguments.
+        return {**parameters.mutable(name), **others}
 
-        Raises FormulationError for data that can't be read, lack something, or contradict themselves.
-        """
+    def _add(self, name: str, default: object, *index: Any) -> None:
+        unknown = name in STEP and default is None
+        given = {"within": pyo.Any if unknown else pyo.NonNegativeReals}
+        if default is not None or unknown:
+            given["default"] = default
+        self.add_component(name, pyo.Param(*index, **self._kind(name, **given)))
+
+    def load(self, *data: Any, **options: Any) -> None:
+        """Construct all that stands on an instance, with the data. Raises as the class says."""
+        self.space = None
         try:
             with told_once():
-                loaded = super().create_instance(*data, **options)
+                super().load(*data, **options)
         except (OSError, LookupError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            if self.space is not None or isinstance(error, PoetError):
+                raise
             told = f"the data can't be loaded: {_line(error)}; see `data_of` for what is needed"
             raise FormulationError(told) from error
-        _check_given(loaded)
-        deadline_s = pyo.value(loaded.deadline_s)
-        return self.formulation_of_instances.build(
-            _problem(loaded),
-            ram_bytes=pyo.value(loaded.ram_bytes),
-            makespan_s=None if deadline_s == float("inf") else deadline_s,
-            **self.options_of_instances,
-        )
+
+    def create_instance(self, *data: Any, **options: Any) -> Any:
+        """The model of the data; see Pyomo's method of this name for the arguments. Raises as the class says."""
+        model = super().create_instance(*data, **options)
+        model.del_component("problem")
+        building.complete(model)
+        return model
+
+
+def _read(model: Any) -> None:
+    """Give an instance its space, once it has the data. Raises FormulationError for what they lack."""
+    _check_given(model)
+    deadline_s = pyo.value(model.deadline_s)
+    makespan_s = None if deadline_s == math.inf else deadline_s
+    chosen: Formulation = model.formulation
+    ram_bytes = pyo.value(model.ram_bytes)
+    building.enter(
+        chosen, model, chosen.space_of(_problem(model), ram_bytes=ram_bytes, makespan_s=makespan_s, **model.options)
+    )
 
 
 def data_of(problem: Problem, *, ram_bytes: int, deadline_s: float | None = None) -> dict[None, dict[str, Any]]:

@@ -19,10 +19,12 @@ Source: eq. 3 of the paper; the makespan is the simulator's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, contributions
+from poetopt.formulations.figures import figures
 from poetopt.formulations.rows import Terms, linear
 
 
@@ -33,29 +35,36 @@ def _needed(space: Space) -> bool:
 def _build(block: PyomoBlock) -> None:
     model = block.model()
     limits, problem = model.space.limits, model.space.problem
-    one_pass = problem.baseline_time_s
+    one_pass, scale, most = problem.baseline_time_s, problem.baseline_time_s or 1.0, limits.makespan_s
+    if limits.open:
+        from poetopt.formulations.parameters import S
+
+        one_pass = sum(figures(model, "compute_s"))
+        if problem.closing is not None:
+            one_pass += problem.closing.baseline_time_s * S
+        scale, most = scale * S, model.deadline_s
     compute = contributions(model, "compute_s")
     transfer = contributions(model, "transfer_s")
-    rows: list[tuple[Sequence[Terms], float]] = []
+    rows: list[tuple[Sequence[Terms], Any]] = []
     if limits.compute_s is not None:
-        rows.append((compute, limits.compute_s - one_pass))
+        rows.append((compute, (most if limits.open else limits.compute_s) - one_pass))
     if limits.makespan_s is not None:
         if problem.dma:
-            rows += [(compute, limits.makespan_s - one_pass), (transfer, limits.makespan_s)]
+            rows += [(compute, most - one_pass), (transfer, most)]
             if limits.hidden_share < 1:
                 seen = [
                     Terms(part.variables, [(1 - limits.hidden_share) * c for c in part.coefficients])
                     for part in transfer
                 ]
-                rows.append(([*compute, *seen], limits.makespan_s - one_pass))
+                rows.append(([*compute, *seen], most - one_pass))
         else:
-            rows.append(([*compute, *transfer], limits.makespan_s - one_pass))
+            rows.append(([*compute, *transfer], most - one_pass))
 
     def row(_: PyomoBlock, index: int) -> PyomoRow:
         parts, room = rows[index]
         if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
-        scale = one_pass or 1.0  # relative to one pass: a tolerance then means the same on every device
+            return pyo.Constraint.Feasible if pyo.value(room) >= 0 else pyo.Constraint.Infeasible
+        # relative to one pass: a tolerance then means the same on every device
         return None, linear(parts, scale), room / scale
 
     block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row, doc="(1h) the step ends in time")

@@ -1,11 +1,47 @@
-"""Figures that people give: a number, and neither text, nor a truth value, nor what no comparison holds of."""
+"""Figures: those that people give, as numbers; those of a model, as the problem has them or its Params."""
 
 from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
+from poetopt.graph.problem import Problem
 from poetopt.util.errors import FormulationError
+
+COSTS = {
+    "compute_j": "energy_j",
+    "compute_s": "time_s",
+    "page_in_j": "page_in_j",
+    "page_in_s": "page_in_s",
+    "page_out_j": "page_out_j",
+    "page_out_s": "page_out_s",
+}
+"""Costs by name: the fields of operators (`compute_`), and of tensors."""
+
+
+def problem_figures(problem: Problem, name: str) -> list[float]:
+    """One of `COSTS`, of each operator or tensor."""
+    things: tuple[Any, ...] = problem.operators if name.startswith("compute") else problem.tensors
+    return [getattr(thing, COSTS[name]) for thing in things]
+
+
+def figures(model: Any, name: str) -> list[Any]:
+    """One of `COSTS`, of each operator or tensor: entries of a Param where the model's figures may change."""
+    if model.space.limits.open:
+        return list(model.component(name).values())
+    return problem_figures(model.space.problem, name)
+
+
+def more_room(model: Any) -> Any:
+    """The budget's Param above what rows on memory have as a number, in memory units; 0 without one."""
+    space = model.space
+    if not space.limits.open:
+        return 0.0
+    from poetopt.formulations.parameters import BYTE  # units take Pyomo half a second
+
+    base = int(space.room_bytes) + int(space.problem.reserve_bytes) + model.reserved_bytes
+    return (model.ram_bytes - base * BYTE) / (space.memory_unit * BYTE)
 
 
 def is_figure(value: object, *, positive: bool = False) -> bool:

@@ -41,11 +41,12 @@ from poetopt.formulations.block import (
     baseline_before_j,
     contributions,
 )
-from poetopt.formulations.callbacks import NoGood, Points, Priced, Values, answer, checked
+from poetopt.formulations.callbacks import answer, checked
 from poetopt.formulations.data import DataModel, data_of
 from poetopt.formulations.figures import asked
 from poetopt.formulations.goal import ENERGY, Goal, Trial
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row, Terms, linear, terms
+from poetopt.formulations.search_adapter import SearchAdapter
 from poetopt.graph.problem import Problem, check_problem
 
 if TYPE_CHECKING:
@@ -59,26 +60,20 @@ __all__ = [
     "IndexSet",
     "Ints",
     "Limits",
-    "NoGood",
     "PointLike",
-    "Points",
     "PyomoBlock",
     "PyomoRow",
     "Row",
+    "SearchAdapter",
     "Separator",
     "Space",
     "Terms",
-    "Values",
     "baseline_before_j",
     "contributions",
     "data_of",
     "linear",
     "terms",
 ]
-
-
-def _full_alone(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
-    return ("full",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +89,10 @@ class Formulation:
         no optimum of energy needs; with blocks of others none may be lacking. With `transfer_times` it has those that
         only blocks need which care in which stage a tensor is moved. Raises FormulationError for a scope that it
         doesn't have.
-    points
-        How points and schedules stand for each other.
+    search
+        What a search asks of it.
     sets
         What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
-    decisions
-        Optional: model -> what has a price in it, for `build(mutable=True)`.
     numbers
         Names of blocks whose rows hold figures as numbers, so that these can't be Params beside them.
     simulated
@@ -109,45 +102,18 @@ class Formulation:
         may lie outside of it.
     lean
         Whether `space` may leave out decisions that no optimum of energy needs.
-    scopes
-        (problem, limits, paging, remat) -> the scopes that `auto` goes through, each within the next; the last one is
-        where it ends. One alone where there are no others.
-    scope_difference
-        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> a row that
-        only schedules with a decision that the inner scope lacks satisfy: what was proven inside isn't searched again.
-        A row without variables says that there is no such decision, so that the inner proof is all. None says that
-        there is no such row: all of the scope is searched.
-    streaming_difference
-        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> likewise,
-        where what is proven of the inner scope is of plain runs alone, of all operators that fit the budget plain.
-    no_good
-        Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
-        satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
-    thrift
-        Optional, with `no_good`: model -> the rows of points that waste nothing. They are added before the first
-        schedule is left out, so that no other point stands for it.
-    outer
-        Optional: a relaxation with a point for each plan at all, those that are no points of this one's included. Where
-        it has none, no plan exists.
     """
 
     name: str
     doc: str
     blocks: tuple[Block, ...]
     space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
-    points: Points
+    search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
-    priced: Callable[[Any], Priced] | None = None
     numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
     lean: bool = True
-    scopes: Callable[[Problem, Limits, bool, bool], tuple[str, ...]] = _full_alone
-    scope_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
-    streaming_difference: Callable[[Any, str, frozenset[str]], Row | None] | None = None
-    no_good: NoGood | None = None
-    thrift: Callable[[Any], list[Row]] | None = None
-    outer: Formulation | None = None
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -286,9 +252,8 @@ class Formulation:
         Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
         inside of `clock.ending`.
         """
-        check_problem(problem)
-        asked(
-            f"formulation '{self.name}'",
+        space = self.space_of(
+            problem,
             ram_bytes=ram_bytes,
             compute_s=compute_s,
             makespan_s=makespan_s,
@@ -299,27 +264,31 @@ class Formulation:
             remat=remat,
             mutable=mutable,
         )
+        return building.instance(self, space)
+
+    def space_of(
+        self, problem: Problem, *, scope: str, paging: bool, remat: bool, mutable: bool, **limits: Any
+    ) -> Space:
+        """The space of a model with such limits (see `Limits`), named and refused as `build` does."""
+        check_problem(problem)
+        where = f"formulation '{self.name}'"
+        asked(where, scope=scope, paging=paging, remat=remat, mutable=mutable, **limits)
         paging = paging and problem.paging
         if paging:
             building.check_stages(self, problem)
-        limits = Limits(
-            ram_bytes=int(ram_bytes) - self.reserve_bytes(problem),
-            compute_s=compute_s,
-            makespan_s=makespan_s,
-            hidden_share=hidden_share,
-            ceiling_j=math.inf if mutable else ceiling_j,
-            open=mutable,
-        )
+        limits["ram_bytes"] = int(limits["ram_bytes"]) - self.reserve_bytes(problem)
+        if mutable:
+            limits["ceiling_j"] = math.inf
         lean = self.lean and not mutable
-        return building.instance(self, self.space(problem, limits, scope, paging, remat, lean, self.transfer_times))
+        return self.space(problem, Limits(open=mutable, **limits), scope, paging, remat, lean, self.transfer_times)
 
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False
     ) -> pyo.AbstractModel:
         """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
 
-        The options are those of `build`, which looks at them; `deadline_s` of the data bounds the makespan. What is
-        added to it is refused by name: add it to the instance, or as a block.
+        The options are those of `build`; `deadline_s` of the data bounds the makespan. Rows, variables and blocks that
+        are added to it are on every instance.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
 

@@ -1,9 +1,10 @@
-"""Budget, deadline and costs as mutable Params: a changed figure needs no new build.
+"""Budget, deadline, costs and the storage's capacity as mutable Params: a changed figure needs no new build.
 
 | component                                  | unit | meaning                                              |
 |--------------------------------------------|------|------------------------------------------------------|
 | `ram_bytes`                                | byte | the budget (Param)                                   |
 | `deadline_s`                               | s    | the bound on time; where one was asked for (Param)   |
+| `storage_bytes`                            | byte | what the storage holds, where that is known (Param)  |
 | `compute_j`, `compute_s`                   | J, s | one compute of each operator (Params)                |
 | `page_in_j`, `page_out_j`                  | J    | moving each tensor (Params)                          |
 | `page_in_s`, `page_out_s`                  | s    | the same                                             |
@@ -18,139 +19,78 @@ Rows and prices of other blocks keep the numbers that they were built with.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pyomo.environ as pyo
 
-from poetopt.formulations.block import contributions
-from poetopt.formulations.callbacks import Priced
-from poetopt.formulations.rows import Row
+from poetopt.formulations.figures import COSTS, figures, problem_figures
 from poetopt.graph.problem import Problem
 
 J, S, BYTE = pyo.units.J, pyo.units.s, pyo.units.byte
-PARAM: Mapping[str, Any] = {"within": pyo.NonNegativeReals, "mutable": True}
-"""Of every Param: no figure is negative, or no number."""
+UNITS = {"j": J, "s": S, "bytes": BYTE}
+"""By the end of a figure's name."""
 
 
-def attach(model: Any, decisions: Priced, reserved_bytes: int) -> None:
-    """Put the Params on a built model, and write objective, deadline and budget in them.
-
-    reserved_bytes
-        What blocks take of the budget.
-    """
-    space = model.space
-    _declare(model, space.problem, space.limits.ram_bytes + reserved_bytes)
-    blocks = decisions.blocks
-    moved = decisions.page_ins, decisions.page_outs
-    energy = _priced(decisions.computes, model.compute_j) + _others(model, "energy_j", blocks, J)
-    energy += _priced(moved[0], model.page_in_j) + _priced(moved[1], model.page_out_j)
-    compute = _priced(decisions.computes, model.compute_s) + _others(model, "compute_s", blocks, S)
-    transfer = _priced(moved[0], model.page_in_s) + _priced(moved[1], model.page_out_s)
-    transfer += _others(model, "transfer_s", blocks, S)
-    one_pass_s = sum(model.compute_s.values())
-    model.overhead_j.set_value(energy)
-    model.energy_j = pyo.Expression(expr=sum(model.compute_j.values()) + energy, doc="joules of the step")
-    model.compute_time_s = pyo.Expression(expr=one_pass_s + compute, doc="seconds of all computes")
-    model.transfer_time_s = pyo.Expression(expr=transfer, doc="seconds on the transfer channel")
-    _limit_time(model, compute, transfer, one_pass_s)
-    _limit_memory(model, decisions.budget, _base(model, reserved_bytes))
+def mutable(name: str) -> Mapping[str, Any]:
+    """The keywords of the Param: no figure is negative, or no number."""
+    return {"within": pyo.NonNegativeReals, "mutable": True, "units": UNITS[name.rpartition("_")[2]]}
 
 
-def current(model: Any, reserved_bytes: int) -> Any:
+def declare(model: Any) -> None:
+    """Put the Params on an abstract model that has its space."""
+    problem, limits = model.space.problem, model.space.limits
+    deadline_s = limits.makespan_s if limits.compute_s is None else limits.compute_s
+    step = {
+        "ram_bytes": limits.ram_bytes + model.reserved_bytes,
+        "deadline_s": deadline_s,
+        "storage_bytes": problem.storage_bytes,
+    }
+    for name, figure in step.items():
+        if figure is not None:
+            model.add_component(name, pyo.Param(initialize=figure, **mutable(name)))
+    for name in COSTS:
+        index = model.operators if name.startswith("compute") else model.tensors
+        model.add_component(name, pyo.Param(index, initialize=_Figures(name), **mutable(name)))
+
+
+class _Figures:
+    """Pyomo's rule for a Param, from the problem."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, model: Any) -> dict[Any, float]:
+        index = model.component(self._name).index_set()
+        return dict(zip(index, problem_figures(model.space.problem, self._name), strict=True))
+
+
+def current(model: Any) -> Any:
     """The space of `model` with the figures that its Params have now; the same one where none has changed."""
-    space = model.space
-    if model.component("ram_bytes") is None:
+    space, problem, limits = model.space, model.space.problem, model.space.limits
+    if not limits.open:
         return space
-    problem = space.problem
+    now = {name: list(map(pyo.value, figures(model, name))) for name in COSTS}
     operators = tuple(
-        replace(operator, energy_j=pyo.value(model.compute_j[name]), time_s=pyo.value(model.compute_s[name]))
-        for operator, name in zip(problem.operators, model.operators, strict=True)
+        replace(operator, energy_j=joules, time_s=seconds)
+        for operator, joules, seconds in zip(problem.operators, now.pop("compute_j"), now.pop("compute_s"), strict=True)
     )
     tensors = tuple(
-        tensor.moved_for(**{key: pyo.value(model.component(key)[name]) for key in TRANSFERS})
-        for tensor, name in zip(problem.tensors, model.tensors, strict=True)
+        tensor.moved_for(**dict(zip(now, moved, strict=True)))
+        for tensor, *moved in zip(problem.tensors, *now.values(), strict=True)
     )
-    limits = replace(space.limits, ram_bytes=int(pyo.value(model.ram_bytes)) - reserved_bytes)
-    if model.component("deadline_s") is not None:
-        key = "compute_s" if limits.compute_s is not None else "makespan_s"
-        limits = replace(limits, **{key: float(pyo.value(model.deadline_s))})
-    if (operators, tensors, limits) == (problem.operators, problem.tensors, space.limits):
+    limits = replace(limits, ram_bytes=int(pyo.value(model.ram_bytes)) - model.reserved_bytes)
+    for key in ("compute_s", "makespan_s"):
+        if getattr(limits, key) is not None:
+            limits = replace(limits, **{key: float(pyo.value(model.deadline_s))})
+    stored = problem.storage_bytes if problem.storage_bytes is None else int(pyo.value(model.storage_bytes))
+    if (operators, tensors, limits, stored) == (
+        problem.operators,
+        problem.tensors,
+        space.limits,
+        problem.storage_bytes,
+    ):
         return space
-    return replace(space, problem=replace(problem, operators=operators, tensors=tensors), limits=limits)
-
-
-def upper_bound(model: Any, row: Row, reserved_bytes: int) -> Any:
-    """The upper bound of a separator's row on the budget, in the Param."""
-    unit = model.space.memory_unit
-    return row.upper + (model.ram_bytes - _base(model, reserved_bytes) * BYTE) / (unit * BYTE)
-
-
-TRANSFERS = {"page_in_j": J, "page_out_j": J, "page_in_s": S, "page_out_s": S}
-
-
-def _declare(model: Any, problem: Problem, ram_bytes: int) -> None:
-    limits = model.space.limits
-
-    def figures(name: str, index: Any, things: Iterable[Any], key: str, unit: Any, doc: str) -> None:
-        values = {place: getattr(thing, key) for place, thing in zip(index, things, strict=True)}
-        model.add_component(name, pyo.Param(index, initialize=values, **PARAM, units=unit, doc=doc))
-
-    model.ram_bytes = pyo.Param(initialize=ram_bytes, **PARAM, units=BYTE, doc="the budget")
-    deadline = limits.compute_s if limits.compute_s is not None else limits.makespan_s
-    if deadline is not None:
-        model.deadline_s = pyo.Param(initialize=deadline, **PARAM, units=S, doc="the step ends by then")
-    figures("compute_j", model.operators, problem.operators, "energy_j", J, "one compute of each operator")
-    figures("compute_s", model.operators, problem.operators, "time_s", S, "one compute of each operator")
-    for key, unit in TRANSFERS.items():
-        way = "reading it from storage" if key.startswith("page_in") else "writing it to storage"
-        figures(key, model.tensors, problem.tensors, key, unit, way)
-
-
-def _priced(entries: Sequence[tuple[Any, int]], param: Any) -> Any:
-    prices = list(param.values())
-    return pyo.quicksum((prices[place] * entry for entry, place in entries), start=0.0 * param.get_units())
-
-
-def _others(model: Any, attribute: str, own: frozenset[str], unit: Any) -> Any:
-    """The contributions of other blocks, as numbers."""
-    names = [name for name in model.block_names if name not in own]
-    parts = contributions(model, attribute, names)
-    return pyo.quicksum((c * unit * v for part in parts for v, c in zip(*part, strict=True)), start=0.0 * unit)
-
-
-def _limit_time(model: Any, compute: Any, transfer: Any, one_pass_s: Any) -> None:
-    """The rows of `deadline`, in its order."""
-    block, limits, problem = model.component("deadline"), model.space.limits, model.space.problem
-    if block is None:
-        return
-    scale = (problem.baseline_time_s or 1.0) * S
-    rows = [(compute, model.deadline_s - one_pass_s)]
-    if limits.makespan_s is not None:
-        if not problem.dma:
-            rows = [(compute + transfer, model.deadline_s - one_pass_s)]
-        else:
-            rows.append((transfer, model.deadline_s))
-            if limits.hidden_share < 1:
-                rows.append((compute + (1 - limits.hidden_share) * transfer, model.deadline_s - one_pass_s))
-    for place, (body, room) in enumerate(rows):
-        if place in block.within:
-            block.within[place].set_value((None, body / scale, room / scale))
-
-
-def _limit_memory(model: Any, rows: Any, base: int) -> None:
-    unit = model.space.memory_unit * BYTE
-    used = {}
-    for index, row in rows.items():
-        room = pyo.value(row.upper)
-        used[index] = row.body * unit + (base * BYTE - room * unit)
-        row.set_value((None, row.body, room + (model.ram_bytes - base * BYTE) / unit))
-    model.bytes_used = pyo.Expression(
-        list(used), initialize=used, doc=f"bytes in RAM, of all that the rows of {rows.name} count"
-    )
-
-
-def _base(model: Any, reserved_bytes: int) -> int:
-    """The budget for which the rows on it have their numbers: what rounding to whole slots leaves of it."""
-    return int(model.space.room_bytes) + int(model.space.problem.reserve_bytes) + reserved_bytes
+    changed: Problem = replace(problem, operators=operators, tensors=tensors, storage_bytes=stored)
+    return replace(space, problem=changed, limits=limits)

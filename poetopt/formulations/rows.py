@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pyomo.common.numeric_types import value
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 Floats = NDArray[np.float64]
@@ -19,7 +20,8 @@ class Terms(NamedTuple):
     """A linear expression as two parallel sequences."""
 
     variables: Sequence[Any]
-    coefficients: Sequence[float]
+    coefficients: Sequence[Any]
+    """Numbers, or entries of Params."""
 
 
 def terms(variable: Any, coefficients: Floats) -> Terms:
@@ -27,13 +29,13 @@ def terms(variable: Any, coefficients: Floats) -> Terms:
     return Terms(list(variable.values()), coefficients.tolist())
 
 
-def total(*sums: Iterable[tuple[float, Any]]) -> Terms:
+def total(*sums: Iterable[tuple[Any, Any]]) -> Terms:
     """The sum of coefficient * variable over all pairs of all `sums`."""
     pairs = [pair for one in sums for pair in one]
     return Terms([variable for _, variable in pairs], [coefficient for coefficient, _ in pairs])
 
 
-def linear(parts: Iterable[Terms], unit: float = 1.0) -> LinearExpression:
+def linear(parts: Iterable[Terms], unit: Any = 1.0) -> LinearExpression:
     """The sum of `parts` over `unit`, as the expression that Pyomo compiles fastest."""
     variables: list[Any] = []
     coefficients: list[float] = []
@@ -48,9 +50,10 @@ def most(parts: Iterable[Terms]) -> float:
     found = 0.0
     for part in parts:
         for variable, coefficient in zip(part.variables, part.coefficients, strict=True):
-            if coefficient:
-                bound = variable.ub if coefficient > 0 else variable.lb
-                found += math.inf if bound is None else coefficient * bound
+            figure = value(coefficient)
+            if figure:
+                bound = variable.ub if figure > 0 else variable.lb
+                found += math.inf if bound is None else figure * bound
     return found
 
 

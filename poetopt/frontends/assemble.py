@@ -45,9 +45,7 @@ def assemble(
     """
     nodes = needed(draft.nodes, outputs)
     if not nodes:
-        raise ModelError(
-            f"{draft.where}: every output is constant, so there is nothing to train. Export the model again"
-        )
+        raise ModelError(f"{draft.where}: every output is constant: nothing to train. Export the model again")
     notes = list(notes)
     types = dict(draft.types)
     _list_masks(nodes, types)

@@ -3,8 +3,8 @@
 ONNX's converter raises older files to `WORKING_OPSET`: from that opset on, reductions, Squeeze, Unsqueeze and Split
 take their axes as inputs, and Dropout and BatchNormalization state their training mode. Newer files keep their opset up
 to `NEWEST_OPSET`, the newest that released runtimes execute. Beyond it, the converter lowers them if it can. It lowers
-them further if the step has operators that onnxruntime supports only in older opsets (`Op.newest_opset`). poetopt emits all nodes
-in the resulting opset.
+them further if onnxruntime supports an operator of the step only in older opsets (`Op.newest_opset`). poetopt emits all
+nodes in the resulting opset.
 
 Weights are read directly rather than through an Identity, share no tensor with a statistic, and no node fills them.
 Automatic pads of dilated windows become explicit, because onnxruntime's Conv refuses them and its pools ignore the
@@ -322,7 +322,7 @@ def resolve_identities(document: Document) -> dict[str, str]:
 
 
 def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[str]:
-    """Give running statistics separate tensors where they share an initializer with a parameter; return notes.
+    """Separate running statistics from parameters that share their initializer; return notes.
 
     A fresh network's means (all 0) and variances (all 1) equal its biases and scales, and exporters merge
     equal tensors. But a statistic changes with each step, and no gradient flows to it.
@@ -333,7 +333,7 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
         for name in node.input:
             root = aliases.get(name, name)
             uses[root] = uses.get(root, 0) + 1
-    used_names = document.names | aliases.keys()
+    used = document.names | aliases.keys()
     separated = 0
     for node in graph.node:
         if node.op_type != "BatchNormalization":
@@ -344,17 +344,15 @@ def separate_statistics(document: Document, aliases: Mapping[str, str]) -> list[
             if root not in document.weights or uses[root] == 1:
                 node.input[index] = root
                 continue
-            statistic = (
-                name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", used_names)
-            )
-            if statistic not in document.weights:
+            new = name if name not in document.weights else unique(f"{node.name or node.output[0]}.{suffix}", used)
+            if new not in document.weights:
                 proto = TensorProto()
                 proto.CopyFrom(document.weights[root])
-                proto.name = statistic
-                document.weights[statistic] = proto
-                used_names.add(statistic)
+                proto.name = new
+                document.weights[new] = proto
+                used.add(new)
                 separated += 1
-            node.input[index] = statistic
+            node.input[index] = new
             uses[root] -= 1
     if separated:
         return [f"{separated} running statistics got separate tensors, because the file merges them with equal weights"]

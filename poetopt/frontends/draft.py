@@ -89,14 +89,11 @@ class FoldingBudget:
         """Return the reason, in a few words, why a node is over the budget; empty if it isn't."""
         if steps is None:
             return "its work is unknown"
-        node_limit, total_limit = (
-            NODE_BYTES + PER_BYTE_READ * read_bytes,
-            TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes,
-        )
-        if nbytes > node_limit:
-            return f"it would write {show_bytes(nbytes)}, and the limit is {show_bytes(node_limit)}"
-        if self.held_bytes + nbytes > total_limit:
-            return f"constants would take more than {show_bytes(total_limit)}"
+        limit, total = NODE_BYTES + PER_BYTE_READ * read_bytes, TOTAL_BYTES + PER_BYTE_READ * self.stored_bytes
+        if nbytes > limit:
+            return f"it would write {show_bytes(nbytes)}, and the limit is {show_bytes(limit)}"
+        if self.held_bytes + nbytes > total:
+            return f"constants would take more than {show_bytes(total)}"
         if steps > NODE_WORK + 4 * PER_BYTE_READ * read_bytes:
             return f"it would take {steps:.1e} steps, and the limit is {NODE_WORK:.1e}"
         if self.spent + steps > TOTAL_WORK + 4 * PER_BYTE_READ * self.stored_bytes:

@@ -1,10 +1,10 @@
 """Replace random masks that a file computes from primitives by Dropout, which evaluation mode can switch off.
 
-A mask is 1 where a uniform random number is on one side of a constant (a comparison, or `Floor` of a sum) or where
-`Bernoulli` of a constant is 1, and 0 elsewhere. Casts, `Not`, and products with constants may follow. A tensor's
-product with such a mask, or `Where` with the mask, the tensor and zeros, is the Dropout of that tensor times the mask's
-mean. A mask that is smaller than the tensor it multiplies (it drops whole channels or samples), or that several nodes
-read, is the Dropout of its mean. In evaluation mode both equal their expected value.
+A mask is 1 where a uniform random number is on one side of a constant (a comparison, or `Floor` of a sum), and 0
+elsewhere; or it is `Bernoulli` of a constant. Casts, `Not`, and products with constants may follow. A tensor's product
+with such a mask is the Dropout of the tensor times the mask's mean. So is `Where` with the mask, the tensor and zeros.
+A mask that is smaller than the tensor it multiplies (it drops whole channels or samples), or that several nodes read,
+is the Dropout of its mean. In evaluation mode both equal their expected value.
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ def _check_place(what: str, location: str) -> None:
     """Raise `ModelError`, beginning with `what`, for a path that isn't beside the model."""
     relative = Path(location)
     if not location or "\0" in location or relative.is_absolute() or ".." in relative.parts:
-        raise ModelError(
-            f"{what}: external data at {location!r} is not a path beside the model, as ONNX requires. Export it again"
-        )
+        raise ModelError(f"{what}: external data at {location!r} is not a path beside the model. Export it again")
 
 
 def _lies_in(folder: Path, path: Path, descriptor: int) -> bool:

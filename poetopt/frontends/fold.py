@@ -125,9 +125,7 @@ def infer(draft: Draft, node: NodeProto, declared: Mapping[str, Type], must: boo
     for name in filter(None, node.output):
         proto = protos.get(name)
         if proto is not None and proto.WhichOneof("value") not in (None, "tensor_type"):
-            raise UnsupportedOpError(
-                f"{at}: its output {name!r} is not a plain tensor, which is not supported. Export the model without it"
-            )
+            raise UnsupportedOpError(f"{at}: its output {name!r} is no plain tensor. Export the model without it")
         type_ = (_static_type(proto) if proto is not None else None) or declared.get(name)
         if type_ is None:
             if not must:
@@ -186,19 +184,17 @@ def _type_proto(draft: Draft, name: str) -> onnx.TypeProto:
 
 
 def _small_constants(draft: Draft, node: NodeProto) -> dict[str, TensorProto]:
-    constants = {name: draft.constants[name] for name in node.input if name in draft.constants}
+    known = {name: draft.constants[name] for name in node.input if name in draft.constants}
     # larger constants are never shapes, and slow shape inference down
     return {
-        name: numpy_helper.from_array(np.asarray(array), name)
-        for name, array in constants.items()
-        if array.size <= 4096
+        name: numpy_helper.from_array(np.asarray(array), name) for name, array in known.items() if array.size <= 4096
     }
 
 
 def _infer_alone(draft: Draft, node: NodeProto) -> dict[str, onnx.TypeProto]:
     op, opset = op_of(node.op_type), draft.opset
-    # from opset 22 on, ONNX specifies what torch and onnxruntime do in all opsets: even in ceil mode, they drop a window
-    # that would begin in the trailing padding
+    # from opset 22 on, ONNX specifies what torch and onnxruntime do in all opsets: even in ceil mode, they drop a
+    # window that would begin in the trailing padding
     if op.window and attribute_int(node, "ceil_mode", 0):
         opset = max(opset, 22)
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
@@ -241,12 +237,10 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
         types = _range_type(draft, node)
     read = [draft.constants[name] for name in node.input if name]
     unknown = sum(map(bool, node.output)) - len(types)
-    largest = most_elements(node, read) if unknown else 0
+    most = most_elements(node, read) if unknown else 0
     shapes = [array.shape for array in read]
-    steps = (
-        None if largest is None else work(node, shapes, [*(shape for _, shape in types.values()), (largest * unknown,)])
-    )
-    nbytes = sum(map(_nbytes, types.values())) + 8 * (largest or 0) * unknown
+    steps = None if most is None else work(node, shapes, [*(shape for _, shape in types.values()), (most * unknown,)])
+    nbytes = sum(map(_nbytes, types.values())) + 8 * (most or 0) * unknown
     reason = draft.budget.excess(nbytes, sum(array.nbytes for array in read), steps)
     if reason:
         draft.unfolded.update((name, reason) for name in node.output if name)
@@ -254,9 +248,7 @@ def fold(draft: Draft, node: NodeProto, declared: Mapping[str, Type]) -> bool:
     first = types.get(node.output[0])
     results = evaluate(node, draft.constants, draft.opset, steps or 0, first[1] if first else None)
     expected = {**declared, **types}
-    if results is None or any(
-        expected.get(name, _type_of(array)) != _type_of(array) for name, array in results.items()
-    ):
+    if results is None or any(expected.get(name, _kind(array)) != _kind(array) for name, array in results.items()):
         return False
     draft.budget.take(sum(array.nbytes for array in results.values()), steps or 0)
     for name, array in results.items():
@@ -307,7 +299,7 @@ def _clamp(index: int, rank: int) -> int:
     return min(max(index + rank if index < 0 else index, 0), rank)
 
 
-def _type_of(array: Array) -> Type:
+def _kind(array: Array) -> Type:
     return elem_type(array.dtype.name), array.shape
 
 

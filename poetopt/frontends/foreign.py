@@ -89,11 +89,9 @@ def foreign(path: Path, content: bytes | None = None) -> str | None:
         if kind_found is None:
             return None
         kind = kind_found
-    description, remedy = KINDS[kind]
+    what, remedy = KINDS[kind]
     out = f"{path.stem or 'model'}.onnx"
-    return (
-        f"{path}: it is {description}, not an ONNX model. {remedy.replace('{out!r}', repr(out)).replace('{out}', out)}"
-    )
+    return f"{path}: it is {what}, not an ONNX model. {remedy.replace('{out!r}', repr(out)).replace('{out}', out)}"
 
 
 def _kind_of(content: bytes, ending: str | None) -> str | None:

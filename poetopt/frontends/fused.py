@@ -182,7 +182,7 @@ def spell_out_fused(document: Document) -> list[str]:
 
 
 class NodeWriter:
-    """Emits the nodes that replace one fused operator."""
+    """Emitter of the nodes that replace one fused operator."""
 
     def __init__(self, document: Document, node: NodeProto, used_names: set[str]) -> None:
         self.node, self.used_names = node, used_names

@@ -57,9 +57,7 @@ def inline_functions(document: Document) -> None:
         try:
             inlined = onnx.inliner.inline_selected_functions(document.proto, sorted(chosen))
         except LIBRARY_ERRORS as error:
-            raise ModelError(
-                f"{document.where}: its functions can't be inlined ({first_line(error)}). Export it without functions"
-            ) from error
+            raise ModelError(f"{document.where}: its functions can't be inlined ({first_line(error)})") from error
         document.proto.CopyFrom(inlined)
         _keep_functions(document, {_key(function) for function in inlined.functions} - chosen)
 

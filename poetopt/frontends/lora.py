@@ -71,9 +71,7 @@ def lora(
         is_valid = False
     if not is_valid:
         alpha_text = "" if alpha is None else f", alpha {alpha}"
-        raise OptionError(
-            f"rank {rank}{alpha_text}: the rank must be at least 1, and alpha within float32's range and not 0"
-        )
+        raise OptionError(f"rank {rank}{alpha_text}: give a rank of 1 or more, and an alpha in float32's range, not 0")
     document = read_network(model)
     if any(map(LORA.search, document.weights)):
         raise ModelError(f"{document.where}: it has LoRA adapters already. Merge them, or give all targets at once")
@@ -113,31 +111,26 @@ def lora(
         if factor:
             nodes.append(helper.make_node("Mul", [high, factor], [scaled], name=scaled))
         nodes.append(helper.make_node("Add", [base, scaled if factor else high], node.output, name=adapted))
-    model_proto = whole(document, nodes)
-    helper.set_model_props(
-        model_proto, {**{p.key: p.value for p in model_proto.metadata_props}, PARAMETERS: "\n".join(trained)}
-    )
-    return written(document, model_proto, out)
+    result = whole(document, nodes)
+    helper.set_model_props(result, {**{p.key: p.value for p in result.metadata_props}, PARAMETERS: "\n".join(trained)})
+    return written(document, result, out)
 
 
 def _select_targets(document: Document, targets: str | Sequence[str]) -> list[Product]:
     """Return the products that the patterns match, without those of existing adapters."""
     texts = [targets] if isinstance(targets, str) else list(targets)
     patterns = [pattern.strip() for text in texts for pattern in text.split(",") if pattern.strip()]
-    candidates = [product for product in products(document) if not LORA.search(product.weight)]
+    plain = [one for one in products(document) if not LORA.search(one.weight)]
     selected: list[Product] = []
     for pattern in patterns:
-        matches = [
-            product for product in candidates if any(fnmatch.fnmatchcase(name, pattern) for name in product.names)
-        ]
+        matches = [one for one in plain if any(fnmatch.fnmatchcase(name, pattern) for name in one.names)]
         if not matches:
-            names = [name for product in candidates for name in product.names]
+            names = [name for one in plain for name in one.names]
             hint = (
-                closest(pattern.strip("*"), names)
-                or f". Its products are {listed([product.names[0] for product in candidates], 4)}"
+                closest(pattern.strip("*"), names) or f". Its products are {listed([one.names[0] for one in plain], 4)}"
             )
             raise OptionError(f"{document.where}: targets {pattern!r} match no product with a stored matrix{hint}")
-        selected += [product for product in matches if product not in selected]
+        selected += [one for one in matches if one not in selected]
     if not selected:
         raise OptionError("targets: no pattern. Give one such as '*q_proj,*v_proj'")
     return selected
@@ -187,9 +180,7 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
             merged[node.output[0]] = own
             break
     if not merged:
-        raise ModelError(
-            f"{document.where}: no product with a stored matrix has a LoRA adapter. Give a network with adapters"
-        )
+        raise ModelError(f"{document.where}: no product with a stored matrix has a LoRA adapter")
     nodes = [copied(node) for node in graph.node if node.output[0] not in merged]
     for node in nodes:
         for k, name in enumerate(node.input):
@@ -198,11 +189,11 @@ def merge_lora(model: Source, *, out: str | os.PathLike[str] | None = None) -> o
     for info in graph.output:
         if info.name in merged:
             kept.append(helper.make_node("Identity", [merged[info.name]], [info.name]))
-    model_proto = whole(document, kept)
-    properties = [entry for entry in model_proto.metadata_props if entry.key != PARAMETERS]
-    del model_proto.metadata_props[:]
-    model_proto.metadata_props.extend(properties)
-    return written(document, model_proto, out)
+    result = whole(document, kept)
+    properties = [entry for entry in result.metadata_props if entry.key != PARAMETERS]
+    del result.metadata_props[:]
+    result.metadata_props.extend(properties)
+    return written(document, result, out)
 
 
 def _adapter_matrix(document: Document, name: str, by_output: dict[str, NodeProto], stored: dict[str, Product]) -> Any:

@@ -1,4 +1,4 @@
-"""The ONNX frontend: turn a model of PyTorch's or another exporter into a `Graph`.
+"""ONNX frontend: turn a model of PyTorch's or another exporter into a `Graph`.
 
 The steps, each in its own module: read and check the file, fix the batch, convert the opset, select the
 trained parameters, infer shapes and fold constants, assemble.

@@ -7,8 +7,8 @@ names. poetopt can't undo computations on parameters; the notes name the option 
 exporter supports BatchNormalization only in evaluation mode, whatever `training` is. poetopt's own files list the
 parameters.
 
-A BatchNormalization that an exporter or an optimizer merged into the layer before it is recognised by a rule's name in
-the node's metadata, or by the names that PyTorch's older exporter, onnxruntime and tf2onnx give weight and bias.
+An exporter or an optimizer may merge a BatchNormalization into the layer before it. The name of a rule in the node's
+metadata shows that, or the names that PyTorch's older exporter, onnxruntime and tf2onnx give weight and bias.
 """
 
 from __future__ import annotations
@@ -141,10 +141,8 @@ class Origins:
         notes += merged_note(self.merged, self.gone)
         if self.frozen_statistics:
             text = "exported from a module in training mode, but the file has BatchNormalization in evaluation mode"
-            full_text = f"{text}; {EXPORT} keeps the module's mode"
-            notes.append(
-                full_text if self.merged else Note(full_text, short=f"{text}; {SHORT} keeps the module's mode")
-            )
+            full = f"{text}; {EXPORT} keeps the module's mode"
+            notes.append(full if self.merged else Note(full, short=f"{text}; {SHORT} keeps the module's mode"))
         return tuple(notes)
 
 
@@ -272,13 +270,11 @@ def named_note(document: Document) -> list[str]:
         return []
     count = f"{len(weights)} convolution{'s' * (len(weights) > 1)}"
     text = f"the exporter merged BatchNormalization into {count} ({listed(weights, 3)})"
-    is_from_torch = any("::" in name or name.isdigit() for name in weights)
-    advice = (
-        f"{EXPORT} keeps the layers apart" if is_from_torch else "the file from before merging keeps the layers apart"
-    )
+    is_torch = any("::" in name or name.isdigit() for name in weights)
+    advice = f"{EXPORT} keeps the layers apart" if is_torch else "the file from before merging keeps the layers apart"
     return [
         Note(
             f"{text}: gradients are those of the merged weights; {advice}",
-            short=f"{text}; {SHORT} keeps it apart" if is_from_torch else text,
+            short=f"{text}; {SHORT} keeps it apart" if is_torch else text,
         )
     ]

@@ -75,7 +75,7 @@ def divisors(batch: int) -> tuple[int, ...]:
 
 
 class _Comparison:
-    """Compares the network with the whole batch and with a part, tensor by tensor."""
+    """Comparison of the network with the whole batch and with a part, tensor by tensor."""
 
     def __init__(self, whole: Graph, part: Graph, parts: int, *, statistics: bool) -> None:
         self.whole, self.part, self.parts, self.statistics = whole, part, parts, statistics
@@ -85,9 +85,7 @@ class _Comparison:
     def check(self) -> None:
         """Raise ModelError if the mean of the parts' results doesn't equal the result of the whole batch."""
         whole, part = self.whole, self.part
-        if [_signature(operator) for operator in whole.operators] != [
-            _signature(operator) for operator in part.operators
-        ]:
+        if [_key(operator) for operator in whole.operators] != [_key(operator) for operator in part.operators]:
             self._refuse("its operators differ at the size of a part")
         for name in whole.inputs:
             axis = self._batch_axis(name)
@@ -138,9 +136,7 @@ class _Comparison:
         )  # fmt: skip
         others = [name for name in operator.inputs if name not in averaged and name not in self.whole.values]
         if followed or others or not is_factor or not op_of(node.op_type).is_linear:
-            self._refuse(
-                f"{at} computes from a mean over all samples, {averaged[0]!r}, a value that is not such a mean"
-            )
+            self._refuse(f"{at} computes from a mean over all samples, {averaged[0]!r}, what is not such a mean")
         self.means.update(operator.outputs)
 
     def _is_mean(self, node: Node, followed: Mapping[str, int], name: str) -> bool:
@@ -181,7 +177,7 @@ class _Comparison:
         )
 
 
-def _signature(operator: Operator) -> tuple[str, ...]:
+def _key(operator: Operator) -> tuple[str, ...]:
     """Return name, kind and tensors of an operator, without a view's shape, which differs for a part."""
     read = operator.inputs[:1] if operator.nodes[0].op_type in VIEW_OPS else operator.inputs
     return (operator.name, operator.kind, *read, "", *operator.outputs)

@@ -1,9 +1,9 @@
 """Recognise the parameters of layers by the operators that read them.
 
-A parameter is the weight or bias of a convolution or a product, the bias that an Add puts on its result along its
-channels, scale and shift of a normalization (as one operator or as several), the weights of recurrent layers, PRelu's
-slope, and a table indexed by data. A layer may also read a tensor computed from stored ones: by a quantizer, a spectral
-norm, a sum with a low-rank matrix.
+These are parameters: the weight or bias of a convolution or a product, and a bias that an Add puts on its result along
+its channels; scale and shift of a normalization (as one operator or as several); the weights of recurrent layers;
+PRelu's slope; a table indexed by data. A layer may also read a tensor computed from stored ones: by a quantizer, a
+spectral norm, a sum with a low-rank matrix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PRESERVING = frozenset({"Clip", "Concat", "Gather", "Max", "Reciprocal"})
 
 @dataclass(frozen=True)
 class LayerPlaces:
-    """The stored tensors that layers read as parameters.
+    """Stored tensors that layers read as parameters.
 
     Attributes
     ----------
@@ -84,15 +84,13 @@ def _source_weights(document: Document) -> dict[str, tuple[str, ...]]:
     sources |= {name: (name,) if w.data_type in FLOATS else () for name, w in document.weights.items()}
     for node in document.proto.graph.node:
         op = op_of(node.op_type)
-        is_moved = op.numbers is Origin.MOVED
-        inputs = [name for name in (node.input[:1] if is_moved else node.input) if name]
+        moved = op.numbers is Origin.MOVED
+        inputs = [name for name in (node.input[:1] if moved else node.input) if name]
         if not inputs or any(name not in sources for name in inputs):
             continue
         value_inputs = [] if op.asks_shape else inputs[:1] if node.op_type == "Gather" else inputs
         names = dict.fromkeys(name for operand in value_inputs for name in sources[operand])
-        if (
-            not (is_moved or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand"
-        ):  # a scalar belongs to the formula
+        if not (moved or node.op_type in ("Concat", "Gather")) or node.op_type == "Expand":  # scalars are the formula's
             names = {name: None for name in names if math.prod(document.weights[name].dims) > 1}
         # a limit of weights per tensor bounds the work
         sources.update((name, tuple(names)[:256]) for name in node.output if name)
@@ -137,15 +135,13 @@ def _affine(document: Document, sources: Mapping[str, tuple[str, ...]]) -> set[s
     means: set[str] = set()
     roots: set[str] = set()
     normalized: set[str] = set()
-    parameters: set[str] = set()
+    affine: set[str] = set()
     for node in document.proto.graph.node:
         inputs, outputs = set(node.input), list(filter(None, node.output[:1]))
         op = op_of(node.op_type)
         is_affine = node.op_type in {"Add", "Div", "Mul", "Sub"}
         if is_affine and inputs & (roots | normalized):
-            parameters.update(
-                name for operand in inputs for name in sources.get(operand, ()) if _by_feature(document, name)
-            )
+            affine.update(name for read in inputs for name in sources.get(read, ()) if _by_feature(document, name))
         if op.normalizes:
             normalized.update(outputs)
         elif op.sums:
@@ -160,7 +156,7 @@ def _affine(document: Document, sources: Mapping[str, tuple[str, ...]]) -> set[s
             for group in (means, roots) if is_affine else (means, roots, normalized):
                 if inputs & group:
                     group.update(outputs)
-    return parameters
+    return affine
 
 
 def _by_feature(document: Document, name: str) -> bool:

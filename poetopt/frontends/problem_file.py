@@ -176,16 +176,14 @@ def _schema() -> Any:
     """Return the pydantic model of the JSON object; pydantic is imported only when a file is read."""
     from pydantic import Field, StrictBool, conlist, create_model
 
-    create: Any = create_model
+    model: Any = create_model
     # sums of costs must be finite, and JSON readers agree on integers up to 2^53
     cost: Any = Annotated[float, Field(strict=True, ge=0, lt=1e300, allow_inf_nan=False)]
     size: Any = Annotated[float, Field(strict=True, ge=0, le=2**53, multiple_of=1, allow_inf_nan=False)]
     index: Any = Annotated[int, Field(strict=True, ge=0)]
-    node = create(
-        "node", name=(Any, None), bytes=(size, ...), workspace_bytes=(size, 0.0), backward=(StrictBool, False)
-    )
-    table = create("table", **{key: (conlist(cost), ...) for key in COSTS})
-    return create(
+    node = model("node", name=(Any, None), bytes=(size, ...), workspace_bytes=(size, 0.0), backward=(StrictBool, False))
+    table = model("table", **{key: (conlist(cost), ...) for key in COSTS})
+    return model(
         "problem",
         nodes=(conlist(node, min_length=1), ...),
         edges=(conlist(conlist(index, min_length=2, max_length=2), min_length=1), ...),

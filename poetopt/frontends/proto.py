@@ -76,9 +76,7 @@ def elem_type(dtype: str) -> int:
     try:
         return _ELEM_TYPES[dtype]
     except KeyError:
-        raise ModelError(
-            f"element type {dtype!r} has no ONNX counterpart. Use one of {', '.join(DTYPE_BYTES)}"
-        ) from None
+        raise ModelError(f"element type {dtype!r} isn't an ONNX type. Use one of {', '.join(DTYPE_BYTES)}") from None
 
 
 def dtype_name(elem: int) -> str:
@@ -265,9 +263,7 @@ def _build_model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[
     names = tuple(default_outputs(graph) if outputs is None else outputs)
     missing = [name for name in names if name not in graph.tensors]
     if missing:
-        raise ModelError(
-            f"{graph.name}: it has no tensor {missing[0]!r} to make an output of. Its outputs are {graph.outputs}"
-        )
+        raise ModelError(f"{graph.name}: no tensor {missing[0]!r} can be an output. Its outputs are {graph.outputs}")
     operators = graph.operators if outputs is None else _needed_operators(graph, names)
     nodes = [node for operator in operators for node in operator.nodes]
     read = {name for node in nodes for name in node.inputs} | set(names) | set(graph.trained)
@@ -291,10 +287,8 @@ def _build_model(graph: Graph, outputs: Sequence[str] | None, external: Mapping[
         helper.set_model_props(model, {PARAMETERS: "\n".join(graph.trained)})
     body.input.extend(value_info(graph.tensors[name]) for name in (*graph.inputs, *extra_inputs))
     body.output.extend(value_info(graph.tensors[name]) for name in names)
-    described = {*graph.inputs, *extra_inputs, *names}
-    body.value_info.extend(
-        value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in described
-    )
+    listed = {*graph.inputs, *extra_inputs, *names}
+    body.value_info.extend(value_info(t) for t in graph.tensors.values() if t.name in written and t.name not in listed)
     for name, array in graph.values.items():
         if name in read and name not in without_default:
             body.initializer.append(external[name] if name in external else _initializer(graph.tensors[name], array))

@@ -114,7 +114,7 @@ def _dequantize_table(document: Document, node: NodeProto) -> NodeProto:
         zero = zero or [np.full(scale.shape, 1 << (bits - 1), np.uint8)]
         if bits == 4:
             data, zero = halves(data), [halves(z)[..., : scale.shape[-1]] if len(stored) > 2 else z for z in zero]
-    return _add_dequantize(
+    return _dequantize(
         document,
         names[0],
         [data, scale, *zero],
@@ -139,9 +139,7 @@ def _store_reshaped_tables(document: Document) -> None:
             value = stored.reshape([stored.shape[k] if n == 0 else n for k, n in enumerate(shape.tolist())])
         except (ValueError, TypeError, IndexError) as error:
             at = describe(document.where, node, document.opset)
-            raise ModelError(
-                f"{at}: a table of shape {list(stored.shape)} can't have its shape. Export it again"
-            ) from error
+            raise ModelError(f"{at}: a table of shape {list(stored.shape)} can't have its shape") from error
         weights[node.output[0]] = numpy_helper.from_array(value, node.output[0])
     removed = {node.output[0] for node in shaped}
     document.put_nodes([node for node in graph.node if removed.isdisjoint(node.output)])
@@ -180,18 +178,14 @@ def _dequantize_product(document: Document, node: NodeProto) -> NodeProto:
     scales = stored(2, columns * blocks, lambda p: p.data_type in FLOATS, "scale").reshape(columns, blocks)
     has_zeros = len(node.input) > 3 and bool(node.input[3])
     if not has_zeros and bits == 4:  # signed elements need no zero points
-        return _add_dequantize(
-            document, node.input[1], [weight.astype(np.int8).T - 8, scales.T], TensorProto.INT4, 0, size
-        )
+        return _dequantize(document, node.input[1], [weight.astype(np.int8).T - 8, scales.T], TensorProto.INT4, 0, size)
     default_zeros: Array = np.full((columns, blocks), 1 << (bits - 1), np.uint8)
     zeros = integers(3, -(-blocks * bits // 8), "zero point")[:, :blocks] if has_zeros else default_zeros
     kind = TensorProto.UINT4 if bits == 4 else TensorProto.UINT8
-    return _add_dequantize(document, node.input[1], [weight.T, scales.T, zeros.T], kind, 0, size)
+    return _dequantize(document, node.input[1], [weight.T, scales.T, zeros.T], kind, 0, size)
 
 
-def _add_dequantize(
-    document: Document, stem: str, operands: Sequence[Array], elem: int, axis: int, size: int
-) -> NodeProto:
+def _dequantize(document: Document, stem: str, operands: Sequence[Array], elem: int, axis: int, size: int) -> NodeProto:
     """Add weight, scale and perhaps a zero point to `document`, and return the node that dequantizes them."""
     used_names, dtype = document.names, helper.tensor_dtype_to_np_dtype(elem)
     names = [unique(f"{stem}.{what}", used_names) for what in ("weight", "quantized", "scales", "zero_points")]
@@ -223,12 +217,8 @@ def settle(draft: Draft, outputs: Collection[str]) -> None:
         if node.output[0] in weights:
             waiting[node.output[0]] = node
             continue
-        weight = waiting.get(node.input[0]) if node.op_type == "Transpose" else None
-        if (
-            weight is not None
-            and counts[node.input[0]] == counts[weight.input[0]] == 1
-            and node.input[0] not in outputs
-        ):
+        held = waiting.get(node.input[0]) if node.op_type == "Transpose" else None
+        if held is not None and counts[node.input[0]] == counts[held.input[0]] == 1 and node.input[0] not in outputs:
             waiting[node.output[0]] = _transpose_weight(draft, waiting.pop(node.input[0]), node)
             continue
         table = weights.get(node.input[0]) if node.op_type == "Gather" and not attribute_int(node, "axis", 0) else None

@@ -122,9 +122,7 @@ def _prepare_products(document: Document, size: int) -> dict[str, str]:
         if document.weights[name].data_type == TensorProto.DOUBLE:
             raise ModelError(f"{document.where}: {name!r} is float64, which can't be quantized. Convert it to float32")
         if not np.isfinite(array_of(document, name)).all():
-            raise ModelError(
-                f"{document.where}: {name!r} has NaN or infinite values, which can't be quantized. Train it again"
-            )
+            raise ModelError(f"{document.where}: {name!r} has NaN or infinite values, which can't be quantized")
     for node in map(copied, document.proto.graph.node):
         matrix = matrices.get(node.output[0])
         node.name = node.name or node.output[0]
@@ -159,17 +157,15 @@ def _prepare_products(document: Document, size: int) -> dict[str, str]:
 def _gather_quantized_rows(model: onnx.ModelProto, tables: dict[str, str], bits: int, size: int) -> None:
     """Let each Gather of a table read the rows of the quantized weight."""
     graph = model.graph
-    products_by_weight = {
-        node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"
-    }
+    products = {node.input[1].rpartition("_Q")[0]: node for node in graph.node if node.op_type == "MatMulNBits"}
     nodes: list[NodeProto] = []
     reshaped: dict[str, str] = {}
     for node in graph.node:
         weight = tables.get(node.output[0], "")
-        if weight not in products_by_weight:
+        if weight not in products:
             nodes.append(node)
             continue
-        product = products_by_weight[weight]
+        product = products[weight]
         count, depth = attribute_int(product, "N", 0), attribute_int(product, "K", 0)
         read = []
         for name, columns in ((product.input[1], depth * bits // 8), (product.input[2], depth // size)):

@@ -179,9 +179,7 @@ def _check_header(document: Document) -> None:
     if opset_of(model) < 1 and model.ir_version < 3:
         model.opset_import.append(helper.make_opsetid("", 1))
     if opset_of(model) < 1:
-        raise ModelError(
-            f"{where}: states no opset of the default ONNX domain. The file is incomplete: export it again"
-        )
+        raise ModelError(f"{where}: states no opset of the default ONNX domain. Export the model again")
     newest = onnx.defs.onnx_opset_version()
     if opset_of(model) > newest:
         raise ModelError(
@@ -363,9 +361,7 @@ def tensor_array(what: str, proto: TensorProto) -> Array:
     except ModelError as error:
         raise ModelError(f"{what}: {error}") from error
     except LIBRARY_ERRORS as error:
-        raise ModelError(
-            f"{what}: its data does not fit its shape {list(proto.dims)} ({error}). Export the model again"
-        ) from error
+        raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)} ({error})") from error
     if array.shape != tuple(proto.dims):
         raise ModelError(f"{what}: its data does not fit its shape {list(proto.dims)}. Export the model again")
     return array
@@ -395,9 +391,7 @@ def _read_external(document: Document, what: str, proto: TensorProto) -> Array:
     size = bytes_of_elements(math.prod(proto.dims), dtype_name(proto.data_type))
     location, offset, length = place_of(what, proto)
     if length not in (None, size):
-        raise ModelError(
-            f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}. Export it again"
-        )
+        raise ModelError(f"{what}: external data of {length} bytes at offset {offset}, but its shape needs {size}")
     shown = str(document.folder / location)
     try:
         with opened(what, document.folder, location, allow_symlinks=document.allow_symlinks) as file:

@@ -102,9 +102,7 @@ def _bytes_of(document: Document, model: onnx.ModelProto) -> bytes:
     try:
         return bytes(model.SerializeToString(deterministic=True))
     except EncodeError as error:
-        raise ModelError(
-            f"{document.where}: its weights exceed the limit of an ONNX file, 2 GB. Give a smaller network"
-        ) from error
+        raise ModelError(f"{document.where}: its weights exceed the 2 GB of an ONNX file") from error
 
 
 def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[str] | None) -> onnx.ModelProto:
@@ -127,10 +125,8 @@ def written(document: Document, model: onnx.ModelProto, out: str | os.PathLike[s
     if out is not None:
         external = (weight for weight in document.weights.values() if weight.data_location == TensorProto.EXTERNAL)
         entries = (entry for proto in external for entry in proto.external_data)
-        external_files = {
-            os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"
-        }
-        if os.path.realpath(out) in external_files:
+        data_files = {os.path.realpath(Path(document.folder or "", e.value)) for e in entries if e.key == "location"}
+        if os.path.realpath(out) in data_files:
             raise OptionError(f"-o {os.fspath(out)}: it has weights of {document.where}. Give another path")
         write_atomically(out, _bytes_of(document, model))
     return model

@@ -86,11 +86,9 @@ class _InputSizes:
             if known is None:
                 raise OpenError(self._open_message(name, axis, dim))
             sizes.append(known)
-        declared = tuple(
-            dim if isinstance(dim, int) else size for dim, size in zip(self.dims[name], sizes, strict=True)
-        )
-        if declared != tuple(sizes):
-            self.replaced[name] = declared, tuple(sizes)
+        stated = tuple(dim if isinstance(dim, int) else size for dim, size in zip(self.dims[name], sizes, strict=True))
+        if stated != tuple(sizes):
+            self.replaced[name] = stated, tuple(sizes)
         return tuple(sizes)
 
     def notes(self) -> Iterator[str]:
@@ -115,8 +113,7 @@ class _InputSizes:
             if len(requested) != len(self.dims[name]):
                 raise OptionError(
                     f"{self.where}: {self._options[name]}: the input has {len(self.dims[name])} dimensions (shape "
-                    f"{self.dims[name]}), not {len(requested)}. Give --shape "
-                    f"{shlex.quote(name)}={self._shape_template(name)}"
+                    f"{self.dims[name]}), not {len(requested)}. Give --shape {shlex.quote(name)}={self._template(name)}"
                 )
 
     def _check_name(self, name: str) -> None:
@@ -130,7 +127,7 @@ class _InputSizes:
         if not names:
             raise OptionError(
                 f"{self.where}: --dim {name}: the file names no dimension of an input. Give whole shapes: "
-                + " ".join(f"--shape {shlex.quote(entry)}={self._shape_template(entry)}" for entry in self.dims)
+                + " ".join(f"--shape {shlex.quote(entry)}={self._template(entry)}" for entry in self.dims)
             )
         shown = ", ".join(map(repr, names))
         raise OptionError(f"{self.where}: --dim {name}: no input has a dimension of that name. The names are {shown}")
@@ -164,10 +161,8 @@ class _InputSizes:
             return f"{problem} (shape {self.dims[name]}). Give its size with --batch N"
         if not self._is_batch(dim, axis):
             problem += " and is not the batch"
-        shape_options = [
-            f"--shape {shlex.quote(n)}={self._shape_template(n)}" for n in dict.fromkeys(n for n, _, _ in places)
-        ]
-        remedy = " ".join(shape_options)
+        shapes = [f"--shape {shlex.quote(n)}={self._template(n)}" for n in dict.fromkeys(n for n, _, _ in places)]
+        remedy = " ".join(shapes)
         if all(d != "?" for _, _, d in others):
             batch = ["--batch 1"] if len(others) < len(places) else []
             dims = [f"--dim {shlex.quote(str(d))}=..." for d in dict.fromkeys(d for _, _, d in others)]
@@ -180,7 +175,7 @@ class _InputSizes:
         known = self.named.get(dim) if dim != "?" else (self.requested.get(name) or {axis: None})[axis]
         return known is None and not (self._is_batch(dim, axis) and self.batch is not None)
 
-    def _shape_template(self, name: str) -> str:
+    def _template(self, name: str) -> str:
         """Return the shape of an input for `--shape`, with `?` for open sizes, and 1 for an open batch."""
         requested = self.requested.get(name, ())
         entries: list[int | str | None] = []
@@ -195,11 +190,7 @@ def no_such_input(name: str, inputs: Iterable[str]) -> str:
     """Return the message for an input that an option names and the file lacks."""
     known = list(inputs)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or known[:4]
-    return (
-        f"no input is called {name!r}. The inputs are {', '.join(map(repr, close))}"
-        if known
-        else "the model has no input"
-    )
+    return f"no input is called {name!r}. There is {', '.join(map(repr, close))}" if known else "the model has no input"
 
 
 def _describe_open(dim: str) -> str:
@@ -251,9 +242,7 @@ def input_dims(document: Document, info: onnx.ValueInfoProto, options: ReadOptio
         description = {"sequence_type": "a sequence", "map_type": "a map", "optional_type": "an optional"}.get(
             kind or "", "of an unknown type"
         )
-        raise UnsupportedOpError(
-            f"{what} is {description}. Only plain tensors are supported: export the model with those"
-        )
+        raise UnsupportedOpError(f"{what} is {description}. Export the model with plain tensors")
     tensor = info.type.tensor_type
     try:
         dtype_name(tensor.elem_type)
@@ -291,7 +280,7 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
     shapes = {info.name: input_dims(document, info, options) for info in document.proto.graph.input}
     elems = {info.name: int(info.type.tensor_type.elem_type) for info in document.proto.graph.input}
     sizes = _InputSizes(document.where, shapes, options, _example_batch(document))
-    used_options = size_options(options)
+    used = size_options(options)
     types: dict[str, tuple[int, Shape]] = {}
     for name in shapes:
         shape = sizes.shape(name)
@@ -299,15 +288,13 @@ def fix_inputs(document: Document, options: ReadOptions) -> FixedInputs:
             f"{document.where}: input {name!r}",
             shape,
             elems[name],
-            f"Give smaller sizes with {used_options}" if used_options else "",
+            f"Give smaller sizes with {used}" if used else "",
         )
         types[name] = (elems[name], shape)
     changed = None
     if sizes.batch is not None and not sizes.symbol:
         if sizes.old is None:
-            raise ModelError(
-                f"{document.where}: no input has a batch dimension that --batch could set. Leave the option out"
-            )
+            raise ModelError(f"{document.where}: no input has a batch dimension for --batch. Leave it out")
         changed = (sizes.old, sizes.batch) if sizes.old != sizes.batch else None
     return FixedInputs(types, changed, sizes.named, bool(changed or sizes.replaced), tuple(sizes.notes()))
 

@@ -1,4 +1,4 @@
-"""The pass over the nodes: rewrite and check each, then fold it or infer the static shapes of its outputs.
+"""Pass over the nodes: rewrite and check each, then fold it or infer the static shapes of its outputs.
 
 Rewritten are inactive Dropout, casts, stored shapes and initial states of recurrent layers for another batch, and the
 scales of a Resize. Initial states with equal rows (nearly always zeros) are repeated for the batch; a trained state of
@@ -111,9 +111,7 @@ def _constant_setting(draft: Draft, at: str, node: NodeProto, index: int, defaul
         )
     value = np.asarray(draft.constants[name])
     if value.size != 1:
-        raise ModelError(
-            f"{at}: its operand {name!r} has {value.size} elements, but must be a scalar. Export the model again"
-        )
+        raise ModelError(f"{at}: its operand {name!r} has {value.size} elements, but must be a scalar")
     return float(value.reshape(-1)[0])
 
 
@@ -132,30 +130,28 @@ def _rebatch(draft: Draft, node: NodeProto, rebatch: Rebatch) -> None:
 
 
 def _set_resize_lengths(draft: Draft, node: NodeProto) -> None:
-    """Give a Resize sizes if shape inference and onnxruntime would compute other lengths from its scales."""
+    """Replace the scales of a Resize by sizes if shape inference and onnxruntime compute different lengths."""
     scales = draft.constants.get(node.input[2]) if node.op_type == "Resize" and len(node.input) > 2 else None
     # since opset 13 a Resize with sizes has no scales
     if scales is None or not scales.size or scales.ndim != 1 or draft.opset < 13:
         return
     if not all(0 < scale < _LARGEST_SCALE for scale in scales.tolist()):
-        raise ModelError(
-            f"{draft.at(node)}: its scales {scales.tolist()} are not between 0 and 2^31. Export the model again"
-        )
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        raise ModelError(f"{draft.at(node)}: its scales {scales.tolist()} aren't within 0 and 2^31. Export it again")
+    attrs = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     before = draft.types[node.input[0]][1]
-    axes = attributes.get("axes") or range(len(before))
-    if attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
+    axes = attrs.get("axes") or range(len(before))
+    if attrs.get("coordinate_transformation_mode") == b"tf_crop_and_resize" or len(axes) != scales.size:
         return
     if any(not -len(before) <= axis < len(before) for axis in axes):
         return
-    replacement = agreed(
+    new = agreed(
         [before[axis] for axis in axes],
         scales.astype(np.float32),
-        nearest=attributes.get("mode", b"nearest") == b"nearest",
+        nearest=attrs.get("mode", b"nearest") == b"nearest",
     )
-    if replacement is not None:
-        has_sizes = replacement.dtype == np.int64
-        name = draft.put_beside(f"{node.output[0]}.{'sizes' if has_sizes else 'scales'}", replacement)
+    if new is not None:
+        has_sizes = new.dtype == np.int64
+        name = draft.put_beside(f"{node.output[0]}.{'sizes' if has_sizes else 'scales'}", new)
         del node.input[1:]
         node.input.extend(["", "", name] if has_sizes else ["", name])
 

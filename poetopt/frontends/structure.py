@@ -96,9 +96,7 @@ def _check_names(document: Document) -> None:
     for info in graph.output:
         if info.name not in writers:
             close = _closest(info.name, writers)
-            raise ModelError(
-                f"{where}: graph output {info.name!r} is written by no node{close}. Export the model again"
-            )
+            raise ModelError(f"{where}: graph output {info.name!r} is written by no node{close}")
         if info.name in seen:
             raise ModelError(f"{where}: graph output {info.name!r} is listed twice. Export the model again")
         seen.add(info.name)
@@ -180,12 +178,10 @@ def _sorted(document: Document, nodes: Sequence[NodeProto]) -> list[NodeProto]:
 def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str, UnsupportedOpError]:
     """Return the tensors that can't be imported, with the errors. Raise ModelError for an invalid node."""
     opset = document.opset
-    context = _checker_context(document, opset)
+    newer = _checker_context(document, opset)
     # ONNX deprecated GroupNormalization of opsets 18 to 20; its later form accepts the same attributes.
-    deprecated_context = (
-        _checker_context(document, GROUP_NORMALIZATION_BY_CHANNEL)
-        if opset < GROUP_NORMALIZATION_BY_CHANNEL
-        else context
+    older = (
+        _checker_context(document, GROUP_NORMALIZATION_BY_CHANNEL) if opset < GROUP_NORMALIZATION_BY_CHANNEL else newer
     )
     errors: dict[str, UnsupportedOpError] = {}
     for node in nodes:
@@ -200,7 +196,7 @@ def _check_operators(document: Document, nodes: Sequence[NodeProto]) -> dict[str
             continue
         try:
             is_deprecated = onnx.defs.get_schema(node.op_type, opset).deprecated
-            onnx.checker.check_node(node, deprecated_context if is_deprecated else context)
+            onnx.checker.check_node(node, older if is_deprecated else newer)
         except LIBRARY_ERRORS as invalid:
             raise ModelError(f"{at}: {first_line(invalid)}. Export the model again") from invalid
     return errors
@@ -250,9 +246,7 @@ def _check_operator(at: str, node: NodeProto, document: Document) -> None:
         raise UnsupportedOpError(f"{at}: no such operator in this opset{newer_opset}{_closest(op, known)}")
     for attribute in node.attribute:
         if attribute.ref_attr_name or attribute.HasField("g") or attribute.graphs:
-            raise UnsupportedOpError(
-                f"{at}: attribute {attribute.name!r} is a graph or a reference: not supported. Export without it"
-            )
+            raise UnsupportedOpError(f"{at}: attribute {attribute.name!r} is a graph or a reference: not supported")
 
 
 def _checker_context(document: Document, opset: int) -> onnx.checker.C.CheckerContext:

@@ -1,8 +1,8 @@
 """Tie the copies that an exporter made of one weight, and separate parameters that it merged into one.
 
-Exporters fold the transpose of a weight into a second one. If the weight has other readers (an embedding that is also
-the output layer's matrix, a layer that is used twice), the file stores it twice, and each copy would get only a share
-of the gradient. The copies are found
+Exporters fold the transpose of a weight into a second one. Other readers keep the first one: an embedding that is also
+the output layer's matrix, a layer that is used twice. Then the file stores the weight twice, and each copy would get
+only a share of the gradient. The copies are found
 
 - by the metadata of PyTorch's newer exporter, which lists the sources of a folded tensor; the values must agree;
 - by value: a matrix that is another one's transpose, element for element, which can't be chance. Equal tensors
@@ -11,8 +11,8 @@ of the gradient. The copies are found
 
 A copy becomes a Transpose or a Reshape of the weight (or the weight itself), so that gradients add up.
 
-Conversely, a file of a fresh network has one initializer for all scales of ones, and one for all biases of zeros of one
-size, and lacks zero biases of layers. So a tensor of one repeated number that several layers read becomes several
+Conversely, exporters merge all scales of ones of a fresh network into one initializer, and all biases of zeros of one
+size. They drop zero biases of layers. So a tensor of one repeated number that several layers read becomes several
 parameters. Their names come from PyTorch's metadata of each node's parameters, or from the Identity nodes of its older
 exporter (whose nodes are called `/module/op`); in other files from the node. A parameter that these sources name once
 stays one, and a layer without a parameter reads a constant.
@@ -87,41 +87,35 @@ def places(graph: onnx.GraphProto, dims: Callable[[str], tuple[int, ...] | None]
         if node.op_type == "Identity" and len(node.input) == 1 and dims(node.input[0]) is not None
     }
     for node in graph.node:
-        metadata = {entry.key: entry.value for entry in node.metadata_props}
-        own_parameters = [
-            targets[name]
-            for name in _PLACEHOLDER.findall(metadata.get("pkg.torch.onnx.fx_node", ""))
-            if name in targets
+        meta = {entry.key: entry.value for entry in node.metadata_props}
+        owned = [
+            targets[name] for name in _PLACEHOLDER.findall(meta.get("pkg.torch.onnx.fx_node", "")) if name in targets
         ]
         settings = op_of(node.op_type).settings
         read = [(k, sources.get(name, name)) for k, name in enumerate(node.input) if k not in settings]
         read = [(k, name) for k, name in read if dims(name) is not None]
         is_bias = node.op_type == "Add" and any(op_of(writers.get(name, "")).is_product for name in node.input)
-        layer_weights = set(op_of(node.op_type).weights) - {0}
+        layer = set(op_of(node.op_type).weights) - {0}
         for k, name in read:
-            is_constant = (
-                k in layer_weights and bool(targets) and not own_parameters and "pkg.torch.onnx.fx_node" in metadata
-            )
+            is_constant = k in layer and bool(targets) and not owned and "pkg.torch.onnx.fx_node" in meta
             if node.input[k] in sources:
                 own_name = node.input[k]
-            elif len(own_parameters) == len(read):
-                own_name = own_parameters[read.index((k, name))]
-            elif own_parameters:
-                same_kind = {
-                    target for target in own_parameters if target.rpartition(".")[2] == name.rpartition(".")[2]
-                }
-                own_name = same_kind.pop() if len(same_kind) == 1 else ""
+            elif len(owned) == len(read):
+                own_name = owned[read.index((k, name))]
+            elif owned:
+                alike = {target for target in owned if target.rpartition(".")[2] == name.rpartition(".")[2]}
+                own_name = alike.pop() if len(alike) == 1 else ""
             elif not targets and node.name.startswith("/"):
                 own_name = name
-            elif is_constant or (not targets and (is_bias or k in layer_weights)):
+            elif is_constant or (not targets and (is_bias or k in layer)):
                 own_name = f"{node.name or node.output[0]}.{'bias' if is_bias else _INPUT_NAMES.get(k, k)}"
             else:
                 own_name = ""
             if own_name and (dims(name) not in {(), (1,)} or node.op_type == "PRelu"):
                 yield ParameterPlace(node, k, name, own_name, is_constant)
-        bias_removed = "RemoveOptionalBias" in metadata.get("pkg.onnxscript.rewriter.rule_name", "")
-        if bias_removed and len(node.input) == 2 and len(own_parameters) == 2:
-            yield ParameterPlace(node, 2, "", own_parameters[1])
+        bias_removed = "RemoveOptionalBias" in meta.get("pkg.onnxscript.rewriter.rule_name", "")
+        if bias_removed and len(node.input) == 2 and len(owned) == 2:
+            yield ParameterPlace(node, 2, "", owned[1])
 
 
 def put(site: ParameterPlace) -> None:
@@ -133,7 +127,7 @@ def put(site: ParameterPlace) -> None:
 
 
 def take_apart(document: Document) -> tuple[list[Note], frozenset[str]]:
-    """Give each reader of a merged tensor of one repeated number a separate weight, in place.
+    """Separate the readers of each merged tensor of one repeated number, in place.
 
     Return notes, and the names of the weights that are constants.
     """
@@ -330,7 +324,7 @@ def _transposed_pairs(document: Document, names: Set[str], folded: Set[str] | No
 def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, tuple[int, ...]]) -> None:
     """Let readers of each copy read the weight, or its Transpose or Reshape, inserted before the first reader."""
     graph = document.proto.graph
-    used_names = document.names
+    used = document.names
     stand_ins: dict[tuple[str, tuple[int, ...] | None, tuple[int, ...]], str] = {}
     kept: list[NodeProto] = []
 
@@ -339,17 +333,15 @@ def _replace(document: Document, roots: Mapping[str, str], perms: Mapping[str, t
         if perm == tuple(range(len(dims))):
             return root
         if (root, perm, dims) not in stand_ins:
-            output = stand_ins[root, perm, dims] = unique(
-                f"{root}.{'reshaped' if perm is None else 'transposed'}", used_names
-            )
-            used_names.add(output)
+            new = stand_ins[root, perm, dims] = unique(f"{root}.{'reshaped' if perm is None else 'transposed'}", used)
+            used.add(new)
             if perm is None:
-                shape = unique(f"{output}.shape", used_names)
+                shape = unique(f"{new}.shape", used)
                 document.weights[shape] = numpy_helper.from_array(np.array(dims, np.int64), shape)
-                used_names.add(shape)
-                kept.append(helper.make_node("Reshape", [root, shape], [output]))
+                used.add(shape)
+                kept.append(helper.make_node("Reshape", [root, shape], [new]))
             else:
-                kept.append(helper.make_node("Transpose", [root], [output], perm=perm))
+                kept.append(helper.make_node("Transpose", [root], [new], perm=perm))
         return stand_ins[root, perm, dims]
 
     for original in graph.node:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LORA = re.compile(r"(^|[./_])lora_[AB]([./_]|$)")
-_MOST_HINTS = 4
+_HINTS = 4
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,7 @@ def choose_trained(
         excluded = in_nodes if origin.parameters else frozenset[str]()
         suggested = origin.parameters if origin.stated else (sites.names - excluded) | origin.held
         names = tuple(name for name in candidates if name in suggested and name not in constants)
-        names = names or tuple(
-            n for n in candidates if n not in {*constants, *in_nodes} and _element_count(document, n) > 1
-        )
+        names = names or tuple(n for n in candidates if n not in {*constants, *in_nodes} and _size(document, n) > 1)
         names = names or tuple(n for n in candidates if n not in origin.constants and document.weights[n].dims)
         lora = {root for name, root in aliases.items() if LORA.search(name)}
         names = tuple(name for name in names if LORA.search(name) or name in lora) or names
@@ -122,10 +120,10 @@ def choose_trained(
             matched = {root for name, root in roots.items() if fnmatch.fnmatchcase(name, pattern)}
             excluded_names |= matched
             if not matched:
-                close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=_MOST_HINTS, cutoff=0.3)
+                close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=_HINTS, cutoff=0.3)
                 raise ModelError(
                     f"{document.where}: --freeze {pattern!r} matches no trained tensor. Some are "
-                    f"{listed(close or list(roots), _MOST_HINTS)}"
+                    f"{listed(close or list(roots), _HINTS)}"
                 )
         names = tuple(name for name in names if name not in excluded_names)
         if not names:
@@ -140,7 +138,7 @@ def choose_trained(
     return ChosenTensors(names, tuple(notes))
 
 
-def _element_count(document: Document, name: str) -> int:
+def _size(document: Document, name: str) -> int:
     return math.prod(document.weights[name].dims)
 
 
@@ -231,14 +229,9 @@ def _why_not(
     lost = sorted(origin.parameters - document.weights.keys())
     folded = [name for name in lost if fnmatch.fnmatchcase(name, pattern)]
     if folded:
-        return (
-            f"matches no weight of the file: the exporter folded {listed(folded, 3)} into others. Export with {EXPORT}"
-        )
-    last_names = [name for name in last if name in roots][:_MOST_HINTS]
-    close = (
-        difflib.get_close_matches(pattern.strip("*"), list(roots), n=_MOST_HINTS, cutoff=0.3)
-        or list(roots)[:_MOST_HINTS]
-    )
+        return f"matches no weight: the exporter folded {listed(folded, 3)} into others. Export with {EXPORT}"
+    last_names = [name for name in last if name in roots][:_HINTS]
+    close = difflib.get_close_matches(pattern.strip("*"), list(roots), n=_HINTS, cutoff=0.3) or list(roots)[:_HINTS]
     close = [name for name in close if name not in last_names]
     hints = [f"the last layer's are {', '.join(last_names)}"] if last_names else []
     hints += [f"the closest names are {', '.join(close)}"] if close else []
@@ -264,13 +257,9 @@ def _note_of_renamed(unmatched: Collection[str]) -> list[str]:
     names = [name for name in unmatched if "::" in name]
     if not names:
         return []
-    is_single = len(names) == 1
-    text = (
-        "1 weight has a name that the exporter invented"
-        if is_single
-        else f"{len(names)} weights have names that the exporter invented"
-    )
-    text += f", and --train doesn't match {'it' if is_single else 'them'} ({listed(names, 3)})"
+    one = len(names) == 1
+    text = "1 weight has an invented name" if one else f"{len(names)} weights have invented names"
+    text += f", and --train doesn't match {'it' if one else 'them'} ({listed(names, 3)})"
     return [Note(f"{text}; {EXPORT} keeps the module's names", short=text)]
 
 
@@ -281,7 +270,7 @@ def finite_note(arrays: Mapping[str, Array]) -> list[str]:
         return []
     text = f"NaN or infinite values in {len(names)} of {len(arrays)} parameters, {names[0]!r} the first: loss and "
     text += "gradients will be NaN or infinite too"
-    return [Note(f"{text}; export the model from a checkpoint without them", About.GRADIENTS, text)]
+    return [Note(f"{text}. Export the model from a checkpoint without them", About.GRADIENTS, text)]
 
 
 def _finite(array: Array) -> bool:

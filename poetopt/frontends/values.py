@@ -146,9 +146,7 @@ def _constant_of(what: str, info: onnx.ValueInfoProto, dims: Dims, value: Value,
         sizes = [size for size in shape if size is not None]
         if len(sizes) < len(dims):
             shape_option = f"--shape {info.name}={shape_text(shape)}"
-            raise OptionError(
-                f"{what}: the input's shape {dims} is open. Give its values as a list, or {shape_option} too"
-            )
+            raise OptionError(f"{what}: its shape {dims} is open. Give its values as a list, or {shape_option} too")
         # the constant is stored entirely, though one number fills it
         if math.prod(sizes) * dtype.itemsize > 2**24:
             raise OptionError(f"{what}: an input of shape {sizes} is too large to become a constant. Leave --value out")

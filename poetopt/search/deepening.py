@@ -81,7 +81,7 @@ class Deepening:
         options = run.options
         self._run = run
         self._all = all_plans
-        self._scopes = run.chosen.scopes(run.problem, limits_of(options), options.paging, options.remat)
+        self._scopes = run.chosen.search.scopes(run.problem, limits_of(options), options.paging, options.remat)
         self._asked = _asked(options, self._scopes)
         self._warm_ups = () if self._asked == "auto" else _warm_ups(self._scopes, self._asked)
         self.first = _rungs(self._scopes)[0] if self._asked == "auto" else (*self._warm_ups, self._asked)[0]

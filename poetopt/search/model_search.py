@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.backends.solvers.solver import Capability, Outcome, Point, Session
-from poetopt.formulations.callbacks import Values
 from poetopt.formulations.rows import Row
+from poetopt.formulations.search_adapter import Values
 from poetopt.search.cutting import cut
 from poetopt.search.replays import Replays
 from poetopt.search.run import Budget, Ending, Run
@@ -62,7 +62,7 @@ class ModelSearch:
         self._unsearched = False
         """True where schedules were left out that nobody looked at, and that may be in time."""
         self._thrifty = False
-        """True where the rows of `Formulation.thrift` are there."""
+        """True where the rows of `SearchAdapter.thrift` are there."""
 
     def search(self) -> Ending:
         """Cut, search, simulate, repeat. Says how it ended."""
@@ -133,7 +133,7 @@ class ModelSearch:
 
         def improving(point: Point) -> None:
             nonlocal broken_s
-            schedule = chosen.points.schedule(model, point)
+            schedule = chosen.search.schedule(model, point)
             run.offer(schedule, "search")
             rows = [row for row in run.separate(model, point) if row.core]
             found_late.extend(rows)
@@ -175,7 +175,7 @@ class ModelSearch:
             if found.point is None or self._closed():
                 break
             rows = [row for row in run.separate(model, found.point) if row.core]
-            schedule = chosen.points.schedule(model, found.point)
+            schedule = chosen.search.schedule(model, found.point)
             refusal = run.incumbent.refused(schedule)
             lates += refusal is not None and refusal.late_s > 0
             if rows and (self.mode.no_goods or lates < LATE):
@@ -189,20 +189,20 @@ class ModelSearch:
                 self._leave_out([*found_late, left_out])
                 found_late.clear()
                 continue
-            values = chosen.points.values(model, schedule) if self.mode.no_goods else None
-            if values is None or chosen.no_good is None:
+            values = chosen.search.values(model, schedule) if self.mode.no_goods else None
+            if values is None or chosen.search.no_good is None:
                 return Ending.REFUSED
             late = not (refusal.arena_excess or refusal.rule)
             if not late or not run.incumbent.hopeless(schedule):
                 self._exact = False
                 self._unsearched |= late  # the row leaves out others as well
-            self._leave_out([chosen.no_good(model, schedule, values, late=late)])
+            self._leave_out([chosen.search.no_good(model, schedule, values, late=late)])
         return Ending.FINISHED if self._closed() else Ending.STOPPED
 
     def _leave_out(self, rows: list[Row]) -> None:
         """Add rows that leave schedules out, and before the first ones those of points that waste nothing."""
-        if not self._thrifty and self.run.chosen.thrift is not None:
-            rows = [*self.run.chosen.thrift(self.model), *rows]
+        if not self._thrifty and self.run.chosen.search.thrift is not None:
+            rows = [*self.run.chosen.search.thrift(self.model), *rows]
         self._thrifty = True
         self.session.add(rows)
 
@@ -210,7 +210,7 @@ class ModelSearch:
         """Values of the best schedule known that lies in the model."""
         best = self.run.incumbent.best
         for schedule in [*([] if best is None else [best.schedule]), *self.run.starts]:
-            values = self.run.chosen.points.values(self.model, schedule)
+            values = self.run.chosen.search.values(self.model, schedule)
             if values is not None and all(_keeps(row, values) for row in self.mode.known):
                 return values
         return None

@@ -204,7 +204,7 @@ class AllPlans:
 
         def improving(point: Point) -> None:
             if run.chosen.plans_count and run.options.scope == "auto":
-                run.offer(outer.points.schedule(model, point), "all schedules")
+                run.offer(outer.search.schedule(model, point), "all schedules")
 
         with run.timed("all schedules"):
             while not self._over(budget) and budget.remaining_s > LEAST_S:
@@ -228,7 +228,7 @@ class AllPlans:
 def _bounding(run: Run) -> Formulation | None:
     """The relaxation of what is minimised over all plans; None where there is none, or it is too large."""
     chosen, problem = run.chosen, run.problem
-    outer = chosen.outer or formulation("retention").outer
+    outer = chosen.search.outer or formulation("retention").search.outer
     if outer is None or problem.beyond(SUPPORTS | {Feature.STREAMED}) is not None:
         return None
     try:

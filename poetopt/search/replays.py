@@ -40,7 +40,7 @@ class Replays:
         if not run.chosen.plans_count or run.closed(self.budget.gap):
             return False
         begin, better = self._work.seconds, False
-        shares = run.chosen.points.fractional(self.model, point)
+        shares = run.chosen.search.fractional(self.model, point)
         for problem, target in itertools.product(self._problems, REPLAY_TARGETS):
             ram_bytes = int(run.incumbent.room_bytes * target)
             schedule = list_schedule(

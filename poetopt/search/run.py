@@ -335,10 +335,10 @@ class Run:
     def left_out(self, model: Any, schedule: Schedule) -> Row | None:
         """The row that leaves out a schedule whose only plan a block refuses; None where that isn't so."""
         refusal = self.incumbent.refused(schedule)
-        if refusal is None or not refusal.rule or self.incumbent.orders or self.chosen.no_good is None:
+        if refusal is None or not refusal.rule or self.incumbent.orders or self.chosen.search.no_good is None:
             return None
-        values = self.chosen.points.values(model, schedule)
-        return None if values is None else self.chosen.no_good(model, schedule, values, late=False)
+        values = self.chosen.search.values(model, schedule)
+        return None if values is None else self.chosen.search.no_good(model, schedule, values, late=False)
 
     def raise_bound(self, bound: float, phase: str) -> None:
         with self.lock:

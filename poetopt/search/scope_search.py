@@ -169,7 +169,7 @@ class _ScopeSearch:
         self._restricted(exact)
         open_ = exact is not Ending.INFEASIBLE and not run.closed(gap)
         refused = late or run.incumbent.best is None or exact is Ending.REFUSED
-        if no_goods and open_ and run.chosen.no_good is not None and refused:
+        if no_goods and open_ and run.chosen.search.no_good is not None and refused:
             exact = self._without_refused(exact, no_goods)
             refusal = (refusal and _refused(run.incumbent)) or refusal
         return self._proof(exact, refusal)
@@ -269,10 +269,10 @@ class _ScopeSearch:
         if not restriction.exact:
             return []
         rows: list[tuple[Row | None, Proof]] = []
-        if inner is not None and chosen.scope_difference is not None:
-            rows.append((chosen.scope_difference(model, inner.asked, inner.sources), inner))
-        if plain is not None and chosen.streaming_difference is not None:
-            rows.append((chosen.streaming_difference(model, plain.asked, plain.sources), plain))
+        if inner is not None and chosen.search.scope_difference is not None:
+            rows.append((chosen.search.scope_difference(model, inner.asked, inner.sources), inner))
+        if plain is not None and chosen.search.streaming_difference is not None:
+            rows.append((chosen.search.streaming_difference(model, plain.asked, plain.sources), plain))
         return [(row, proof) for row, proof in rows if row is not None]
 
     def _ceiling(self) -> float:

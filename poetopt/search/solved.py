@@ -12,7 +12,7 @@ import numpy as np
 import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
-from poetopt.formulations import parameters
+from poetopt.formulations.figures import more_room
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.rows import Floats, Row
 from poetopt.plan.instructions import Plan
@@ -46,7 +46,7 @@ class _Values:
                     f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
                     f"{entry.ub}); give the variables what your solver found"
                 )
-        self._whole = {id(variable) for variable, _ in model.formulation.points.stages(model)}
+        self._whole = {id(variable) for variable, _ in model.formulation.search.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
@@ -94,17 +94,16 @@ def add_late_rows(model: Any) -> int:
     if rows and model.component(LATE) is None:
         model.add_component(LATE, pyo.ConstraintList())
     for row in rows:
-        model.component(LATE).add(_expression(chosen, model, row))
+        model.component(LATE).add(_expression(model, row))
     return len(rows)
 
 
-def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
+def _expression(model: Any, row: Row) -> Any:
     """The row for Pyomo; where the budget is a Param, in it."""
     body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
     lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
-    asked = chosen.priced if model.space.limits.open else None
-    if asked is not None and asked(model).budget.parent_block().local_name == row.block:
-        upper = parameters.upper_bound(model, row, chosen.reserve_bytes(model.space.problem))
+    if model.space.limits.open and row.block == "memory":
+        upper = row.upper + more_room(model)
     return lower, body, upper
 
 
@@ -120,7 +119,7 @@ def plan_of(model: Any) -> Plan:
     """
     chosen = _formulation(model)
     with _by_itself(model):
-        schedule = chosen.points.schedule(model, _Values(model))
+        schedule = chosen.search.schedule(model, _Values(model))
     incumbent = Incumbent(model.space.problem, _options(chosen, model.space))
     if not incumbent.offer(schedule):
         excess = incumbent.excess_bytes(schedule)
@@ -180,7 +179,9 @@ def _formulation(model: Any) -> Formulation:
     found = getattr(model, "formulation", None)
     if isinstance(found, Formulation):
         if model.space.limits.open:
-            model.space = parameters.current(model, found.reserve_bytes(model.space.problem))
+            from poetopt.formulations import parameters  # units take Pyomo half a second
+
+            model.space = parameters.current(model)
         return found
     if not hasattr(model, "component_data_objects"):
         raise FormulationError(f"a {type(model).__name__} is no Pyomo model")

@@ -16,20 +16,12 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.testing.block import check_block
-    from poetopt.testing.contract import ContractError
-    from poetopt.testing.vjp import check_vjp
+    from poetopt.testing.block import check_block as check_block
+    from poetopt.testing.contract import ContractError as ContractError
+    from poetopt.testing.vjp import check_vjp as check_vjp
 
-_HOMES = {
-    "ContractError": "poetopt.testing.contract",
-    "check_block": "poetopt.testing.block",
-    "check_vjp": "poetopt.testing.vjp",
-}
-
-__all__ = [
-    "ContractError",
-    "check_block",
-    "check_vjp",
-]
-
-__getattr__ = loading(__name__, _HOMES)
+__getattr__, __all__ = loading(__name__, {
+    "block": "check_block",
+    "contract": "ContractError",
+    "vjp": "check_vjp",
+})  # fmt: skip

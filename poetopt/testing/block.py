@@ -192,7 +192,7 @@ def check_optimum(
 def held(formulation: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> Search | None:
     """A search with all that the formulation has of its own held at a schedule; None where it lacks a decision."""
     model = formulation.build(problem, ram_bytes=ram_bytes, scope=scope_of(formulation, problem, ram_bytes))
-    start = formulation.points.values(model, schedule)
+    start = formulation.search.values(model, schedule)
     if start is None:
         return None
     return (

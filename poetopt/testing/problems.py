@@ -179,5 +179,5 @@ def space_of(
 
 def scope_of(base: Formulation, problem: Problem, ram_bytes: int) -> str:
     """The widest scope that is small enough."""
-    scopes = base.scopes(problem, Limits(ram_bytes=ram_bytes), True, True)
+    scopes = base.search.scopes(problem, Limits(ram_bytes=ram_bytes), True, True)
     return scopes[0] if len(scopes) == 1 else "forward"

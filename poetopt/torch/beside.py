@@ -58,10 +58,10 @@ def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto
     """
     import torch
 
-    told = paced(telling(progress=True), 2.0)
+    report = paced(telling(progress=True), 2.0)
     name = type(module).__name__
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        told(f"{name}: running the module on the example, to compare the file with it")
+        report(f"{name}: running the module on the example, to compare the file with it")
         reference = _run_module(torch, module, arguments)
         file_draws = _random_nodes(model)
         lost_draws = Counter(layer for layer, _ in reference.draws) - Counter(layer for layer, _ in file_draws)
@@ -80,18 +80,18 @@ def check_beside(module: Any, arguments: tuple[Any, ...], model: onnx.ModelProto
         if any(kind != "Dropout" for _, kind in file_draws):
             telling(progress=True)(f"{name}: it draws random numbers, so the file can't be compared with the module")
             return reference.gradients.keys()
-        told(f"{name}: running the module in float64, to measure rounding")
+        report(f"{name}: running the module in float64, to measure rounding")
         shifted_runs = _run_shifted(torch, module, arguments)
-        told(f"{name}: running the file on the example, with gradients")
+        report(f"{name}: running the file on the example, with gradients")
         model_without_draws = _without_draws(model)
         _compare(name, model_without_draws, batch, arguments, reference, shifted_runs)
         if any(part.training for part in module.modules()):
-            told(f"{name}: running both in evaluation mode")
+            report(f"{name}: running both in evaluation mode")
             try:
                 evaluated = copy.deepcopy(module).eval()
                 evaluated_run = _run_module(torch, evaluated, arguments)
                 shifted_runs = _run_shifted(torch, evaluated, arguments)
-            except Exception as error:  # a branch of that mode alone may do anything
+            except Exception as error:  # code for that mode may raise anything
                 reason = str(error).removesuffix(f". {SKIP}")
                 raise ModelError(f"{name}: it fails on the example in evaluation mode ({reason}). {SKIP}") from error
             _compare(
@@ -129,8 +129,8 @@ def _compare(
     except MissingVjpError:
         gradients = {}  # `differentiate` raises it again
     allowed = [[other.outputs[index] for other in shifted_runs] for index in range(len(reference.outputs))]
-    for entry, y, wanted, nearby in zip(model.graph.output, outputs, reference.outputs, allowed, strict=True):
-        _check_near(name, f"output {entry.name}", y, wanted, nearby, 0.0)
+    for entry, y, expected, nearby in zip(model.graph.output, outputs, reference.outputs, allowed, strict=True):
+        _check_near(name, f"output {entry.name}", y, expected, nearby, 0.0)
     largest = max((float(np.abs(array).max(initial=0)) for array in reference.gradients.values()), default=0.0)
     for parameter, gradient in gradients.items():
         nearby = [other.gradients[parameter] for other in shifted_runs]
@@ -139,10 +139,10 @@ def _compare(
         )
 
 
-def _check_near(name: str, what: str, array: Array, expected: Array, nearby: Sequence[Array], least: float) -> None:
+def _check_near(name: str, label: str, array: Array, expected: Array, nearby: Sequence[Array], least: float) -> None:
     """Raise ModelError if an array differs from torch's by more than rounding explains."""
     if array.shape != expected.shape:
-        raise ModelError(f"{name}: {what} has shape {array.shape} in the file and {expected.shape} in torch. {SKIP}")
+        raise ModelError(f"{name}: {label} has shape {array.shape} in the file and {expected.shape} in torch. {SKIP}")
     if not expected.size:
         return
     expected_f64 = expected.astype(np.float64)
@@ -158,7 +158,7 @@ def _check_near(name: str, what: str, array: Array, expected: Array, nearby: Seq
     if float(difference.max()) > SHARE * max_shift + RESOLUTION * size + least:
         share = f" ({difference.max() / size:.1%} of the largest)" if size else ""
         raise ModelError(
-            f"{name}: the file's {what} differs from torch's by {difference.max():.2g}{share}, and rounding explains "
+            f"{name}: the file's {label} differs from torch's by {difference.max():.2g}{share}, and rounding explains "
             f"only {SHARE * max_shift + RESOLUTION * size + least:.1g}. {_advice(name)}"
         )
 
@@ -205,7 +205,7 @@ def _run_module(torch: Any, module: Any, arguments: tuple[Any, ...]) -> _Run:
     try:
         with Still():
             outputs = [y for y in torch.utils._pytree.tree_leaves(twin(*arguments_copy)) if isinstance(y, torch.Tensor)]
-    except Exception as error:  # a forward may do anything
+    except Exception as error:  # a forward may raise anything
         raise ModelError(f"{type(module).__name__}: it fails on the example ({error}). {SKIP}") from error
     _check_buffers(torch, module, twin)
     total = sum(

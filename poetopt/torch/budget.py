@@ -78,7 +78,7 @@ class MemoryPlan:
         lines = [
             f"{self.name}: a step takes {show_bytes(self.planned_bytes)} of {show_bytes(self.budget_bytes)}, {share} "
             f"of the {show_bytes(self.store_all_bytes)} without recomputing",
-            f"  beside     {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
+            f"  fixed      {show_bytes(self.beside_bytes)} of parameters, buffers and inputs",
         ]
         if self.own:
             lines.append("  choice     torch's own, because it fits")
@@ -221,7 +221,10 @@ def plan(
 
     trial = partial(Compiled, module, budget, limit_s, measure=measure, gap=1.0, folder=folder)
     return largest_batch(
-        example, budget, lambda given: trial().planned(given, least=True), lambda given: trial().planned(given)
+        example,
+        budget,
+        lambda batch_example: trial().planned(batch_example, least=True),
+        lambda batch_example: trial().planned(batch_example),
     )
 
 

@@ -76,7 +76,7 @@ class Compiled:
         compiled = self._compiled(module, self.fullgraph)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._guarded(compiled, *args, **kwargs)
+            return self._call_guarded(compiled, *args, **kwargs)
 
         module._compiled_call_impl = call
         module.memory_plans = self.plans
@@ -91,7 +91,7 @@ class Compiled:
         kwargs = example if isinstance(example, dict) else {}
         compiled = self._compiled(module, True)
         try:
-            self._guarded(compiled, *args, **kwargs)
+            self._call_guarded(compiled, *args, **kwargs)
         except _Planned:
             return self.plans[-1]
         raise ModelError(f"{self.name}: torch traced no operator of it, so there is nothing to plan")
@@ -105,7 +105,7 @@ class Compiled:
         backend = self._backend
         return torch.compile(step, backend=backend, fullgraph=fullgraph, dynamic=False)  # type: ignore[no-any-return]
 
-    def _guarded(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call_guarded(self, compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a compiled function; turn torch's errors into one message."""
         try:
             with dynamo.patch(fail_on_recompile_limit_hit=True):  # else torch continues without a plan
@@ -141,10 +141,10 @@ class Compiled:
         if self.backend == "inductor" and not self.only_plan:
             return _inductor(module, example, partition)
         return aot_autograd(
-            fw_compiler=lambda graph, example_inputs: self._measured(
-                self._within(graph, boxed_nop(graph, example_inputs)), None
+            fw_compiler=lambda graph, example_inputs: self._with_meter(
+                self._with_size_check(graph, boxed_nop(graph, example_inputs)), None
             ),
-            bw_compiler=lambda graph, example_inputs: self._measured(boxed_nop(graph, example_inputs), plans[-1]),
+            bw_compiler=lambda graph, example_inputs: self._with_meter(boxed_nop(graph, example_inputs), plans[-1]),
             inference_compiler=self._inference,
             partition_fn=partition,
         )(module, example)
@@ -154,7 +154,7 @@ class Compiled:
             raise ModelError(f"{self.name}: no output wants a gradient, so there is nothing to plan")
         return boxed_nop(module, example)
 
-    def _within(self, graph: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def _with_size_check(self, graph: fx.GraphModule, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """Return a function that runs forward, and raises OptionError for sizes beyond the planned ones."""
         values = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
         limits = {position: size_of(value) for position, value in enumerate(values) if isinstance(value, torch.SymInt)}
@@ -170,7 +170,7 @@ class Compiled:
 
         return held if limits else run
 
-    def _measured(self, run: Callable[[list[Any]], Any], plan: MemoryPlan | None) -> Any:
+    def _with_meter(self, run: Callable[[list[Any]], Any], plan: MemoryPlan | None) -> Any:
         """Return a function that runs a graph, and measures its first run; `plan` is given for backward."""
         is_first = True
 
@@ -224,18 +224,18 @@ class Compiled:
             plan.own, plan.planned_bytes = True, plan.torch_bytes
             graphs: Graphs = torch_graphs
         else:
-            graphs = self._searched(joint, problem, plan)
+            graphs = self._search_graphs(joint, problem, plan)
         self.plans.append(plan)
         self.told(str(plan))
         if self.only_plan:
             raise _Planned
         return graphs, plan
 
-    def _searched(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
+    def _search_graphs(self, joint: Joint, problem: Problem, plan: MemoryPlan) -> Graphs:
         """Return the graphs of the fastest plan within the budget. Raises InfeasibleError, NoScheduleError."""
-        solution, graphs, plan.planned_bytes = self._keeping(joint, problem, plan.budget_bytes)
+        solution, graphs, plan.planned_bytes = self._solve_within(joint, problem, plan.budget_bytes)
         if graphs is None:
-            raise self._none(plan, solution, self._known(joint, problem, solution))
+            raise self._missing_plan_error(plan, solution, self._known_budget(joint, problem, solution))
         assert solution.plan is not None
         assert solution.simulation is not None
         simulation = solution.simulation
@@ -244,7 +244,7 @@ class Compiled:
         plan.gap, plan.scope_gap, plan.scope = solution.overhead_gap, solution.scope_gap, solution.scope
         return graphs
 
-    def _keeping(self, joint: Joint, problem: Problem, budget_bytes: int) -> tuple[Solution, Graphs | None, int]:
+    def _solve_within(self, joint: Joint, problem: Problem, budget_bytes: int) -> tuple[Solution, Graphs | None, int]:
         """Return the solution within a budget, with its graphs and their peak.
 
         If no graphs keep the budget, they are None, and the peak is that of the first attempt.
@@ -262,19 +262,19 @@ class Compiled:
             first_peak, ram = first_peak or peak, ram - (peak - budget_bytes)
         return solution, None, first_peak
 
-    def _known(self, joint: Joint, problem: Problem, solution: Solution) -> int | None:
+    def _known_budget(self, joint: Joint, problem: Problem, solution: Solution) -> int | None:
         """Return a budget that its plan's graphs keep, close to the least that the solver knows, or None."""
         budget = solution.least_ram_bytes
         for _ in range(TRIES):
             if not budget:
                 return None
-            _, graphs, peak = self._keeping(joint, problem, budget)
+            _, graphs, peak = self._solve_within(joint, problem, budget)
             if graphs is not None:
                 return budget
             budget = peak if peak > budget else 0
         return None
 
-    def _none(self, plan: MemoryPlan, solution: Solution, known_bytes: int | None) -> PoetError:
+    def _missing_plan_error(self, plan: MemoryPlan, solution: Solution, known_bytes: int | None) -> PoetError:
         """Return the error that explains the missing plan, with a budget that has one."""
         is_share, least = isinstance(self.budget, Share), max(plan.least_bytes, solution.ram_bound_bytes or 0)
         fixed_bytes = 0 if is_share else plan.beside_bytes

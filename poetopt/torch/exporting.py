@@ -182,13 +182,13 @@ def _trace(
             f"{_class_name(module)}: torch can't export it ({first.strip().rstrip('.')}). Give a valid example, and a "
             f"forward that doesn't branch on values.{open_batch}"
         ) from error
-    for what, names, proto_entries in (
+    for role, names, proto_entries in (
         ("input", input_names, model.graph.input),
         ("output", output_names, model.graph.output),
     ):
         if names is not None and len(names) != len(proto_entries):
             raise OptionError(
-                f"{what}_names: {len(names)} of them, and {_class_name(module)} has {len(proto_entries)} {what}s"
+                f"{role}_names: {len(names)} of them, and {_class_name(module)} has {len(proto_entries)} {role}s"
             )
     return model
 
@@ -235,7 +235,7 @@ def _exact_functions() -> Any:
         scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
         if enable_gqa:
-            key, value = (one.repeat_interleave(query.shape[-3] // one.shape[-3], -3) for one in (key, value))
+            key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
         scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if is_causal:
             later = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).triu(1)
@@ -348,10 +348,14 @@ def _to_training(model: onnx.ModelProto, module: Any) -> None:
         layer = layers.get(node.input[3].rpartition(".")[0])
         if layer is None or not layer.training or not getattr(layer, "track_running_stats", False):
             continue
-        kept = [attribute for attribute in node.attribute if attribute.name not in ("training_mode", "momentum")]
+        attributes = [attribute for attribute in node.attribute if attribute.name not in ("training_mode", "momentum")]
         del node.attribute[:]
         node.attribute.extend(
-            [*kept, helper.make_attribute("training_mode", 1), helper.make_attribute("momentum", 1 - layer.momentum)]
+            [
+                *attributes,
+                helper.make_attribute("training_mode", 1),
+                helper.make_attribute("momentum", 1 - layer.momentum),
+            ]
         )
         del node.output[1:]
         node.output.extend(f"{node.name}.{name}" for name in ("running_mean", "running_var"))

@@ -95,7 +95,7 @@ class Joint:
         transfers
             Costs of moving each storage; without them nothing is paged.
         """
-        kept = {self.held[node] for node in self.kept if node in self.held}
+        kept_storages = {self.held[node] for node in self.kept if node in self.held}
         costs = transfers or repeat(Transfers(), len(self.sizes))
         tensors = [
             ProblemTensor(f"{t}", size, self.producer[t], move)
@@ -108,13 +108,15 @@ class Joint:
                 tuple(sorted(step.writes)),
                 step.time_s,
                 step.time_s,
-                recomputable=step.recomputable and not step.backward and kept.isdisjoint(step.writes),
+                recomputable=step.recomputable and not step.backward and kept_storages.isdisjoint(step.writes),
                 backward=step.backward,
                 kind=TANGENTS if step.node is None else str(step.node.target),
             )
             for step in self.steps
         ]
-        operators.append(ProblemOperator(END, tuple(sorted(kept)), (), 0.0, 0.0, recomputable=False, backward=True))
+        operators.append(
+            ProblemOperator(END, tuple(sorted(kept_storages)), (), 0.0, 0.0, recomputable=False, backward=True)
+        )
         return Problem(name, "torch", tuple(operators), tuple(tensors), paging=bool(transfers), placed=False)
 
     @cached_property
@@ -142,7 +144,7 @@ def read(module: fx.GraphModule, forward_outputs: int, measure: bool) -> Joint:
     _split_dropout(module.graph)
     outputs = tree_leaves(next(iter(module.graph.find_nodes(op="output"))).args)
     joint = Joint(module, outputs[:forward_outputs], outputs[forward_outputs:], lasting)
-    storages: dict[StorageWeakRef, int] = {}  # of the step's own
+    storages: dict[StorageWeakRef, int] = {}  # storages that the step allocates
     input_storages: set[StorageWeakRef] = set()
     tangents = JointStep(None, backward=True, recomputable=False)
     forward, backward = _split_halves(joint)
@@ -335,8 +337,8 @@ def _split_dropout(graph: fx.Graph) -> None:
     aten = torch.ops.aten
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        like = x.meta["val"]
-        if like.device.type != "cpu" or like.dtype not in (torch.float32, torch.float64) or not train or not 0 < p < 1:
+        fake = x.meta["val"]
+        if fake.device.type != "cpu" or fake.dtype not in (torch.float32, torch.float64) or not train or not 0 < p < 1:
             continue  # other devices draw within the kernel; half precision rounds differently
         picks = {user.args[1]: user for user in node.users}
         with graph.inserting_before(node):

@@ -70,7 +70,7 @@ def load(module: Any, trained: Any) -> Any:
             conflicting.append(" and ".join(names_in_source))
         else:
             pairs.append((array, entry.tensor))
-    unknown = [] if trained_values.others else _unknown_names(module, stored, arrays, whole=trained_values.whole)
+    unknown = [] if trained_values.others else _unknown_names(module, stored, arrays, is_network=trained_values.whole)
     faults = {
         "missing there": missing,
         "not in the module": unknown,
@@ -93,11 +93,13 @@ def _first_names(names: list[str]) -> str:
     return ", ".join(names[:NAMED]) + more
 
 
-def _unknown_names(module: Any, stored: Iterable[Stored], arrays: Mapping[str, Array], *, whole: bool) -> list[str]:
+def _unknown_names(
+    module: Any, stored: Iterable[Stored], arrays: Mapping[str, Array], *, is_network: bool
+) -> list[str]:
     """Return the names that the module lacks; of a network only dotted ones, because constants have no dots."""
     known = {name for entry in stored for name in entry.names} | {name for name, _ in module.named_buffers()}
     others = [name for name in arrays if name not in known and name.rpartition(".")[2] != COUNTER]
-    return [name for name in others if "." in name and arrays[name].dtype.kind == "f"] if whole else others
+    return [name for name in others if "." in name and arrays[name].dtype.kind == "f"] if is_network else others
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def peak_bytes(graphs: Graphs, joint: Joint) -> int:
 
 def _peak(graph: fx.Graph, excluded: set[StorageWeakRef], staying: dict[StorageWeakRef, int]) -> int:
     """Return the peak of one graph; `staying` are storages that others hold meanwhile."""
-    bytes_: dict[int, int] = {}  # of each buffer
+    bytes_: dict[int, int] = {}  # bytes of each buffer
     holders: dict[int, int] = {}
     buffers_of: dict[fx.Node, dict[StorageWeakRef, int]] = {}
     buffer_of: dict[StorageWeakRef, int] = {}

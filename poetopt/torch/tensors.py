@@ -61,9 +61,9 @@ class Stored:
         """Whether it wants a gradient."""
         return self.parameter and bool(self.tensor.requires_grad)
 
-    def among(self, given: Mapping[str, object]) -> list[str]:
+    def among(self, names: Mapping[str, object]) -> list[str]:
         """Return those of its names that `given` has."""
-        return [name for name in self.names if name in given]
+        return [name for name in self.names if name in names]
 
 
 def stored_in(module: Any) -> tuple[Stored, ...]:

@@ -87,9 +87,12 @@ def _crop(images: Any, first: int, random: np.random.RandomState) -> Any:
     for k, shift in enumerate(shifts):
         target: list[Any] = [slice(None)] * (images.ndim - 1)
         source = list(target)
-        for axis, by in enumerate(shift, first - 1):
+        for axis, offset in enumerate(shift, first - 1):
             size = images.shape[axis + 1]
-            target[axis], source[axis] = slice(max(0, by), size + min(0, by)), slice(max(0, -by), size - max(0, by))
+            target[axis], source[axis] = (
+                slice(max(0, offset), size + min(0, offset)),
+                slice(max(0, -offset), size - max(0, offset)),
+            )
         cropped[k][tuple(target)] = images[k][tuple(source)]
     return cropped
 

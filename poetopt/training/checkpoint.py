@@ -122,11 +122,11 @@ def save(folder: Path, meta: Mapping[str, object], states: Mapping[str, Array]) 
     save_arrays(_LazyArrays(content, states), path)
     # The result of reading it again, without the schema check: pydantic would take 12 MB for that.
     _CHECKED[path] = _fingerprint(path), {"hyperparameters": {}, **json.loads(json.dumps(content))}
-    kept = [path, *(other for other in complete if other != path)][:KEPT]
+    remaining = [path, *(other for other in complete if other != path)][:KEPT]
     try:
         _flush(folder)
-        for old in _files(folder) if len(kept) == KEPT else ():  # damaged files may be all that there is
-            if old not in kept:
+        for old in _files(folder) if len(remaining) == KEPT else ():  # damaged files may be all that there is
+            if old not in remaining:
                 old.unlink(missing_ok=True)
     except OSError as error:
         raise _write_error(folder, error) from error

@@ -47,10 +47,10 @@ def check_log(path: Path) -> None:
         ) from error
 
 
-def open_log(path: Path, metrics: Sequence[str], kept: int) -> CourseLog | EventLog:
-    """Open the log of a training that has `kept` steps behind it. Raises like `check_log`."""
+def open_log(path: Path, metrics: Sequence[str], kept_steps: int) -> CourseLog | EventLog:
+    """Open the log of a training that has `kept_steps` steps behind it. Raises like `check_log`."""
     check_log(path)
-    return EventLog(path, kept) if in_events(path) else CourseLog(path, metrics, kept)
+    return EventLog(path, kept_steps) if in_events(path) else CourseLog(path, metrics, kept_steps)
 
 
 @contextmanager
@@ -67,14 +67,14 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 class CourseLog:
-    """CSV log; keeps the rows of the first `kept` steps that the file has. Raises OutputError."""
+    """CSV log; keeps the rows of the first `kept_steps` steps that the file has. Raises OutputError."""
 
-    def __init__(self, path: Path, metrics: Sequence[str], kept: int = 0) -> None:
+    def __init__(self, path: Path, metrics: Sequence[str], kept_steps: int = 0) -> None:
         self._path = path
         self._columns = (*STEP, "validation_loss", "accuracy", *metrics)
         self._row: dict[str, object] = {}
         with _writing(path):
-            rows = list(_rows_before(path, kept))
+            rows = list(_rows_before(path, kept_steps))
             self._file: IO[str] = path.open("w", encoding="utf-8", newline="", buffering=1)
             self._lines = csv.DictWriter(self._file, self._columns, restval="", extrasaction="ignore")
             self._lines.writeheader()
@@ -110,19 +110,19 @@ class CourseLog:
 
 
 class EventLog:
-    """Event file in a folder; TensorBoard drops older events of more than `kept` steps. Raises OutputError."""
+    """Event file in a folder; TensorBoard drops older events of more than `kept_steps` steps. Raises OutputError."""
 
-    def __init__(self, folder: Path, kept: int = 0) -> None:
+    def __init__(self, folder: Path, kept_steps: int = 0) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self._folder, self._event, self._step, self._flushed_s = folder, Event, kept, 0.0
+        self._folder, self._event, self._step, self._flushed_s = folder, Event, kept_steps, 0.0
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = EventsWriter(os.path.join(folder, "events"), f".{kept}")
-            if kept:
+            self._file = EventsWriter(os.path.join(folder, "events"), f".{kept_steps}")
+            if kept_steps:
                 log = SessionLog(status=SessionLog.START)
-                self._file.write_event(Event(wall_time=time.time(), step=kept + 1, session_log=log))
+                self._file.write_event(Event(wall_time=time.time(), step=kept_steps + 1, session_log=log))
 
     def step(self, *figures: float) -> None:
         """Write learning rate and loss of a step."""
@@ -155,12 +155,12 @@ class EventLog:
                 self._flushed_s = now
 
 
-def _rows_before(path: Path, kept: int) -> Iterator[dict[str, str]]:
-    """Yield the complete rows of the first `kept` steps in an existing log."""
-    if not kept or not is_regular(path):
+def _rows_before(path: Path, kept_steps: int) -> Iterator[dict[str, str]]:
+    """Yield the complete rows of the first `kept_steps` steps in an existing log."""
+    if not kept_steps or not is_regular(path):
         return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
             number = row.get("step") or ""
-            if number.isdecimal() and 0 < int(number) <= kept and None not in (*row, *row.values()):
+            if number.isdecimal() and 0 < int(number) <= kept_steps and None not in (*row, *row.values()):
                 yield row

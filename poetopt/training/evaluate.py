@@ -128,9 +128,9 @@ class Evaluator:
         if not self._read:
             sums.add(rows, float(outputs[self.graph.loss].reshape(-1)[0]) * rows, rows)
             return
-        scores, wanted = (np.asarray(outputs[name]) for name in self._read)
+        scores, targets = (np.asarray(outputs[name]) for name in self._read)
         part = scores.shape[0] * rows // self.batch
-        sums.compare(self.graph, rows, scores[:part], wanted[:part])
+        sums.compare(self.graph, rows, scores[:part], targets[:part])
 
 
 class _LossSums:
@@ -138,21 +138,23 @@ class _LossSums:
 
     def __init__(self, metrics: Sequence[Metric] = ()) -> None:
         self.metrics = metrics
-        self.rows, self.loss, self.weight, self.right, self.judged = 0, 0.0, 0.0, 0, 0
+        self.rows, self.loss, self.weight, self.n_correct, self.n_judged = 0, 0.0, 0.0, 0, 0
 
     def add(self, rows: int, loss: float, weight: float, right: int = 0, judged: int = 0) -> None:
         self.rows += rows
         self.loss += loss
         self.weight += weight
-        self.right += right
-        self.judged += judged
+        self.n_correct += right
+        self.n_judged += judged
 
-    def measure(self, scores: Any, wanted: Any) -> None:
+    def measure(self, scores: Any, targets: Any) -> None:
         """Add rows to each metric."""
         for metric in self.metrics:
-            metric.add(scores, wanted)
+            metric.add(scores, targets)
 
-    def compare(self, graph: TrainingGraph, rows: int, scores: Any, wanted: Any, *, is_activated: bool = False) -> None:
+    def compare(
+        self, graph: TrainingGraph, rows: int, scores: Any, targets: Any, *, is_activated: bool = False
+    ) -> None:
         """Add rows, compared as the loss compares them.
 
         With `is_activated`, the scores are those behind a Softmax or a Sigmoid, where the loss can't be computed.
@@ -160,23 +162,23 @@ class _LossSums:
         kind, rule = graph.loss_kind, graph.label_rule
         if kind in ("mse", "bce"):
             scores = scores.astype(np.float64)
-            self.measure(scores, wanted)
-            each = (scores - wanted) ** 2 if kind == "mse" else _binary(scores, wanted)
+            self.measure(scores, targets)
+            each = (scores - targets) ** 2 if kind == "mse" else _binary(scores, targets)
             judged = (
-                (_right_sides(scores, wanted, 0.5 if is_activated else 0.0), each.size) if kind == "bce" else (0, 0)
+                (_right_sides(scores, targets, 0.5 if is_activated else 0.0), each.size) if kind == "bce" else (0, 0)
             )
             self.add(rows, np.nan if is_activated and kind == "bce" else float(each.sum()), each.size, *judged)
             return
-        each, weight = (np.array(np.nan), np.ones(1)) if is_activated else cross_entropy(scores, wanted, rule)
-        self.add(rows, float(each.sum()), float(weight.sum()), *right_classes(scores, wanted, rule))
+        each, weight = (np.array(np.nan), np.ones(1)) if is_activated else cross_entropy(scores, targets, rule)
+        self.add(rows, float(each.sum()), float(weight.sum()), *right_classes(scores, targets, rule))
         if self.metrics:
-            kept = _kept(wanted, rule)
-            whole = kept.all()
-            scores = scores if whole else np.moveaxis(scores, 1, -1)[kept]
-            self.measure(scores.astype(np.float64), wanted if whole else wanted[kept])
+            is_counted = _counted_labels(targets, rule)
+            all_counted = is_counted.all()
+            scores = scores if all_counted else np.moveaxis(scores, 1, -1)[is_counted]
+            self.measure(scores.astype(np.float64), targets if all_counted else targets[is_counted])
 
     def result(self) -> Evaluation:
-        accuracy = self.right / self.judged if self.judged else None
+        accuracy = self.n_correct / self.n_judged if self.n_judged else None
         metrics = {metric.name: metric.value for metric in self.metrics}
         return Evaluation(self.rows, self.loss / self.weight if self.weight else 0.0, accuracy, metrics)
 
@@ -186,17 +188,17 @@ def cross_entropy(scores: Any, labels: Any, rule: LabelRule) -> tuple[Any, Any]:
     scores, classes = scores.astype(np.float64), scores.shape[1]
     weights = np.array(rule.class_weights or np.ones(classes))
     log_prob = log_probabilities(scores)
-    kept = _kept(labels, rule)
-    safe = np.where(kept, labels, 0).astype(np.int64)
+    is_counted = _counted_labels(labels, rule)
+    safe = np.where(is_counted, labels, 0).astype(np.int64)
     weight: Any = rule.weights_of(labels)
     each = -weight * np.take_along_axis(log_prob, np.expand_dims(safe, 1), 1).squeeze(1)
     if rule.smoothing:
-        every = np.where(kept, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
+        every = np.where(is_counted, -np.tensordot(log_prob, weights, (1, 0)), 0.0)
         each = (1 - rule.smoothing) * each + rule.smoothing / classes * every
     return each, weight
 
 
-def _kept(labels: Any, rule: LabelRule) -> Any:
+def _counted_labels(labels: Any, rule: LabelRule) -> Any:
     return np.ones(labels.shape, bool) if rule.ignore_index is None else np.asarray(labels) != rule.ignore_index
 
 
@@ -206,8 +208,8 @@ def _binary(logits: Any, target: Any) -> Any:
 
 def right_classes(scores: Any, labels: Any, rule: LabelRule) -> tuple[int, int]:
     """Return the number of labels with the highest score, and the number of labels that count."""
-    kept = _kept(labels, rule)
-    return int(((scores.argmax(axis=1) == labels) & kept).sum()), int(kept.sum())
+    is_counted = _counted_labels(labels, rule)
+    return int(((scores.argmax(axis=1) == labels) & is_counted).sum()), int(is_counted.sum())
 
 
 def _right_sides(outputs: Any, target: Any, middle: float) -> int:
@@ -266,8 +268,8 @@ def evaluate(
         rows = np.minimum(np.arange(start, start + size), data.rows - 1)
         batch = data.take(rows)
         for name, array in batch.items():
-            if what := fault(graph, name, array):
-                raise ModelError(f"{data.where(start)} or a row of the same batch: {what}")
+            if fault_text := fault(graph, name, array):
+                raise ModelError(f"{data.where(start)} or a row of the same batch: {fault_text}")
         evaluator.add(sums, evaluator.checked(batch), count)
     if not sums.rows:
         raise ModelError(f"{data.shown}: it doesn't fill one batch of {size} rows. Give more rows.")

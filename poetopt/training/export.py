@@ -236,7 +236,7 @@ def export(
         model.CopyFrom(source)
         if form:
             to_inference(model, form)
-        put(model, names, values, known, lambda found: _raise_external(found.name))
+        put(model, names, values, known, lambda initializer: _raise_external(initializer.name))
         if out is None:
             return
         with replacing(out) as path_of_new:
@@ -244,12 +244,12 @@ def export(
         return
     with ExitStack() as stack:
         path = Path(source)
-        made = path
+        structure = path
         if form:
-            made = Path(stack.enter_context(scratch_folder("network"))) / "network.onnx"
+            structure = Path(stack.enter_context(scratch_folder("network"))) / "network.onnx"
             _spans(path)  # raises ModelError if the file is missing
-            process.call("the form of inference", _write_in_form, path, made, form)
-        _export_file(path, made, names, values, out, known=known, allow_symlinks=allow_symlinks)
+            process.call("the form of inference", _write_in_form, path, structure, form)
+        _export_file(path, structure, names, values, out, known=known, allow_symlinks=allow_symlinks)
 
 
 def _export_file(
@@ -289,13 +289,18 @@ class Exporting:
     allow_symlinks: bool = False
 
     def write(
-        self, values: Mapping[str, Array], out: str | os.PathLike[str] | None, given: Mapping[str, Array] | None = None
+        self,
+        values: Mapping[str, Array],
+        out: str | os.PathLike[str] | None,
+        constants: Mapping[str, Array] | None = None,
     ) -> None:
         """Write the network like `export`; `given` are the constants, if they differ from the graph's."""
         from poetopt.training.inference import changes
 
         source = original(self.graph.source if self.model is None else self.model, self.recipe)
-        form = None if self.training_form else changes(self.graph, self.graph.values if given is None else given)
+        form = (
+            None if self.training_form else changes(self.graph, self.graph.values if constants is None else constants)
+        )
         names = [name for name in values if name in self.graph.learned]
         export(source, names, values, out, known=self.graph.tensors, form=form, allow_symlinks=self.allow_symlinks)
 

@@ -116,10 +116,10 @@ def to_inference(model: ModelProto, differences: Changes) -> None:
         elif substitute.data and substitute.data not in defined:
             raise _missing_node(substitute.data)
         replacements = _substituted(node, name, substitute, makers)
-        index = next(k for k, one in enumerate(graph.node) if one is node or one.output[:1] == node.output[:1])
+        index = next(k for k, other in enumerate(graph.node) if other is node or other.output[:1] == node.output[:1])
         del graph.node[index]
-        for k, one in enumerate(replacements):
-            graph.node.insert(index + k, one)
+        for k, other in enumerate(replacements):
+            graph.node.insert(index + k, other)
     for node in graph.node:  # a Dropout in inference mode drops nothing
         if node.op_type == "Dropout" and not node.domain and not read_before.intersection(node.output[1:]):
             node.op_type = "Identity"
@@ -144,10 +144,10 @@ def normalize_by_statistics(graph: GraphProto, node: NodeProto) -> None:
     """Put a BatchNormalization into inference form; readers of its new statistics get the stored ones."""
     from onnx import helper
 
-    kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+    attributes = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
     further = list(node.output[1:])
     del node.attribute[:], node.output[1:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
     for old, new in zip(node.input[3:5], further, strict=False):
         if new and new in _read_names(graph):
             graph.node.append(helper.make_node("Identity", [old], [new]))

@@ -84,7 +84,7 @@ class Learner:
         """Raise OptionError if no step can follow: after `close`, or with invalid rates."""
         if self._closed:
             raise OptionError("this Trainer is closed, and its values are gone. Create another.")
-        scheduled = {} if lr is None or lr == 0 else {"lr": lr}  # schedules may end at 0
+        scheduled = {} if lr is None or lr == 0 else {"lr": lr}  # a schedule may end at 0
         check_hyperparameters(self.graph, {**self.hyperparameters, **scheduled})
 
     def take(self, batch: Mapping[str, object], lr: float | None = None) -> float:
@@ -131,9 +131,9 @@ class Learner:
         }
         return checkpoint.save(folder, meta, _FiniteValues(self.step.values()))
 
-    def check(self, found: checkpoint.Checkpoint) -> None:
+    def check(self, newest: checkpoint.Checkpoint) -> None:
         """Raise PlanError for a checkpoint of another network, other initial weights or another optimizer."""
-        shown, meta = str(found.path), found.meta
+        shown, meta = str(newest.path), newest.meta
         network, optimizer = meta.get("network"), meta.get("optimizer")
         if meta.get("structure") != self.graph.structure_hash:
             raise PlanError(
@@ -161,14 +161,14 @@ class Learner:
         """Label rule and rate factors, as text for checkpoints."""
         return json.dumps({**asdict(self.graph.label_rule), "rates": dict(self.graph.rates)})
 
-    def load(self, found: checkpoint.Checkpoint) -> tuple[str, ...]:
+    def load(self, newest: checkpoint.Checkpoint) -> tuple[str, ...]:
         """Resume from a checkpoint; keep explicitly requested hyperparameters, and return those in words.
 
         Raises like `check`, and PlanError for other states; then nothing has changed.
         """
-        self.check(found)
-        shown, meta = str(found.path), found.meta
-        shapes = dict(found.shapes())
+        self.check(newest)
+        shown, meta = str(newest.path), newest.meta
+        shapes = dict(newest.shapes())
         for name, array in self.step.values().items():
             if shapes.pop(name, None) != (array.shape, array.dtype):
                 raise PlanError(
@@ -180,7 +180,7 @@ class Learner:
                 f"{shown}: it has {next(iter(shapes))!r}, which this training doesn't have. "
                 "Give the options that it was made with."
             )
-        self.load_states(found)
+        self.load_states(newest)
         changed = []
         for name, value in meta["hyperparameters"].items():
             current = self.hyperparameters.get(name, value)
@@ -192,11 +192,11 @@ class Learner:
                 self.hyperparameters[name] = value
         return tuple(changed)
 
-    def load_states(self, found: checkpoint.Checkpoint) -> None:
+    def load_states(self, newest: checkpoint.Checkpoint) -> None:
         """Restore the states of a checkpoint of this very training."""
-        for name, array in found.states():
+        for name, array in newest.states():
             self.step.load({name: array})
-        self.step.load({}, taken=found.meta["taken"])
+        self.step.load({}, taken=newest.meta["taken"])
 
     def close(self) -> None:
         """Release the storage."""

@@ -226,11 +226,11 @@ class Course:
         checkpoint, data
             Their names in messages.
         """
-        for name, words in _FIXED_OPTIONS.items():
+        for name, option in _FIXED_OPTIONS.items():
             current = getattr(self, name)
             if before.get(name, current) != current:
                 raise OptionError(
-                    f"{checkpoint}: it was made with {words} {before[name]}, and this training has {current}. "
+                    f"{checkpoint}: it was made with {option} {before[name]}, and this training has {current}. "
                     "Give the same, or another folder."
                 )
         if before.get("data", self.data) != self.data:
@@ -250,7 +250,7 @@ _FIXED_OPTIONS = {
     "order": "--batch-order",
     "lr_schedule": "--lr-schedule",
     "seed": "--seed",
-    "rows": "so many rows:",
+    "rows": "a row count of",
     "batch": "a batch of",
     "augment": "--with augment",
 }
@@ -313,28 +313,28 @@ class Fit:
     def __init__(
         self,
         learner: Learner,
-        asked: FitOptions,
+        options: FitOptions,
         source: Source,
         validation: DataSet | Source | None,
         after: AfterEpoch | None,
         noted: Noted | None = None,
     ) -> None:
-        asked.check(source)
-        if validation is None and asked.metrics:
+        options.check(source)
+        if validation is None and options.metrics:
             raise OptionError("--with metrics: metrics need validation data. Give it with --validate.")
-        factories = metrics_of(asked.metrics, learner.graph)
+        factories = metrics_of(options.metrics, learner.graph)
         self.metrics = () if validation is None else tuple(make().name for make in factories)
         self.log: CourseLog | EventLog | None = None
-        for what, given in (("training", source), ("validation", validation)):
-            if asked.epochs > 1 and getattr(given, "once", False):
-                raise ModelError(f"{what} for {asked.epochs} epochs: {USED_UP}")
-        self.learner, self.asked, self.source, self.validation, self.after = learner, asked, source, validation, after
-        self.noted = noted
+        for purpose, data_source in (("training", source), ("validation", validation)):
+            if options.epochs > 1 and getattr(data_source, "once", False):
+                raise ModelError(f"{purpose} for {options.epochs} epochs: {USED_UP}")
+        self.learner, self.options, self.source = learner, options, source
+        self.validation, self.after, self.noted = validation, after, noted
         data = source.check(learner.told)
         judged = "" if validation is None else validation.check(learner.told)
         self.course = Course(
-            asked.order, asked.lr_schedule, asked.seed, batch_size(learner.graph.whole), source.rows, data,
-            asked.epochs, judged, asked.augment,
+            options.order, options.lr_schedule, options.seed, batch_size(learner.graph.whole), source.rows, data,
+            options.epochs, judged, options.augment,
         )  # fmt: skip
         self.changed: tuple[str, ...] = ()
         self.position, self.saved = Position(), -1  # `saved`: step of the last checkpoint
@@ -348,66 +348,68 @@ class Fit:
     def run(self) -> Trained:
         """Train to the end. Raises KeyboardInterrupt, after a checkpoint, if a signal came."""
         with ExitStack() as stack:
-            if self.asked.folder is not None:
-                stack.enter_context(checkpoint.held(self.asked.folder))
-                self._begin(self.asked.folder)
+            if self.options.folder is not None:
+                stack.enter_context(checkpoint.held(self.options.folder))
+                self._resume(self.options.folder)
             resumed_at = self.position.step
-            if self.asked.log is not None:
-                self.log = open_log(self.asked.log, self.metrics, resumed_at)
+            if self.options.log is not None:
+                self.log = open_log(self.options.log, self.metrics, resumed_at)
                 stack.callback(self.log.close)
             self.saved = self.position.step if self.path else -1
             interrupts.hold()  # signals wait until a step has ended
             self.begun_s = time.monotonic()
             self._stack = stack
             try:
-                self._epochs()
+                self._run_epochs()
             except DivergedError as error:
-                kept = self._keep_best()
-                if not kept or self.position.worse(kept):
+                kept_epoch = self._restore_best()
+                if not kept_epoch or self.position.worse(kept_epoch):
                     raise
-                words = f"{error} The parameters of epoch {kept}, the best, are kept."
-                raise DivergedError(words, self._result(resumed_at, kept, words)) from error
+                message = f"{error} The parameters of epoch {kept_epoch}, the best, are kept."
+                raise DivergedError(message, self._result(resumed_at, kept_epoch, message)) from error
             if self.validation is not None and not self.position.judged:  # no epoch was left
                 self._validate(self.position.epoch)
                 self.saved = -1
             if self.saved != self.position.step:
                 self._save()
-            kept = self._keep_best() or self.position.epoch
+            kept_epoch = self._restore_best() or self.position.epoch
         if self.position.worse(self.position.epoch):
-            words = self._grown(kept)
-            useful = self.asked.keep == "last" or not self.position.worse(kept)
-            raise DivergedError(words, self._result(resumed_at, kept, words) if useful else None)
-        return self._result(resumed_at, kept)
+            message = self._divergence_text(kept_epoch)
+            useful = self.options.keep == "last" or not self.position.worse(kept_epoch)
+            raise DivergedError(message, self._result(resumed_at, kept_epoch, message) if useful else None)
+        return self._result(resumed_at, kept_epoch)
 
-    def _epochs(self) -> None:
+    def _run_epochs(self) -> None:
         """Run the remaining epochs, or stop when the patience is used up."""
-        position, patience = self.position, self.asked.patience
-        for epoch in range(position.epoch, self.asked.epochs):
+        position, patience = self.position, self.options.patience
+        for epoch in range(position.epoch, self.options.epochs):
             if patience is not None and epoch - position.best(validated=self.validation is not None) >= patience:
                 break
-            self._epoch(epoch)
+            self._run_epoch(epoch)
 
-    def _grown(self, kept: int) -> str:
+    def _divergence_text(self, kept_epoch: int) -> str:
         first, last = self.position.first or 0.0, self.position.losses[-1]
-        what = f"the parameters of epoch {kept}, {'the best' if self.asked.keep == 'best' else 'the last'}, are kept"
-        what = "nothing of it is kept" if self.asked.keep == "best" and self.position.worse(kept) else what
+        which = "the best" if self.options.keep == "best" else "the last"
+        kept_text = f"the parameters of epoch {kept_epoch}, {which}, are kept"
+        if self.options.keep == "best" and self.position.worse(kept_epoch):
+            kept_text = "no parameters are kept"
         return (
-            f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; {what}. "
-            "Use a smaller --lr."
+            f"the training has diverged: the last epoch's mean loss is {last:g}, and it began at {first:g}; "
+            f"{kept_text}. Use a smaller --lr."
         )
 
-    def _hold_best(self) -> None:
+    def _save_if_best(self) -> None:
         """Save the parameters of the completed epoch if they are the best and could be overwritten."""
         position = self.position
         best = position.best(validated=self.validation is not None)
-        others = self.asked.folder is not None or position.epoch < self.asked.epochs
-        if self.asked.keep == "best" and best == position.epoch and others:
-            self.learner.save(self._best_folder, self._extra())
+        others = self.options.folder is not None or position.epoch < self.options.epochs
+        if self.options.keep == "best" and best == position.epoch and others:
+            self.learner.save(self._best_folder, self._checkpoint_meta())
 
-    def _keep_best(self) -> int:
+    def _restore_best(self) -> int:
         """Restore the best epoch if requested; return it, or 0 if the parameters stay."""
         best = self.position.best(validated=self.validation is not None)
-        if self.asked.keep != "best" or not best or (best == self.position.epoch and not self.position.batch):
+        if self.options.keep != "best" or not best or (best == self.position.epoch and not self.position.batch):
             return 0
         checkpoint_of_best = checkpoint.of_epoch(self._best_folder, best)
         if checkpoint_of_best is None:
@@ -417,19 +419,19 @@ class Fit:
 
     @cached_property
     def _best_folder(self) -> Path:
-        if self.asked.folder is not None:
-            return self.asked.folder / BEST
+        if self.options.folder is not None:
+            return self.options.folder / BEST
         within = self.learner.workdir
         if within is None:
             return Path(self._stack.enter_context(scratch_folder("best")))
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="poetopt-best-", dir=within)))
 
-    def _begin(self, folder: Path) -> None:
+    def _resume(self, folder: Path) -> None:
         """Resume from the newest checkpoint if requested and present."""
         newest = checkpoint.newest(folder)
         if newest is None:
             return
-        if not self.asked.resume:
+        if not self.options.resume:
             raise OptionError(
                 f"{folder}: it holds checkpoints of another training. Resume it with --resume, or give another folder."
             )
@@ -441,9 +443,9 @@ class Fit:
         self.course.check(course, str(newest.path), self.source.shown)
         position = Position(**newest.meta["position"])
         position.check(str(newest.path), self.source.batches)
-        if position.epoch > self.asked.epochs:
+        if position.epoch > self.options.epochs:
             raise OptionError(
-                f"{newest.path}: it has completed {position.epoch} epochs, and --epochs {self.asked.epochs} asks for "
+                f"{newest.path}: it has completed {position.epoch} epochs, and --epochs {self.options.epochs} asks for "
                 "fewer. Give at least as many, or another folder."
             )
         self.changed = (*self.learner.load(newest), *self.course.changes(course))
@@ -455,58 +457,61 @@ class Fit:
             for text in self.changed:
                 self.noted(text)
 
-    def _epoch(self, epoch: int) -> None:
+    def _run_epoch(self, epoch: int) -> None:
         """Run one epoch from the current position."""
-        with metering(self.asked.meter):
-            self._steps(epoch)
+        with metering(self.options.meter):
+            self._run_steps(epoch)
         position = self.position
         if self.validation is not None:
             self._validate(epoch + 1)
         position.over(position.batch)
-        self._hold_best()
+        self._save_if_best()
         self._save()
         if self.after is not None:
-            self.after(position, self.asked.epochs)
+            self.after(position, self.options.epochs)
 
-    def _steps(self, epoch: int) -> None:
+    def _run_steps(self, epoch: int) -> None:
         """Run the remaining batches of an epoch."""
-        position, every = self.position, self.asked.every
+        position, every = self.position, self.options.every
         batches = iter(self.source.epoch(epoch, position.batch))
         while True:
             began_s = time.perf_counter()
-            batch = self._next(batches)
+            batch = self._next_batch(batches)
             if batch is None:
                 break
-            rate = self.asked.schedule.rate(
-                self.learner.hyperparameters["lr"], position.step, epoch, self.asked.epochs * (self.source.batches or 0)
+            rate = self.options.schedule.rate(
+                self.learner.hyperparameters["lr"],
+                position.step,
+                epoch,
+                self.options.epochs * (self.source.batches or 0),
             )
             loss = self.learner.take(batch, rate)
-            batch.clear()  # before the next one is read
+            batch.clear()  # free it before the next batch is read
             if not math.isfinite(loss):
-                raise DivergedError(self._diverged(loss, rate))
+                raise DivergedError(self._nonfinite_text(loss, rate))
             position.first = loss if position.first is None and not position.step else position.first
             position.batch, position.step, position.total = position.batch + 1, position.step + 1, position.total + loss
             self.stepping_s += time.perf_counter() - began_s
             self.stepped += 1
             if self.log is not None:
-                self.log.step(epoch + 1, position.step, rate, loss, self._seconds())
-            self._tell(epoch, loss)
-            whole = position.batch == self.source.batches
-            self._heed()
-            if every is not None and position.step % every == 0 and not whole:
+                self.log.step(epoch + 1, position.step, rate, loss, self._elapsed_s())
+            self._report(epoch, loss)
+            is_last = position.batch == self.source.batches
+            self._stop_if_signaled()
+            if every is not None and position.step % every == 0 and not is_last:
                 self._save()
 
     def _validate(self, epoch: int) -> None:
         assert self.validation is not None
-        evaluation = self.learner.evaluate(self.validation, self._heed, self.asked.metrics)
+        evaluation = self.learner.evaluate(self.validation, self._stop_if_signaled, self.options.metrics)
         if not math.isfinite(evaluation.loss):
-            raise DivergedError(self._diverged(evaluation.loss, None))
+            raise DivergedError(self._nonfinite_text(evaluation.loss, None))
         figures = {"loss": evaluation.loss, "accuracy": evaluation.accuracy, "metrics": plain(dict(evaluation.metrics))}
         self.position.validations.append({"epoch": epoch, **figures})
         if self.log is not None:
             self.log.validation(figures)
 
-    def _next(self, batches: Iterator[Any]) -> Any:
+    def _next_batch(self, batches: Iterator[Any]) -> Any:
         """Return the next batch; if it can't be read, save the progress first."""
         try:
             return next(batches, None)
@@ -518,15 +523,15 @@ class Fit:
     def _save(self) -> None:
         """Write a checkpoint if there is a folder for them."""
         position = self.position
-        position.seconds = self._seconds()
-        if self.asked.folder is not None:
-            self.path = str(self.learner.save(self.asked.folder, self._extra()))
+        position.seconds = self._elapsed_s()
+        if self.options.folder is not None:
+            self.path = str(self.learner.save(self.options.folder, self._checkpoint_meta()))
         self.saved = position.step
 
-    def _extra(self) -> dict[str, object]:
+    def _checkpoint_meta(self) -> dict[str, object]:
         return {"course": asdict(self.course), "position": asdict(self.position)}
 
-    def _heed(self) -> None:
+    def _stop_if_signaled(self) -> None:
         """Save and raise KeyboardInterrupt if a signal came."""
         if interrupts.came() is None:
             return
@@ -538,36 +543,37 @@ class Fit:
             interrupts.add("nothing was saved, because no --checkpoint was given")
         interrupts.let_go()
 
-    def _diverged(self, loss: float, rate: float | None) -> str:
-        kept = f"; the newest checkpoint is {self.path}" if self.path else ""
-        what = "validation's loss" if rate is None else "loss"
+    def _nonfinite_text(self, loss: float, rate: float | None) -> str:
+        checkpoint_text = f"; the newest checkpoint is {self.path}" if self.path else ""
+        loss_name = "validation's loss" if rate is None else "loss"
         left_out = self.learner.graph.label_rule.ignore_index
         ignored = "" if left_out is None else f", or give each batch a label other than {left_out}"
-        at = "" if rate is None else f" at a rate of {rate:g}"
+        rate_text = "" if rate is None else f" at a rate of {rate:g}"
         step = self.position.step + (rate is not None)
         return (
-            f"the {what} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): the training has diverged{at}, "
-            f"or the model's own values aren't finite. Use a smaller --lr{ignored}{kept}."
+            f"the {loss_name} is {loss} in step {step:,} (epoch {self.position.epoch + 1}): "
+            f"the training has diverged{rate_text}, or the model's own values aren't finite. "
+            f"Use a smaller --lr{ignored}{checkpoint_text}."
         )
 
-    def _seconds(self) -> float:
+    def _elapsed_s(self) -> float:
         return self.before_s + time.monotonic() - self.begun_s
 
-    def _tell(self, epoch: int, loss: float) -> None:
+    def _report(self, epoch: int, loss: float) -> None:
         position, batches = self.position, self.source.batches
         total = remaining = ""
         if batches:
             total = f" of {batches:,}"
-            share = (epoch * batches + position.batch) / (self.asked.epochs * batches)
+            share = (epoch * batches + position.batch) / (self.options.epochs * batches)
             spent_s = time.monotonic() - self.begun_s
-            done = self.stepped / (self.asked.epochs * batches)
-            remaining = f", {show_seconds(spent_s * (1 - share) / done)} left"
+            share_done = self.stepped / (self.options.epochs * batches)
+            remaining = f", {show_seconds(spent_s * (1 - share) / share_done)} left"
         self.pace(
-            f"epoch {epoch + 1} of {self.asked.epochs}, batch {position.batch:,}{total}, loss {loss:.6g}{remaining}"
+            f"epoch {epoch + 1} of {self.options.epochs}, batch {position.batch:,}{total}, loss {loss:.6g}{remaining}"
         )
 
-    def _result(self, resumed_at: int, kept: int, diverged: str = "") -> Trained:
-        learner, position, meter = self.learner, self.position, self.asked.meter
+    def _result(self, resumed_at: int, kept_epoch: int, diverged: str = "") -> Trained:
+        learner, position, meter = self.learner, self.position, self.options.meter
         return Trained(
             epochs=position.epoch,
             steps=position.step,
@@ -578,10 +584,10 @@ class Fit:
             validations=tuple(position.validations),
             optimizer=learner.optimizer,
             hyperparameters=dict(learner.hyperparameters),
-            lr_schedule=self.asked.lr_schedule,
-            batch_order=self.asked.order,
-            seed=self.asked.seed,
-            seconds=self._seconds(),
+            lr_schedule=self.options.lr_schedule,
+            batch_order=self.options.order,
+            seed=self.options.seed,
+            seconds=self._elapsed_s(),
             step_s=self.stepping_s / self.stepped if self.stepped else 0.0,
             total_ram_bytes=learner.total_ram_bytes,
             process_base_bytes=learner.base_bytes,
@@ -589,7 +595,7 @@ class Fit:
             checkpoint=self.path,
             passed_over=self.passed_over,
             changed=self.changed,
-            kept=kept,
+            kept=kept_epoch,
             diverged=diverged,
             energy=None if meter is None else Metered.of(meter, self.stepped, learner.step.simulation.energy_j),
         )

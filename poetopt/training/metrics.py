@@ -43,7 +43,7 @@ class Metric(ABC):
     name: str
 
     @abstractmethod
-    def add(self, scores: Any, wanted: Any) -> None:
+    def add(self, scores: Any, targets: Any) -> None:
         """Add rows: scores [rows, classes, ...] and labels [rows, ...], or output and target."""
 
     @property
@@ -59,8 +59,8 @@ class _Mean(Metric):
         self.name, self._each, self._after = name, each, after
         self._sum, self._count = 0.0, 0
 
-    def add(self, scores: Any, wanted: Any) -> None:
-        values = np.asarray(self._each(scores, wanted), np.float64)
+    def add(self, scores: Any, targets: Any) -> None:
+        values = np.asarray(self._each(scores, targets), np.float64)
         count = values.size if values.ndim else len(scores)
         self._sum += float(values.sum()) if values.ndim else float(values) * count
         self._count += count
@@ -80,8 +80,8 @@ class _Overlap(Metric):
         self._both: Any = 0
         self._one: Any = 0
 
-    def add(self, scores: Any, wanted: Any) -> None:
-        predicted, true = self._predict(scores, wanted)
+    def add(self, scores: Any, targets: Any) -> None:
+        predicted, true = self._predict(scores, targets)
         axes = tuple(k for k in range(predicted.ndim) if k != 1)
         self._both = self._both + (predicted & true).sum(axes)
         self._one = self._one + (predicted ^ true).sum(axes)
@@ -89,8 +89,8 @@ class _Overlap(Metric):
     @property
     def value(self) -> float:
         present = np.asarray(self._both + self._one) > 0
-        both, one = np.asarray(self._both)[present], np.asarray(self._one)[present]
-        return float(self._share(both, one).mean()) if both.size else 0.0
+        intersection, difference = np.asarray(self._both)[present], np.asarray(self._one)[present]
+        return float(self._share(intersection, difference).mean()) if intersection.size else 0.0
 
 
 def _among_five(scores: Any, labels: Any) -> Any:
@@ -135,10 +135,10 @@ METRICS: dict[str, dict[str, Callable[[], Metric]]] = {
 """Constructors by metric and by the loss that they fit."""
 
 
-def metrics_of(asked: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metric]]:
+def metrics_of(metrics: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metric]]:
     """Return a constructor for each requested metric, given by name or as a function. Raises OptionError."""
     factories: list[Callable[[], Metric]] = []
-    for metric in asked.split(",") if isinstance(asked, str) else asked:
+    for metric in metrics.split(",") if isinstance(metrics, str) else metrics:
         if not graph.compared:
             raise OptionError("--with metrics: the model computes its own loss, so labels are unknown. Leave it out.")
         if callable(metric):
@@ -148,7 +148,7 @@ def metrics_of(asked: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metr
         factory = METRICS.get(name, {}).get(graph.loss_kind)
         if factory is None:
             alternatives = [other for other, losses in METRICS.items() if graph.loss_kind in losses]
-            what = (
+            fault = (
                 "it is always reported"
                 if name in ("loss", "accuracy")
                 else "it needs another loss"
@@ -156,7 +156,7 @@ def metrics_of(asked: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Metr
                 else f"unknown{closest(name, METRICS)}"
             )
             raise OptionError(
-                f"--with metrics={name}: {what}. Metrics of the loss {graph.loss_kind}: {', '.join(alternatives)}."
+                f"--with metrics={name}: {fault}. Metrics of the loss {graph.loss_kind}: {', '.join(alternatives)}."
             )
         factories.append(factory)
     return factories

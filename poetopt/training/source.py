@@ -111,9 +111,9 @@ def parse_schedule(text: str) -> RateSchedule:
         if is_valid and kind in ("constant", "cosine") and not rest:
             return RateSchedule(kind, warmup=warmup)
         if is_valid and kind == "step" and len(rest) == 2:
-            every, by = read_whole(rest[0]), read_number(rest[1])
-            if every >= 1 and by > 0:
-                return RateSchedule(kind, every, by, warmup)
+            every, factor = read_whole(rest[0]), read_number(rest[1])
+            if every >= 1 and factor > 0:
+                return RateSchedule(kind, every, factor, warmup)
     except ValueError:
         pass
     raise OptionError(f"--lr-schedule {text}: must be {EXAMPLES}")
@@ -217,11 +217,11 @@ class _OrderedSource:
             numbers = rows[k * self.size : (k + 1) * self.size].astype(np.int64)
             batch = self.data.take(numbers)
             for name, array in batch.items():
-                if what := fault(self.graph, name, array):
+                if fault_text := fault(self.graph, name, array):
                     bad_row = next(
                         (row for n, row in enumerate(numbers) if fault(self.graph, name, array[n : n + 1])), numbers[0]
                     )
-                    raise ModelError(f"{self.data.where(int(bad_row))}: {what}")
+                    raise ModelError(f"{self.data.where(int(bad_row))}: {fault_text}")
             yield batch
 
 
@@ -279,8 +279,8 @@ def checked_batch(graph: TrainingGraph, batch: object, shown: str) -> Batch:
             arrays[name] = np.asarray(batch[name])
         except (ValueError, TypeError, RuntimeError) as error:
             raise ModelError(f"{shown}: {name!r} is not an array: {error}") from error
-        if what := fault(graph, name, arrays[name]):
-            raise ModelError(f"{shown}: {what}")
+        if fault_text := fault(graph, name, arrays[name]):
+            raise ModelError(f"{shown}: {fault_text}")
     return arrays
 
 

@@ -1,4 +1,4 @@
-"""What any room may use: units, errors, files, interrupts, progress."""
+"""Utilities for all packages of poetopt: units, errors, files, interrupts, progress."""
 
 __version__ = "0.1.0"
-"""The version, as plans, results and the command line say it."""
+"""The version in plans, results and the command line."""

@@ -1,6 +1,6 @@
-"""Every error that poetopt raises on purpose, with the exit code that the command line gives it.
+"""Errors that poetopt raises on purpose, with the exit codes of the command line.
 
-A message says what is wrong, where (file, node, operator, opset) and what to do about it.
+A message says what is wrong, where (file, node, operator, opset), and what to do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class UnsupportedOpError(ModelError):
 
 
 class OpenError(UnsupportedOpError):
-    """A size or a choice that a model leaves open, and that an option says."""
+    """A size or a choice that a model leaves open, and that an option can set."""
 
 
 class MissingVjpError(ModelError):
@@ -31,11 +31,11 @@ class MissingVjpError(ModelError):
 
 
 class DeviceError(PoetError, ValueError):
-    """An unknown device, or a device description that is incomplete or nonsense."""
+    """An unknown device, or a device description that is incomplete or invalid."""
 
 
 class ProblemError(PoetError, ValueError):
-    """A scheduling problem that contradicts itself, or that holds what its reader can't plan for."""
+    """A scheduling problem that contradicts itself, or has features that its reader can't plan for."""
 
 
 class FormulationError(PoetError, ValueError):
@@ -51,9 +51,12 @@ class OutputError(PoetError, OSError):
 
 
 class InfeasibleError(PoetError):
-    """No schedule exists, with what would make one possible.
+    """No schedule exists; the message says what would make one possible.
 
-    `report` is the JSON object of the command line (status `infeasible`), where there is one.
+    Attributes
+    ----------
+    report
+        The JSON object of the command line (status `infeasible`), if there is one.
     """
 
     exit_code: ClassVar[int] = 3
@@ -64,7 +67,7 @@ class InfeasibleError(PoetError):
 
 
 class NoScheduleError(PoetError):
-    """No schedule was found within the time limit, though none is proven impossible."""
+    """No schedule was found within the time limit, and none is proven impossible."""
 
     exit_code: ClassVar[int] = 4
 
@@ -74,7 +77,7 @@ class NoScheduleError(PoetError):
 
 
 class TimeUpError(PoetError):
-    """The time limit passed inside a step whose partial result is of no use, such as building a model."""
+    """Expiry of the time limit in a step without a usable partial result, such as building a model."""
 
     exit_code: ClassVar[int] = 4
 
@@ -84,7 +87,7 @@ class PlanError(PoetError):
 
 
 class OtherRuntimeError(PlanError):
-    """A plan of another runtime's kernels than it was to be run with."""
+    """A plan for another runtime's kernels than the one that should run it."""
 
 
 class ExecutionError(PoetError):
@@ -94,6 +97,6 @@ class ExecutionError(PoetError):
 
 
 class BackendUnavailableError(PoetError, ImportError):
-    """A backend that is not installed, with how to get it."""
+    """A backend that is not installed; the message says how to install it."""
 
     exit_code: ClassVar[int] = 6

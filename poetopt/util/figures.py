@@ -1,4 +1,4 @@
-"""Figures of an answer as JSON has them: each is declared once, by its name."""
+"""Figures of results as JSON: each figure is declared once, by its name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 
 def plain(value: object) -> object:
-    """A value as JSON has it; a number that it has no word for is null."""
+    """Return a value as plain JSON types; numbers that are not finite become None."""
     if isinstance(value, Figures):
         return value.to_dict()
     if isinstance(value, Mapping):
@@ -23,19 +23,19 @@ def plain(value: object) -> object:
 
 
 def figures(found: object, names: Iterable[str]) -> dict[str, object]:
-    """The attributes of those names as JSON has them; all are null where nothing was found."""
+    """Return the attributes `names` of `found` as plain JSON types; all are None if `found` is None."""
     return {name: None if found is None else plain(getattr(found, name)) for name in names}
 
 
 class Figures:
-    """A dataclass that has a JSON object: its fields but for `omitted`, and the properties named in `derived`."""
+    """Base of dataclasses with a JSON object: the fields except `omitted`, and the properties in `derived`."""
 
     __slots__ = ()
     omitted: ClassVar[tuple[str, ...]] = ()
     derived: ClassVar[tuple[str, ...]] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The object that the command line writes with `--json`: plain values; what JSON has no word for is null."""
+        """Return the object that the command line writes with `--json`; numbers that are not finite become None."""
         assert is_dataclass(self)
         names = (field.name for field in fields(self) if field.name not in self.omitted)
         return figures(self, (*names, *self.derived))

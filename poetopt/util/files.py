@@ -1,14 +1,14 @@
-"""Writing outputs so that nobody ever finds half of one: write beside, then rename.
+"""Write outputs atomically, read inputs with limits, and clean up temporary folders.
 
-What is read: regular files and pipes, and of each no more than is sensible.
+Outputs are written to a file beside the target and renamed, so that no partial output is ever visible.
 
-What a user names may be a pipe or `/dev/stdin`. What a *file* names (the model of a plan) must be a regular file: a
-pipe would hang, and a device never ends. Refusals are OSErrors, so that they are told as any file that can't be read.
+Inputs are regular files and pipes, with a limit of bytes. A path from the user may be a pipe or `/dev/stdin`. A path in
+a *file* (the model of a plan) must be a regular file: a pipe would hang, and a device never ends. Refusals are
+OSErrors, so that callers handle them like any unreadable file.
 
-Temporary folders that don't outlive a process that was killed: the next one that needs such a folder removes them.
-
-A living process holds a lock in its folder, which the system lets go of however the process ends; process numbers would
-say nothing of one in another container that shares the folder.
+Temporary folders of a killed process are removed by the next process that needs one. A living process holds a lock in
+its folder, which the system releases however the process ends. Process ids wouldn't identify a process in another
+container that shares the folder.
 """
 
 from __future__ import annotations
@@ -34,80 +34,84 @@ from poetopt.util.errors import OutputError, PoetError
 from poetopt.util.units import parse_size, show_bytes
 
 LEFTOVER = re.compile(r"\.poetopt-([1-9]\d*)-\d+(l?)(\..*)?$")
-"""A temporary file: whose, and whether that process holds a lock on it while it lives."""
+"""Name of a temporary file: the process id, and whether that process locks it while it lives."""
 LEFT_S = 24 * 3600
+"""Age in seconds after which an unlocked temporary file is removed."""
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary file beside `path`, with its suffix, that takes its place when the body ends well.
+    """Yield an empty temporary file beside `path`, with its suffix, that replaces `path` if the body succeeds.
 
-    For libraries that write files by name; `write_atomically` is simpler where the bytes are at hand.
-    The temporary file exists and is empty at the start. Where `path` is a device or a pipe, which a
-    rename would destroy, the body writes to it directly. A symbolic link stays, its target is replaced.
+    This is for libraries that write files by name; with bytes in memory, `write_atomically` is simpler. If `path` is a
+    device or a pipe, which a rename would destroy, the body writes to it directly. If it is a symbolic link, the target
+    is replaced.
 
-    Raises OutputError where the file can't be written (the body's own OSErrors included); then the
-    temporary file is gone and what was at `path` before is untouched.
+    Raises
+    ------
+    OutputError
+        If the file can't be written, also for OSErrors of the body. Then the temporary file is removed, and `path`
+        doesn't change.
     """
     shown = os.fspath(path)
-    # What /dev/stdout leads to may have no name of its own: only regular files are followed.
+    # The target of /dev/stdout may have no name: only links to regular files are followed.
     target = Path(os.path.realpath(shown)) if os.path.isfile(shown) or not os.path.exists(shown) else Path(shown)
-    beside: Path | None = None
+    temporary: Path | None = None
     lock: int | None = None
     try:
-        before = _status(target)
-        if before is not None and stat.S_ISDIR(before.st_mode):
+        previous = _status(target)
+        if previous is not None and stat.S_ISDIR(previous.st_mode):
             raise IsADirectoryError(None, "it is a directory")
-        if before is not None and not os.access(target, os.W_OK):
+        if previous is not None and not os.access(target, os.W_OK):
             raise PermissionError(None, "it exists and is not writable")
-        if before is not None and not stat.S_ISREG(before.st_mode):
+        if previous is not None and not stat.S_ISREG(previous.st_mode):
             yield target
             return
         _remove_leftovers(target.parent)
-        beside, lock = _fresh_file(target)
-        yield beside
-        _flush(beside)
-        if before is not None:
-            beside.chmod(stat.S_IMODE(before.st_mode))
-        os.replace(beside, target)
-        beside = None
+        temporary, lock = _create_beside(target)
+        yield temporary
+        _flush(temporary)
+        if previous is not None:
+            temporary.chmod(stat.S_IMODE(previous.st_mode))
+        os.replace(temporary, target)
+        temporary = None
     except OSError as error:
         if isinstance(error, OutputError):
             raise
-        raise OutputError(f"can't write {shown}: {_remedy(target, error)}") from error
+        raise OutputError(f"can't write {shown}: {_explain(target, error)}") from error
     finally:
-        if beside is not None:
+        if temporary is not None:
             with suppress(OSError):
-                beside.unlink()
+                temporary.unlink()
         if lock is not None:
             os.close(lock)
 
 
 def write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of `data` to an unbuffered file, which may take less at a time. Raises OSError where it takes none."""
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
+    """Write all of `data` to an unbuffered file, which may accept less per call. Raise OSError if it accepts none."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
-def _remedy(target: Path, error: OSError) -> str:
-    """Why a file can't be written, and what helps."""
+def _explain(target: Path, error: OSError) -> str:
+    """Return why a file can't be written, and what to do."""
     if isinstance(error, FileNotFoundError) and not target.parent.exists():
-        return f"there is no folder {target.parent}; make it, or give another path"
+        return f"there is no folder {target.parent}. Create it, or give another path"
     if isinstance(error, NotADirectoryError) or (target.parent.exists() and not target.parent.is_dir()):
-        return f"{target.parent} is a file, no folder; give another path"
+        return f"{target.parent} is a file, not a folder. Give another path"
     if isinstance(error, IsADirectoryError):
-        return "it is a folder; give the path of a file"
-    return f"{error.strerror or error}; give another path, or make room and rights there"
+        return "it is a folder. Give the path of a file"
+    return f"{error.strerror or error}. Give another path, or free space and check permissions there"
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write `data` (text as UTF-8) to `path`, whole or not at all.
+    """Write `data` (text as UTF-8) to `path`, completely or not at all.
 
-    Raises OutputError where that can't be done (no such folder, no rights, no room).
+    Raise OutputError if that fails (no such folder, no permission, no space).
     """
     content = data.encode("utf-8") if isinstance(data, str) else data
-    with replacing(path) as place, open(place, "wb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         file.write(content)
 
 
@@ -118,8 +122,8 @@ def _status(path: Path) -> os.stat_result | None:
         return None
 
 
-def _fresh_file(target: Path) -> tuple[Path, int | None]:
-    """An empty file with a name of its own in the folder of `target`, with the rights of any new file, and its lock."""
+def _create_beside(target: Path) -> tuple[Path, int | None]:
+    """Create an empty file in the folder of `target`, with default permissions; return its path and its lock."""
     sign = "l"
     for attempt in itertools.count():
         candidate = target.parent / f".poetopt-{os.getpid()}-{attempt}{sign}{target.suffix}"
@@ -131,27 +135,27 @@ def _fresh_file(target: Path) -> tuple[Path, int | None]:
             return candidate, descriptor
         os.close(descriptor)
         candidate.unlink()
-        sign = ""  # no locks here
+        sign = ""  # this file system has no locks
     raise AssertionError("unreachable: the counter has no end")
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of processes that were killed before they could.
+    """Remove temporary files of killed processes.
 
-    Another host or container that shares the folder has processes that can't be seen from here: what isn't locked by
-    its writer, as its name says, is removed only where nobody has written to it for a day.
+    Processes of another host or container that shares the folder are invisible. So a file without a lock, by its name,
+    is removed only if nobody has written to it for a day.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if (found := LEFTOVER.match(entry.name)) and not _alive(int(found[1])):
+            if (match := LEFTOVER.match(entry.name)) and not _alive(int(match[1])):
                 with suppress(OSError):
-                    old = time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S
-                    if old or (found[2] and _unlocked(entry.path)):
+                    is_old = time.time() - entry.stat(follow_symlinks=False).st_mtime > LEFT_S
+                    if is_old or (match[2] and _unlocked(entry.path)):
                         os.unlink(entry.path)
 
 
 def lock_file(descriptor: int) -> bool:
-    """Take the lock on an open file, which the system lets go of with the process; False where that can't be had."""
+    """Lock an open file until the process ends; return whether that succeeded."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -172,13 +176,13 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # a process of another user
         pass
     return True
 
 
 def _flush(path: Path) -> None:
-    """Wait until the content is on the disk: a full one may say so only now."""
+    """Wait until the content is on the disk: a full disk may report it only then."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -187,9 +191,9 @@ def _flush(path: Path) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError now if `replacing(path)` would: to be asked before a long computation.
+    """Raise OutputError if `replacing(path)` would; to be called before a long computation.
 
-    What is at `path` stays untouched, and nothing new is left there.
+    It doesn't change `path`, and leaves no new file.
     """
 
     class Enough(Exception):  # noqa: N818 - a signal, not an error
@@ -200,63 +204,63 @@ def check_writable(path: str | os.PathLike[str]) -> None:
 
 
 def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raise OutputError now if no file could be made in the folder `path`, which need not be there yet.
+    """Raise OutputError if no file could be created in the folder `path`, which need not exist.
 
-    What is at `path` stays untouched, and nothing new is left there: folders that have to be made are made again.
+    It doesn't change `path`, and removes the folders that it creates for the check.
     """
     missing: list[Path] = []
-    place = Path(path)
-    while not place.exists() and place != place.parent:
-        missing.append(place)
-        place = place.parent
-    made: list[Path] = []
+    folder_path = Path(path)
+    while not folder_path.exists() and folder_path != folder_path.parent:
+        missing.append(folder_path)
+        folder_path = folder_path.parent
+    created: list[Path] = []
     try:
         for folder in reversed(missing):
             folder.mkdir()
-            made.append(folder)
-        file, lock = _fresh_file(Path(path, "file"))
+            created.append(folder)
+        file, lock = _create_beside(Path(path, "file"))
         file.unlink()
         if lock is not None:
             os.close(lock)
     except OSError as error:
         raise OutputError(
-            f"can't write into the folder {os.fspath(path)}: {error.strerror or error}; give another, or rights there"
+            f"can't write into the folder {os.fspath(path)}: {error.strerror or error}. Give another folder"
         ) from error
     finally:
-        for folder in reversed(made):
+        for folder in reversed(created):
             with suppress(OSError):
                 folder.rmdir()
 
 
 ENVIRONMENT = "POETOPT_MAX_FILE_SIZE"
-"""Where `--max-file-size` stands, for workers and for Python."""
+"""Environment variable with the value of `--max-file-size`, for worker processes and for Python."""
 
 TABLE_BYTES = 2**24
-"""Devices, profiles, sweeps and tables of measurements."""
+"""Limit of devices, profiles, sweeps and tables of measurements."""
 PLAN_BYTES = 2**27
-"""Plans and problem files; reading JSON takes ten times its size."""
+"""Limit of plans and problem files; reading JSON takes ten times its size."""
 STREAM_BYTES = 2**29
-"""A model from a pipe, which can be read but once."""
+"""Limit of a model from a pipe, which is held in memory."""
 MODEL_BYTES = 2**31
-"""A model: no protobuf is larger."""
+"""Limit of a model: no protobuf is larger."""
 ARRAY_BYTES = 2**31
-"""An array of an .npz file whose length nothing else says: a data set."""
+"""Limit of a data set in an .npz file, whose length nothing else states."""
 
 
 def allowed(most: int) -> int:
-    """`most`, or what the user allows where that is more. Raises OptionError."""
-    asked = os.environ.get(ENVIRONMENT)
-    return max(most, parse_size(asked, option="--max-file-size")) if asked else most
+    """Return `most` bytes, or the user's limit if it is larger. Raise OptionError for an invalid limit."""
+    text = os.environ.get(ENVIRONMENT)
+    return max(most, parse_size(text, option="--max-file-size")) if text else most
 
 
 def allow(size: str) -> None:
-    """Read files up to `size` from now on, in the processes that this one starts, too. Raises OptionError."""
+    """Raise the limit of files to `size`, also for child processes. Raise OptionError for an invalid size."""
     parse_size(size, option="--max-file-size")
     os.environ[ENVIRONMENT] = size
 
 
 def is_regular(path: str | os.PathLike[str]) -> bool:
-    """Whether a regular file is there, or a link to one."""
+    """Return whether `path` is a regular file, or a link to one."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError):
@@ -264,7 +268,7 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:
-    """Whether a pipe, a device or a socket is there: neither a file nor a folder."""
+    """Return whether `path` is a pipe, a device or a socket: neither a file nor a folder."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -273,84 +277,91 @@ def is_special(path: str | os.PathLike[str]) -> bool:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open what a file or a folder names. Raises OSError for all but a regular file, without waiting for a writer."""
+    """Open a regular file. Raise OSError for anything else, without waiting for the writer of a pipe."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
     if is_special(path):
-        raise _refusal(path, "it is a pipe or a device; only a regular file is read here")
-    file = _opened(path, opener)
+        raise _refusal(path, "it is a pipe or a device, not a regular file")
+    file = _open(path, opener)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise _refusal(path, "it is no regular file")
+        raise _refusal(path, "it is not a regular file")
     return file
 
 
 def read_bytes(path: str | os.PathLike[str], most: int, *, named_by_file: bool = False) -> bytes:
-    """All of a file, or of a stream, up to its end.
+    """Return the content of a file or a pipe.
 
+    Parameters
+    ----------
     most
-        Bytes, unless the user allows more.
+        Limit in bytes, unless the user allows more.
+    named_by_file
+        Whether the path comes from a file, so that it must be a regular file.
 
-    Raises OSError where it can't be read, goes on after that many bytes, or must be a regular file and isn't one.
+    Raises
+    ------
+    OSError
+        If it can't be read, exceeds the limit, or must be a regular file and isn't one.
     """
     most = allowed(most)
-    with open_regular(path) if named_by_file else _opened(path, None) as file:
+    with open_regular(path) if named_by_file else _open(path, None) as file:
         status = os.fstat(file.fileno())
         size = status.st_size if stat.S_ISREG(status.st_mode) else 0
         if size > most:
-            raise _refusal(path, f"it has {show_bytes(size)}, {_advice(most)}")
+            raise _refusal(path, f"it has {show_bytes(size)}, {_limit_text(most)}")
         parts = [file.read(size + 1)]
         read = len(parts[0])
         while parts[-1]:
             if read > most:
-                raise _refusal(path, f"it goes on and on, {_advice(most)}")
+                raise _refusal(path, f"it doesn't end, {_limit_text(most)}")
             parts.append(file.read(2**20))
             read += len(parts[-1])
     return b"".join(parts) if len(parts) > 2 else parts[0]
 
 
 def read_start(path: str | os.PathLike[str], nbytes: int) -> bytes:
-    """The first bytes of a regular file, so many where it has them. Raises OSError."""
+    """Return at most the first `nbytes` bytes of a regular file. Raise OSError."""
     with open_regular(path) as file:
         return file.read(min(nbytes, os.fstat(file.fileno()).st_size))
 
 
 def read_text(path: str | os.PathLike[str], most: int, *, encoding: str = "utf-8", named_by_file: bool = False) -> str:
-    """As `read_bytes`, with line ends as Python has them. Raises UnicodeDecodeError for what is no text."""
+    """Return the text of a file with Python's line ends, as `read_bytes`. Raise UnicodeDecodeError if it isn't text."""
     text = read_bytes(path, most, named_by_file=named_by_file).decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse_toml(text: str) -> dict[str, object]:
-    """The table of a TOML text. Raises ValueError, which says what is wrong with it."""
+    """Return the table of a TOML text. Raise ValueError with the problem."""
     import tomllib
 
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError as error:  # Python's own limit on the digits of a number
-        raise ValueError("it holds a number of thousands of digits") from error
+    except ValueError as error:  # Python limits the digits of an integer
+        raise ValueError("it has a number of thousands of digits") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
 def digest(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a regular file. Raises OSError."""
+    """Return the SHA-256 of a regular file. Raise OSError."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type,unused-ignore]
 
 
-def _opened(path: str | os.PathLike[str], opener: object) -> IO[bytes]:
+def _open(path: str | os.PathLike[str], opener: object) -> IO[bytes]:
     try:
         return open(path, "rb", opener=opener)  # type: ignore[call-overload,no-any-return]
     except ValueError as error:
-        raise _refusal(path, "no path has a NUL in it") from error
+        raise _refusal(path, "a path can't contain NUL") from error
 
 
-def _advice(most: int) -> str:
+def _limit_text(most: int) -> str:
     return f"and at most {show_bytes(most)} are read (poetopt --max-file-size SIZE COMMAND allows more)"
 
 
@@ -364,41 +375,41 @@ _LOCK = ".lock"
 
 @contextmanager
 def scratch_folder(purpose: str) -> Iterator[str]:
-    """A folder in the system's temporary one, gone after the block.
+    """Yield a new folder in the system's temporary folder, and remove it after the block.
 
-    Raises OutputError where none can be made, and where the block finds no more room in it.
+    Raise OutputError if it can't be created, or if the disk gets full in the block.
     """
     remove_abandoned()
     try:
-        made = tempfile.mkdtemp(prefix="poetopt-")
+        folder = tempfile.mkdtemp(prefix="poetopt-")
     except OSError as error:
         raise OutputError(
-            f"can't make a temporary folder: {error.strerror or error}; make room there, or name another one (TMPDIR)"
+            f"can't create a temporary folder: {error.strerror or error}. Free space there, or set another one (TMPDIR)"
         ) from error
     descriptor = None
     try:
-        descriptor = os.open(os.path.join(made, _LOCK), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        descriptor = os.open(os.path.join(folder, _LOCK), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         if lock_file(descriptor):
-            # Its name says that it may be removed once it isn't locked.
-            named = os.path.join(os.path.dirname(made), f"{PREFIX}{purpose}-{os.path.basename(made)[8:]}")
-            os.rename(made, named)
-            made = named
-        yield made
-    except OSError as error:  # few say of which file
-        full = error.errno == errno.ENOSPC and os.statvfs(made).f_bavail == 0
-        if isinstance(error, PoetError) or not full:
+            # This name marks a folder that may be removed once it isn't locked.
+            marked = os.path.join(os.path.dirname(folder), f"{PREFIX}{purpose}-{os.path.basename(folder)[8:]}")
+            os.rename(folder, marked)
+            folder = marked
+        yield folder
+    except OSError as error:  # most don't name the file
+        is_full = error.errno == errno.ENOSPC and os.statvfs(folder).f_bavail == 0
+        if isinstance(error, PoetError) or not is_full:
             raise
         raise OutputError(
-            f"the temporary folder {os.path.dirname(made)} is full; make room there, or name another one (TMPDIR)"
+            f"the temporary folder {os.path.dirname(folder)} is full. Free space there, or set another one (TMPDIR)"
         ) from error
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         if descriptor is not None:
             os.close(descriptor)
 
 
 def remove_abandoned() -> None:
-    """Remove the folders of this user's processes that were killed."""
+    """Remove the temporary folders of this user's killed processes."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
@@ -417,11 +428,11 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 class Closing(ABC):
-    """What is closed as the `with` that it stands in ends, however that ends."""
+    """Base of context managers that close themselves."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release the resources."""
 
     def __enter__(self) -> Self:
         return self

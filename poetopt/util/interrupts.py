@@ -1,8 +1,8 @@
-"""Ctrl-C, SIGTERM, a terminal that hangs up: what came is remembered, so that no lost exception is a lost interrupt.
+"""Signals (Ctrl-C, SIGTERM, SIGHUP) are recorded, so that an interrupt survives a swallowed exception.
 
-Python raises KeyboardInterrupt wherever the main thread happens to be. Libraries swallow it there: in a bare `except`,
-in a finalizer, in a callback of C code. So the command line's handlers leave a mark as well, and who is about to begin
-something long asks for it by `check`. Where the handlers aren't in place, as in a notebook, all of this does nothing.
+Python raises KeyboardInterrupt wherever the main thread happens to be. Libraries may swallow it: in a bare `except`, in
+a finalizer, in a callback of C code. So the command line's handlers also record the signal, and `check` raises it
+before long work begins. Without the handlers, as in a notebook, all of this has no effect.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from typing import NoReturn
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
-"""What a shell shows for them, and what they are called."""
+"""Exit codes of a shell for these signals, and their names in messages."""
 
 
-class _Mark:  # no dataclass: what they need to be made takes longer than all else here
-    """first: the signal that came first. at_s: when. held: whether it only leaves its mark, as an answer is in hand.
+class _State:  # not a dataclass: creating one would take most of this module's import time
+    """State of the handlers.
 
-    terminals: which of stdout and stderr were one at the start. kept: what to tell of what was kept.
+    Attributes
+    ----------
+    first, at_s
+        The first signal, and its time.
+    held
+        Whether a first signal is only recorded, because a result exists.
+    terminals
+        The descriptors among stdout and stderr that were terminals at the start.
+    kept
+        Note for the message on how to continue.
     """
 
     first: signal.Signals | None = None
@@ -34,82 +43,82 @@ class _Mark:  # no dataclass: what they need to be made takes longer than all el
     kept: str = ""
 
 
-_mark = _Mark()
+_state = _State()
 
 
 def install() -> None:
-    """Make the others what Ctrl-C is, and all leave a mark; a parent that ignores one of them wants it ignored."""
-    _mark.terminals = tuple(number for number in (1, 2) if os.isatty(number))
+    """Handle SIGTERM and SIGHUP like Ctrl-C, and record all three; signals that the parent ignores stay ignored."""
+    _state.terminals = tuple(number for number in (1, 2) if os.isatty(number))
     for number in CODES:
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _came)
+            signal.signal(number, _handle)
 
 
-def _came(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     now_s = time.monotonic()
     if number == signal.SIGHUP:
-        _leave_terminal()
-    if _mark.first is None:
-        _mark.first, _mark.at_s = signal.Signals(number), now_s
-        if _mark.held:
+        _redirect_to_null()
+    if _state.first is None:
+        _state.first, _state.at_s = signal.Signals(number), now_s
+        if _state.held:
             return
-    elif now_s - _mark.at_s < 0.5:
-        return  # it would cut off the way to the best so far
+    elif now_s - _state.at_s < 0.5:
+        return  # a repeated signal would interrupt writing the best result
     raise KeyboardInterrupt
 
 
-def _leave_terminal() -> None:
-    """It is gone, and each line for it would be an error: what is told from here on is told to nobody."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in _mark.terminals:
-        os.dup2(nowhere, number)
-    os.close(nowhere)
+def _redirect_to_null() -> None:
+    """Redirect output for a closed terminal to the null device: each write would fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for number in _state.terminals:
+        os.dup2(null, number)
+    os.close(null)
 
 
 def came() -> signal.Signals | None:
-    """The signal that came first, if one did."""
-    return _mark.first
+    """Return the first signal, or None."""
+    return _state.first
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt in the main thread where a signal came: nothing long begins after one."""
-    if _mark.first is not None and threading.current_thread() is threading.main_thread():
+    """Raise KeyboardInterrupt in the main thread after a signal; to be called before long work."""
+    if _state.first is not None and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
 
 
 def hold() -> None:
-    """The answer is in hand: from now on a first signal leaves its mark only. A second one, later, still raises."""
-    _mark.held = True
+    """Only record a first signal from now on, because a result exists. A second one still raises."""
+    _state.held = True
 
 
 def let_go() -> None:
-    """Something long follows that an interrupt is to end again; one that came since `hold` does so now."""
-    _mark.held = False
+    """End `hold` before long work; raise KeyboardInterrupt if a signal was recorded since."""
+    _state.held = False
     check()
 
 
 def add(kept: str) -> None:
-    """What the message of the interrupt is to tell besides: where to go on."""
-    _mark.kept = kept
+    """Add a note on how to continue to the message of an interrupt."""
+    _state.kept = kept
 
 
 def words(number: signal.Signals) -> str:
-    """The message of an interrupt."""
-    return f"{WORDS[number]}; {_mark.kept}" if _mark.kept else WORDS[number]
+    """Return the message of an interrupt."""
+    return f"{WORDS[number]}; {_state.kept}" if _state.kept else WORDS[number]
 
 
 def deafen() -> None:
-    """From now on signals are ignored: what is left is one message, or Python's own end."""
+    """Ignore signals from now on: only one message or Python's shutdown remains."""
     for number in CODES:
-        if signal.getsignal(number) is _came:
+        if signal.getsignal(number) is _handle:
             signal.signal(number, signal.SIG_IGN)
 
 
 def stop_here() -> NoReturn:
-    """End the program before it has begun: a message on stderr, and the code of the signal."""
+    """Exit before the command line has started, with a message on stderr and the signal's exit code."""
     deafen()
-    number = _mark.first or signal.SIGINT
-    with suppress(OSError, ValueError, AttributeError):  # None where it was closed before the start
+    number = _state.first or signal.SIGINT
+    with suppress(OSError, ValueError, AttributeError):  # stderr is None if it was closed before the start
         sys.stderr.write(f"poetopt: {WORDS[number]}\n")
         sys.stderr.flush()
-    os._exit(CODES[number])  # Python would end by SIGINT where an exception has passed through `exec`
+    os._exit(CODES[number])  # Python would exit by SIGINT if an exception has passed through `exec`

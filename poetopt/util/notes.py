@@ -1,7 +1,7 @@
-"""What people should know of a model, one line each, and whether the answer depends on it.
+"""Notes on a model for the user, one line each, and whether a result depends on them.
 
-A plain `str` among notes is a detail, which `poetopt inspect` shows. A `Note` says what is trained, which loss it is or
-what is odd about the gradients: it stands beside every answer (`solve`, `run`, `grad`), and in JSON under `important`.
+A plain `str` among notes is a detail, which `poetopt inspect` shows. A `Note` is about the trained tensors, the loss,
+or unexpected gradients: every result shows it (`solve`, `run`, `grad`), and JSON has it under `important`.
 """
 
 from __future__ import annotations
@@ -10,94 +10,96 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 SHOWN = 6
-"""So many names of a list stand on the screen."""
+"""Limit of names in a list on the screen."""
 
 
 class About(StrEnum):
-    """What a note is about."""
+    """Subjects of notes."""
 
     TRAINED = "trained"
-    """Which tensors are trained, and what the exporter did to them."""
+    """The trained tensors, and what the exporter did to them."""
     LOSS = "loss"
-    """Which loss it is, on what."""
+    """The loss, and the output that it is on."""
     GRADIENTS = "gradients"
-    """Gradients that are right, and not what people expect."""
+    """Gradients that are correct but unexpected."""
 
 
 class Note(str):
-    """A note that the answer depends on.
+    """A note that a result depends on.
 
+    Attributes
+    ----------
     about
-        What it is about.
+        The subject.
     short
-        What stands beside an answer, where that is less than the whole text.
+        Text beside a result; default: the whole text.
     """
 
     about: About
     short: str
 
     def __new__(cls, text: str, about: About = About.TRAINED, short: str = "") -> Note:
-        """The note of that text."""
+        """Create a note of `text`."""
         note = super().__new__(cls, text)
         note.about, note.short = about, short or text
         return note
 
     def __getnewargs__(self) -> tuple[str, About, str]:  # type: ignore[override]
-        """What copies are made of."""
+        """Return the arguments of `__new__` for copies and pickles."""
         return str(self), self.about, self.short
 
 
 def important(notes: Iterable[str]) -> list[Note]:
-    """Those of `notes` that the answer depends on, each once."""
+    """Return the notes that a result depends on, without duplicates."""
     return list(dict.fromkeys(note for note in notes if isinstance(note, Note)))
 
 
 def document(notes: Iterable[str]) -> list[dict[str, str]]:
-    """The important ones as they stand in JSON."""
+    """Return the important notes for JSON."""
     return [{"about": str(note.about), "text": str(note)} for note in important(notes)]
 
 
 def rows(notes: Iterable[str]) -> list[tuple[str, str]]:
-    """The important ones as rows of a summary: label and text."""
+    """Return the important notes as lines of a summary: label and text."""
     return [("note", note.short) for note in important(notes)]
 
 
 MOST = 3
-"""So many notes stand on a screen."""
+"""Limit of notes on the screen."""
 _ALL: list[bool] = []
 
 
 def show_all(*, wanted: bool) -> None:
-    """Say whether summaries have all notes from now on, as `--verbose` asks."""
+    """Set whether summaries have all notes, as with `--verbose`."""
     _ALL[:] = [True] if wanted else []
 
 
 def all_shown() -> bool:
-    """Say whether summaries have all notes."""
+    """Return whether summaries have all notes."""
     return bool(_ALL)
 
 
 def few(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The rows without notes behind the first ones, unless all are asked for; they are counted."""
-    places = [k for k, (label, _) in enumerate(rows) if label == "note"]
-    left_out = places[MOST - 1 :] if len(places) > MOST and not all_shown() else []
-    counted = ("note", f"{len(left_out)} more with --verbose, and in --json")
-    return [counted if k in left_out[:1] else row for k, row in enumerate(rows) if k not in left_out[1:]]
+    """Replace notes beyond the limit by their count, unless all are shown."""
+    note_indices = [k for k, (label, _) in enumerate(rows) if label == "note"]
+    hidden = note_indices[MOST - 1 :] if len(note_indices) > MOST and not all_shown() else []
+    counted = ("note", f"{len(hidden)} more with --verbose, and in --json")
+    return [counted if k in hidden[:1] else row for k, row in enumerate(rows) if k not in hidden[1:]]
 
 
 def loss_of(notes: Iterable[str]) -> tuple[str, list[str]]:
-    """Which loss it is, as a summary says it ("" where no note does), and the other notes."""
-    found, others = "", []
+    """Return the loss for a summary ("" if no note has it), and the other notes."""
+    loss, others = "", []
     for note in notes:
         if isinstance(note, Note) and note.about is About.LOSS and note.startswith("loss: "):
-            found = note.short.removeprefix("loss: ")
+            loss = note.short.removeprefix("loss: ")
         else:
             others.append(note)
-    return found, others
+    return loss, others
 
 
 def listed(names: Sequence[str], most: int = SHOWN) -> str:
-    """The names, the last of a long list as a count: `a, b and 12 more`."""
+    """Join names, with a count for the rest of a long list: `a, b and 12 more`."""
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[:most])} and {len(names) - most} more"

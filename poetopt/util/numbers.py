@@ -1,7 +1,7 @@
-"""Numbers as people and files write them: the one place that makes a number of a text.
+"""Parse numbers as users and files write them; no other module converts texts to numbers.
 
-ASCII digits, a decimal point, an exponent. Python's own `float` and `int` take `1_0`, `nan` and the digits of all
-scripts as well, and make 0 of `1e-400`, each of which is a mistake where somebody writes it.
+A number has ASCII digits, a decimal point, and an exponent. Python's `float` and `int` also accept `1_0`, `nan` and the
+digits of all scripts, and turn `1e-400` into 0; each of these is probably a mistake.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import operator
 import re
 
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-"""A pattern of a number, without the unit behind it."""
+"""Pattern of a number without a unit."""
 _NUMBER, _WHOLE = re.compile(NUMBER), re.compile(r"[+-]?[0-9]{1,400}")
 LEAST, MOST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127
-"""The least and the largest float32 above 0 that has all of its digits."""
+"""The smallest normal float32 above 0, and the largest."""
 
 
 def read_number(value: object) -> float:
-    """Return the number that a text or a figure is. Raises ValueError for anything else than a finite one."""
+    """Return the finite number that `value` is, or that its text spells. Raise ValueError for anything else."""
     if isinstance(value, str):
         text = value.strip()
         if _NUMBER.fullmatch(text) is None:
@@ -41,16 +41,16 @@ def read_number(value: object) -> float:
 
 
 def read_float32(value: object) -> float:
-    """As `read_number`, for what becomes a float32. Raises ValueError also where that would be 0, infinite or rough."""
+    """Return `read_number(value)`. Raise ValueError also if it would become 0, infinite or subnormal as a float32."""
     number = read_number(value)
     if number and not LEAST <= abs(number) <= MOST:
         size = "small" if abs(number) < 1 else "large"
-        raise ValueError(f"too {size} for a float32, which has {LEAST:.3g} to {MOST:.3g}, and 0")
+        raise ValueError(f"too {size} for a float32, whose range is {LEAST:.3g} to {MOST:.3g}, and 0")
     return number
 
 
 def read_whole(value: object) -> int:
-    """Return the whole number, within 64 bits, that a text or a figure is. Raises ValueError for anything else."""
+    """Return the integer of 64 bits that `value` is, or that its text spells. Raise ValueError for anything else."""
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         value = int(value)
     try:

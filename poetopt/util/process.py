@@ -1,4 +1,4 @@
-"""This process, its memory and its garbage, and work in a process of its own that ends with this one."""
+"""Memory and garbage collection of this process, and calls in a subprocess that ends with it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from poetopt.util.progress import Told, silent
 
 
 def peak_bytes() -> int:
-    """The most that was resident since the process began."""
-    found = _of("VmHWM:")
-    if found is not None:
-        return found
+    """Return the peak of resident bytes since the process began."""
+    peak = _status_bytes("VmHWM:")
+    if peak is not None:
+        return peak
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def resident_bytes() -> int | None:
-    """What is resident now; None where the system doesn't say."""
-    return _of("VmRSS:")
+    """Return the resident bytes now; None if the system doesn't report them."""
+    return _status_bytes("VmRSS:")
 
 
-def _of(field: str) -> int | None:
+def _status_bytes(field: str) -> int | None:
     with (
         suppress(OSError, ValueError, IndexError),
         open("/proc/self/status", encoding="ascii", errors="replace") as file,
@@ -46,7 +46,7 @@ def _of(field: str) -> int | None:
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Without the collector, which afterwards is as it was."""
+    """Disable the garbage collector in the body, and restore it afterwards."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -58,10 +58,10 @@ def paused() -> Iterator[None]:
 
 @contextmanager
 def building() -> Iterator[None]:
-    """Without the collector, and what was made meanwhile counts as old in the end, without a look at it.
+    """Disable the garbage collector in the body, and move the objects of the body to the oldest generation.
 
-    A collector that is merely paused goes through all of it three times afterwards, as it grows old: a third of the
-    time that building and compiling a model takes. Where a program has frozen objects of its own it is left at that.
+    Without that, the collector would scan them three times afterwards, as they age: a third of the time of building and
+    compiling a model. If the program has frozen objects, the generations don't change.
     """
     with paused():
         yield
@@ -73,20 +73,27 @@ def building() -> Iterator[None]:
 T = TypeVar("T")
 _HERE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PATHS = f"import sys; sys.path[:] = [{_HERE!r}, *filter(None, sys.path)]"
-"""This very package, and nothing of the working directory, which `python -c` looks into first."""
+"""Code that puts this package first on the path, and drops the working directory, which `python -c` adds."""
 _CODE = f"{PATHS}; from poetopt.util.process import main; main()"
 _TOLD, _DONE, _FAILED = "told", "done", "failed"
 
 
 def call(what: str, function: Callable[..., T], *arguments: object, told: Told = silent) -> T:
-    """What `function(*arguments, told=...)` gives in another process.
+    """Call `function(*arguments, told=...)` in a subprocess, and return its result.
 
+    Parameters
+    ----------
     what
-        For the message where that process ends without an answer.
+        Name of the work for the message if the process fails.
     function
-        Of a module. Its arguments and its result are pickled.
+        A module-level function. Its arguments and its result are pickled.
 
-    Raises the `PoetError` that the function raises; `ExecutionError` where the process ends otherwise.
+    Raises
+    ------
+    PoetError
+        If the function raises it.
+    ExecutionError
+        If the process ends without a result.
     """
     request = pickle.dumps((sys.path, function.__module__, function.__qualname__, arguments))
     with ExitStack() as stack:
@@ -96,7 +103,7 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
                 [sys.executable, "-c", _CODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         except OSError as error:
-            raise ExecutionError(f"{what} needs a process of its own, which can't be started: {error}") from error
+            raise ExecutionError(f"{what} needs a subprocess, which can't be started: {error}") from error
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -111,9 +118,9 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
                 else:
                     raise content
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            ended = f"{what}: its process {_end(process.wait(), errors)}"
+            ended = f"{what}: its process {_describe_end(process.wait(), errors)}"
             if shortage.memory_limit() is not None:
-                raise shortage.ShortageError(f"{ended}; {shortage.lack_of_memory()}") from error
+                raise shortage.ShortageError(f"{ended}. {shortage.lack_of_memory()}") from error
             raise ExecutionError(ended) from error
         finally:
             process.kill()
@@ -122,19 +129,19 @@ def call(what: str, function: Callable[..., T], *arguments: object, told: Told =
             process.wait()
 
 
-def _end(code: int, errors: IO[bytes]) -> str:
+def _describe_end(code: int, errors: IO[bytes]) -> str:
     errors.seek(0)
     lines = errors.read()[-2000:].decode(errors="replace").strip().splitlines()
     if code < 0:
         killed = " (often the system, for lack of memory)" if code == -9 else ""
-        return f"was ended by signal {-code}{killed}"
+        return f"was killed by signal {-code}{killed}"
     return f"ended with code {code}{f': {lines[-1]}' if lines else ''}"
 
 
 def main() -> None:
-    """What such a process does: one call, asked for on stdin, answered on stdout."""
+    """Run one call in the subprocess: the request is on stdin, the answer goes to stdout."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answer
     sys.path[:], module, name, arguments = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -152,13 +159,13 @@ def main() -> None:
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        lacking = shortage.lack(error)
-        if lacking is None and not isinstance(error, PoetError):
+        message = shortage.lack(error)
+        if message is None and not isinstance(error, PoetError):
             raise
-        answer(_FAILED, type(error)(str(error)) if lacking is None else shortage.ShortageError(lacking))
+        answer(_FAILED, type(error)(str(error)) if message is None else shortage.ShortageError(message))
 
 
 def _end_with_parent() -> None:
-    """Nothing more comes on stdin but its end, when the parent's is gone."""
-    os.read(0, 1)  # not of the buffered stdin, whose lock would be held when the interpreter ends
+    """Exit when stdin ends, because the parent has ended."""
+    os.read(0, 1)  # unbuffered: the lock of the buffered stdin would be held when the interpreter exits
     os._exit(1)

@@ -1,4 +1,4 @@
-"""How a script hears what goes on: records of the log `poetopt` at INFO, or lines on stderr; by default nothing."""
+"""Progress for scripts: records of the log `poetopt` at INFO, or lines on stderr; by default none."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable
 
 Told = Callable[[str], None]
-"""Called with a line that says what is being done."""
+"""Callback with a line of progress."""
 LOG = "poetopt"
 
 
 def silent(_text: str) -> None:
-    """Tell nobody."""
+    """Ignore a line of progress."""
 
 
 def paced(told: Told, every_s: float = 1.0) -> Told:
-    """Pass a line on where so many seconds have gone by since the last one, the first after as many."""
+    """Return a callback that passes at most one line every `every_s` seconds on."""
     if told is silent:
         return silent
     last_s = time.monotonic()
@@ -33,7 +33,7 @@ def paced(told: Told, every_s: float = 1.0) -> Told:
 
 
 def telling(progress: bool = False) -> Told:
-    """Where lines go: to the log where somebody listens to it at INFO, else to stderr with `progress`, else nowhere."""
+    """Return a callback to the log if it has a handler at INFO, else to stderr with `progress`, else to nothing."""
     log = logging.getLogger(LOG)
     if log.isEnabledFor(logging.INFO) and log.hasHandlers():
         return log.info

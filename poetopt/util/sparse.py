@@ -1,8 +1,8 @@
-"""SciPy's sparse matrices, without the half second that Pyomo and SciPy spend on importing more beside them.
+"""SciPy's sparse matrices, without the half second that Pyomo and SciPy spend on other imports.
 
-Once both are there, Pyomo imports `scipy.stats`, `scipy.integrate` and `scipy.spatial`, for users of its own deferred
-imports, and SciPy all that numpy has, compilers of Fortran and tests included. Nothing here needs them, so they have
-placeholders while that goes on; whoever imports them later has them whole.
+If both are installed, Pyomo imports `scipy.stats`, `scipy.integrate` and `scipy.spatial` for its deferred imports, and
+SciPy imports all submodules of numpy, including f2py and tests. poetopt needs none of them, so placeholders replace
+them during the import; later imports get the real modules.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNNEEDED = ("scipy.stats", "scipy.integrate", "scipy.spatial", "numpy.ctypeslib
 _placeholders = {name: ModuleType(name) for name in _UNNEEDED if name not in sys.modules}
 _of_numpy = {name.removeprefix("numpy."): one for name, one in _placeholders.items() if name.startswith("numpy.")}
 sys.modules.update(_placeholders)
-vars(np).update(_of_numpy)  # else numpy would look for them again
+vars(np).update(_of_numpy)  # else numpy would import them
 try:
     import pyomo.common.dependencies  # noqa: F401
     from scipy.sparse import coo_matrix, csr_matrix, vstack

@@ -1,4 +1,4 @@
-"""The systems that poetopt runs on."""
+"""Operating systems that poetopt supports."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def check_system() -> None:
-    """Raise BackendUnavailableError on a system that isn't POSIX's: locks, signals and limits of a process are used."""
+    """Raise BackendUnavailableError unless the system is POSIX: poetopt uses its locks, signals and limits."""
     if os.name != "posix":
         from poetopt.util.errors import BackendUnavailableError
 
         raise BackendUnavailableError(
-            "this system isn't supported: poetopt runs on Linux and macOS; under Windows install it in WSL"
+            "this system isn't supported: poetopt runs on Linux and macOS. On Windows, install it in WSL"
         )

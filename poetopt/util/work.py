@@ -1,6 +1,6 @@
-"""Effort: counted, so that what is found within it is the same in each call, and ended by the clock alone.
+"""Work limits: counted in units, so that results are reproducible, and by the clock.
 
-What ends by the clock however deep inside of a library its loops are asks `check` now and then.
+Long loops, also those deep inside a library, call `check` regularly to end by the clock.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from dataclasses import dataclass, field
 from poetopt.util.errors import TimeUpError
 
 UNITS_A_SECOND = 330_000
-"""Units of work of a second of one core. Measured on replays of the zoo."""
+"""Units of work per second of one core, measured on replays of the zoo."""
 
 
 class OutOfWorkError(Exception):
-    """All units are spent."""
+    """More work than the limit of units."""
 
 
 @dataclass
 class Work:
-    """Units of work: one is a price that a replay asks for, some microseconds.
+    """Units of work: one is the pricing of an operation in a replay, some microseconds.
 
+    Attributes
+    ----------
     limit
-        How many there are.
+        Number of units.
     done
-        How many are spent.
+        Number of units spent.
     until
-        The moment (of `time.monotonic`) at which the clock ends it, whatever is left.
+        Time (of `time.monotonic`) at which the work ends, whatever units remain.
     """
 
     limit: float = math.inf
@@ -40,39 +42,39 @@ class Work:
 
     @property
     def over(self) -> bool:
-        """Whether more was asked for than there is, or the time is up."""
+        """Return whether the limit is exceeded, or the time is up."""
         return self.done > self.limit or self.clock_s < 0
 
     @property
     def seconds(self) -> float:
-        """What is spent, in seconds of a core of two at 3 GHz: counted, not timed."""
+        """Units spent as seconds of a core at 3 GHz: counted, not timed."""
         return self.done / UNITS_A_SECOND
 
     @property
     def clock_s(self) -> float:
-        """Seconds until the clock ends it; negative once it did."""
+        """Seconds until the work ends by the clock; negative after that."""
         return self.until - time.monotonic()
 
     def spend(self, units: int) -> None:
-        """Count `units`. Raises OutOfWorkError where there aren't as many left."""
+        """Count `units`. Raise OutOfWorkError if the limit is exceeded."""
         self.done += units
         if self.done > self.limit:
             raise OutOfWorkError
 
     def compute(self, seconds: float) -> None:
-        """Count what takes so many seconds of a core."""
+        """Count work of `seconds` on one core."""
         self.done += int(seconds * UNITS_A_SECOND)
 
 
 @dataclass
 class Elapsed(Work):
-    """Where a solver doesn't say what it has done: its seconds are the clock's."""
+    """Work of a solver that doesn't report its effort: its seconds are those of the clock."""
 
     begin: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.begin
 
 
@@ -81,15 +83,15 @@ _until: ContextVar[float] = ContextVar("until", default=math.inf)
 
 @contextmanager
 def ending(until: float) -> Iterator[None]:
-    """Inside, what asks raises TimeUpError from the moment `until` (of `time.monotonic`) on."""
-    before = _until.set(min(until, _until.get()))
+    """Let `check` raise TimeUpError in the body from the time `until` (of `time.monotonic`) on."""
+    token = _until.set(min(until, _until.get()))
     try:
         yield
     finally:
-        _until.reset(before)
+        _until.reset(token)
 
 
 def check() -> None:
-    """Raise TimeUpError where the time is up."""
+    """Raise TimeUpError if the time is up."""
     if time.monotonic() > _until.get():
-        raise TimeUpError("the time was up while a model was built; give more --time-limit")
+        raise TimeUpError("the time ended while a model was built. Give a longer --time-limit")

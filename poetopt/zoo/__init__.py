@@ -1,8 +1,8 @@
-"""Networks to start with, built on the spot with seeded weights: nothing to download.
+"""Example networks, built in memory with seeded weights, without a download.
 
-Weights are drawn as their authors draw them (He's initialisation for convolutional networks, N(0, 0.02) for
-transformers). Images come in as `input`, tokens as `input_ids`; outputs are called `logits`, and
-parameters have the names that PyTorch's modules give them. Dropout is left out, so that a step has one result.
+Weights are initialised as by their authors (He's initialisation for convolutional networks, N(0, 0.02) for
+transformers). The input is called `input` for images, `input_ids` for tokens, and the output `logits`. Parameters have
+the names that PyTorch's modules give them. Dropout is omitted, so that a step is deterministic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ZooEntry:
-    """A network: module and function that build it for a batch, its default batch, and a line for people.
+    """An example network.
 
+    Attributes
+    ----------
+    builder
+        Module and function that build it for a batch.
+    batch
+        Default batch.
+    about
+        Description in one line.
     variant
-        Where a function builds several networks, the name of this one, its second argument.
+        Second argument of the function, if that builds several networks.
     positions
-        The most tokens that a sequence may have, where the network reads tokens.
+        Largest number of tokens of a sequence, if the network reads tokens.
     """
 
     builder: str
@@ -37,7 +45,7 @@ class ZooEntry:
 
 
 TOKENS = "input_ids"
-"""The input that tokens come in as, (batch, tokens)."""
+"""Name of the input with tokens, [batch, tokens]."""
 
 ZOO = {
     "autoencoder": ZooEntry("tiny.build", 8,
@@ -72,12 +80,12 @@ ZOO = {
 
 
 def names() -> tuple[str, ...]:
-    """Names of all networks, sorted."""
+    """Return the names of all networks, sorted."""
     return tuple(sorted(ZOO))
 
 
 def tokens_of(name: str, shapes: Mapping[str, object]) -> int | None:
-    """The length of sequences that `shapes` of inputs state; None where they don't, or the network reads no tokens."""
+    """Return the length of sequences in `shapes`; None if they state none, or the network reads no tokens."""
     sizes = shapes.get(TOKENS)
     if name not in ZOO or not ZOO[name].positions or not isinstance(sizes, Sequence) or len(sizes) != 2:
         return None
@@ -85,28 +93,33 @@ def tokens_of(name: str, shapes: Mapping[str, object]) -> int | None:
 
 
 def build(name: str, batch: int | None = None, tokens: int | None = None) -> onnx.ModelProto:
-    """The network `name` with every shape static.
+    """Return the network `name` with static shapes.
 
+    Parameters
+    ----------
     batch
-        Its default batch where not given.
+        Default: the network's default batch.
     tokens
-        How long a sequence is, where the network reads tokens; 128 where not given.
+        Length of a sequence, if the network reads tokens; default: 128.
 
-    Raises `ModelError` for an unknown name, a batch below 1, or a sequence that can't be.
+    Raises
+    ------
+    ModelError
+        For an unknown name, a batch below 1, or an invalid length of sequences.
     """
     if name not in ZOO:
-        raise ModelError(f"no such network: {name!r}{closest(name, names())}; there are {', '.join(names())}")
+        raise ModelError(f"no such network: {name!r}{closest(name, names())}. The networks are {', '.join(names())}")
     entry = ZOO[name]
     if batch is not None and batch < 1:
-        raise ModelError(f"{name}: the batch must be at least 1, not {batch}; give another --batch")
+        raise ModelError(f"{name}: the batch must be at least 1, not {batch}. Give another --batch")
     module, _, function = entry.builder.partition(".")
     builder = getattr(importlib.import_module(f"poetopt.zoo.{module}"), function)
     settings = (entry.variant,) if entry.variant else ()
-    more: dict[str, int] = {}
+    options: dict[str, int] = {}
     if tokens is not None:
         if not 1 <= tokens <= entry.positions:
-            said = f"has 1 to {entry.positions} tokens" if entry.positions else "has no tokens"
-            raise ModelError(f"{name}: a sequence {said}, not {tokens}; give another --shape {TOKENS}=1x128")
-        more["tokens"] = tokens
-    model: onnx.ModelProto = builder(entry.batch if batch is None else batch, *settings, **more)
+            limit = f"has 1 to {entry.positions} tokens" if entry.positions else "has no tokens"
+            raise ModelError(f"{name}: a sequence {limit}, not {tokens}. Give another --shape {TOKENS}=1x128")
+        options["tokens"] = tokens
+    model: onnx.ModelProto = builder(entry.batch if batch is None else batch, *settings, **options)
     return model

@@ -1,4 +1,4 @@
-"""A small builder of ONNX networks: layers with seeded weights, one method a layer."""
+"""A small builder of ONNX networks: layers with seeded weights, one method per layer."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ IR_VERSION = 8
 
 
 class Network:
-    """Collects nodes and weights; each layer method takes and returns the name of a tensor.
+    """Builder of a network; each layer method takes and returns the name of a tensor.
 
+    Parameters
+    ----------
     name
-        The graph's name.
+        Name of the graph.
     seed
-        Of the generator that all weights are drawn from, in the order of the layers.
+        Seed of the generator of all weights, in the order of the layers.
     opset
         Version of the operators.
     """
@@ -36,34 +38,34 @@ class Network:
         self.nodes: list[NodeProto] = []
 
     def input(self, name: str, shape: tuple[int, ...], elem_type: int = TensorProto.FLOAT) -> str:
-        """An input, of floats unless `elem_type` says otherwise."""
+        """Add an input, float32 by default."""
         self.proto.graph.input.append(helper.make_tensor_value_info(name, elem_type, shape))
         return name
 
     def add(self, op: str, inputs: list[str], name: str, **attributes: object) -> str:
-        """A node called `name` that writes the one tensor `<name>_out`."""
+        """Add a node called `name` with the output `<name>_out`."""
         output = f"{name}_out"
         self.nodes.append(node_proto(Node(op, tuple(inputs), (output,), attributes, name=name)))
         return output
 
     def split(self, x: str, name: str, outputs: tuple[str, ...], *, axis: int) -> None:
-        """Equal parts of x along `axis`, which are called `outputs`."""
+        """Split x into equal parts along `axis`, called `outputs`."""
         settings: dict[str, object] = {"axis": axis, "num_outputs": len(outputs)}
         self.nodes.append(node_proto(Node("Split", (x,), outputs, settings, name=name)))
 
     def weight(self, name: str, array: NDArray[np.float32]) -> str:
-        """An initializer, written where it will stay: large networks have no room for copies."""
+        """Add an initializer, in place: large networks leave no memory for copies."""
         elem = TensorProto.FLOAT if array.dtype == np.float32 else helper.np_dtype_to_tensor_dtype(array.dtype)
         self.proto.graph.initializer.add(name=name, data_type=elem, dims=array.shape, raw_data=array.tobytes())
         return name
 
     def constant(self, name: str, array: NDArray[np.generic]) -> str:
-        """A tensor that is part of the network's structure, not a weight: the output of a Constant node."""
+        """Add a Constant node: a tensor that belongs to the structure, not a weight."""
         self.nodes.append(node_proto(Node("Constant", (), (name,), {"value": np.asarray(array)}, name=name)))
         return name
 
     def he(self, name: str, shape: tuple[int, ...], fan: int) -> str:
-        """An initializer drawn from N(0, 2 / fan): He et al., "Delving Deep into Rectifiers", 2015."""
+        """Add an initializer drawn from N(0, 2 / fan): He et al., "Delving Deep into Rectifiers", 2015."""
         scale = np.float32(np.sqrt(2.0 / fan))
         return self.weight(name, self.rng.standard_normal(shape, dtype=np.float32) * scale)
 
@@ -79,18 +81,20 @@ class Network:
         bias: bool = False,
         group: int = 1,
     ) -> str:
-        """A 2-D convolution; `channels` are those in and out, `pad` is for all sides or top, left, bottom, right."""
+        """Add a 2-D convolution; `channels` are in and out, `pad` is for all sides or top, left, bottom, right."""
         inside, outside = channels[0] // group, channels[1]
-        high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
-        operands = [x, self.he(f"{name}.weight", (outside, inside, high, wide), inside * high * wide)]
+        height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
+        operands = [x, self.he(f"{name}.weight", (outside, inside, height, width), inside * height * width)]
         if bias:
             operands.append(self.weight(f"{name}.bias", np.zeros(outside, dtype=np.float32)))
         pads = [pad] * 4 if isinstance(pad, int) else list(pad)
         grouped: dict[str, object] = {"group": group} if group > 1 else {}
-        return self.add("Conv", operands, name, kernel_shape=[high, wide], strides=[stride] * 2, pads=pads, **grouped)
+        return self.add(
+            "Conv", operands, name, kernel_shape=[height, width], strides=[stride] * 2, pads=pads, **grouped
+        )
 
     def batch_norm(self, x: str, name: str, channels: int) -> str:
-        """BatchNormalization in training mode, with the updated statistics as its second and third output."""
+        """Add BatchNormalization in training mode, with the updated statistics as second and third output."""
         ones, zeros = np.ones(channels, dtype=np.float32), np.zeros(channels, dtype=np.float32)
         operands = (
             x,
@@ -104,22 +108,22 @@ class Network:
         self.nodes.append(node_proto(Node("BatchNormalization", operands, outputs, settings, name=name)))
         return outputs[0]
 
-    def linear(self, x: str, name: str, inside: int, outside: int) -> str:
-        """x W' + b."""
-        operands = [x, self.he(f"{name}.weight", (outside, inside), inside)]
-        operands.append(self.weight(f"{name}.bias", np.zeros(outside, dtype=np.float32)))
+    def linear(self, x: str, name: str, in_features: int, out_features: int) -> str:
+        """Add x W' + b."""
+        operands = [x, self.he(f"{name}.weight", (out_features, in_features), in_features)]
+        operands.append(self.weight(f"{name}.bias", np.zeros(out_features, dtype=np.float32)))
         return self.add("Gemm", operands, name, transB=1)
 
     def relu(self, x: str, name: str) -> str:
-        """max(x, 0)."""
+        """Add max(x, 0)."""
         return self.add("Relu", [x], name)
 
     def max_pool(self, x: str, name: str, size: int = 2) -> str:
-        """Maximum over squares that tile the image."""
+        """Add the maximum over squares that tile the image."""
         return self.add("MaxPool", [x], name, kernel_shape=[size] * 2, strides=[size] * 2)
 
     def model(self, output: str, shape: tuple[int, ...]) -> ModelProto:
-        """The finished model; `output` is renamed to `logits`."""
+        """Return the finished model, with `output` renamed to `logits`."""
         graph = self.proto.graph
         statistics = {name for node in self.nodes if node.op_type == "BatchNormalization" for name in node.input[3:]}
         parameters = [weight.name for weight in graph.initializer if weight.name not in statistics]

@@ -1,4 +1,4 @@
-"""The layers of transformers, as today's exporters write them: MatMul and Add, LayerNormalization, Gelu, Softmax.
+"""Transformers with the operators of today's exporters: MatMul and Add, LayerNormalization, Gelu, Softmax.
 
 The scale of attention is applied to the queries, which are smaller than the scores.
 """
@@ -13,10 +13,10 @@ from onnx import ModelProto, TensorProto
 from poetopt.zoo.network import Network
 
 OPSET = 20
-"""The first with Gelu."""
+"""The first opset with Gelu."""
 
 DEVIATION = 0.02
-"""Of the normal distribution that weights are drawn from."""
+"""Standard deviation of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,48 +35,50 @@ class Size:
 
 
 def normal(net: Network, name: str, shape: tuple[int, ...]) -> str:
-    """An initializer drawn from N(0, 0.02)."""
+    """Add an initializer drawn from N(0, 0.02)."""
     return net.weight(name, net.rng.standard_normal(shape, dtype=np.float32) * np.float32(DEVIATION))
 
 
-def linear(net: Network, x: str, name: str, inside: int, outside: int) -> str:
-    """x W + b along the last axis; W lies as MatMul reads it."""
-    y = net.add("MatMul", [x, normal(net, f"{name}.weight", (inside, outside))], name)
-    bias = net.weight(f"{name}.bias", np.zeros(outside, np.float32))
+def linear(net: Network, x: str, name: str, in_features: int, out_features: int) -> str:
+    """Add x W + b along the last axis, with W [in, out]."""
+    y = net.add("MatMul", [x, normal(net, f"{name}.weight", (in_features, out_features))], name)
+    bias = net.weight(f"{name}.bias", np.zeros(out_features, np.float32))
     return net.add("Add", [y, bias], f"{name}.add")
 
 
 def layer_norm(net: Network, x: str, name: str, width: int, epsilon: float) -> str:
-    """LayerNormalization of the last axis, with scale and bias."""
+    """Add LayerNormalization of the last axis, with scale and bias."""
     scale = net.weight(f"{name}.weight", np.ones(width, np.float32))
     bias = net.weight(f"{name}.bias", np.zeros(width, np.float32))
     return net.add("LayerNormalization", [x, scale, bias], name, axis=-1, epsilon=epsilon)
 
 
 def reshape(net: Network, x: str, name: str, shape: tuple[int, ...]) -> str:
-    """The same elements under another shape."""
+    """Add a Reshape."""
     return net.add("Reshape", [x, net.constant(f"{name}.shape", np.array(shape, np.int64))], name)
 
 
 def heads(net: Network, x: str, name: str, size: Size, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
-    """[batch, tokens, width] -> [batch, heads, tokens, depth], or another order of these axes."""
+    """Split [batch, tokens, width] into [batch, heads, tokens, depth], or another order of these axes."""
     x = reshape(net, x, f"{name}.split", (size.batch, size.tokens, size.heads, size.depth))
     return net.add("Transpose", [x], f"{name}.transpose", perm=list(perm))
 
 
 KEYS = (0, 2, 3, 1)
-"""`perm` of `heads` for keys, which are multiplied transposed."""
+"""`perm` of `heads` for keys, which attention reads transposed."""
 
 
 def attention(net: Network, queries: str, keys: str, values: str, name: str, size: Size, mask: str = "") -> str:
-    """softmax(q k / sqrt(depth) + mask) v for each head, and the heads side by side again.
+    """Add softmax(q k / sqrt(depth) + mask) v for each head, and concatenate the heads.
 
+    Parameters
+    ----------
     queries, values
-        [batch, heads, tokens, depth].
+        Tensors [batch, heads, tokens, depth].
     keys
-        [batch, heads, depth, tokens].
+        Tensor [batch, heads, depth, tokens].
     mask
-        What is added to the scores [batch, heads, tokens, tokens]; none where it is "".
+        Tensor added to the scores [batch, heads, tokens, tokens]; "" for none.
     """
     scale = net.constant(f"{name}.scale", np.array(size.depth**-0.5, np.float32))
     scaled = net.add("Mul", [queries, scale], f"{name}.scaled")
@@ -90,17 +92,17 @@ def attention(net: Network, queries: str, keys: str, values: str, name: str, siz
 
 
 def fused_heads(net: Network, x: str, name: str, size: Size) -> tuple[str, str, str]:
-    """Queries, keys and values of attention from one projection of three times the width, parameters `<name>.*`."""
+    """Add queries, keys and values from one projection of three times the width, parameters `<name>.*`."""
     parts = tuple(f"{name}.{part}" for part in ("q", "k", "v"))
-    together = linear(net, x, name, size.width, 3 * size.width)
-    net.split(together, f"{name}.split", parts, axis=-1)
+    projected = linear(net, x, name, size.width, 3 * size.width)
+    net.split(projected, f"{name}.split", parts, axis=-1)
     orders = ((0, 2, 1, 3), KEYS, (0, 2, 1, 3))
     q, k, v = (heads(net, part, part, size, perm) for part, perm in zip(parts, orders, strict=True))
     return q, k, v
 
 
 def feed_forward(net: Network, x: str, names: tuple[str, str], widths: tuple[int, int], approximate: str) -> str:
-    """Two linear layers with Gelu between; `approximate` is `none` (by erf) or `tanh`."""
+    """Add two linear layers with Gelu between; `approximate` is `none` (by erf) or `tanh`."""
     x = linear(net, x, names[0], *widths)
     x = net.add("Gelu", [x], f"{names[0]}.gelu", approximate=approximate)
     return linear(net, x, names[1], widths[1], widths[0])
@@ -113,13 +115,13 @@ BERTS = {"base": (12, 768, 12), "tiny": (2, 128, 2)}
 
 
 def bert(batch: int, variant: str, tokens: int = TOKENS) -> ModelProto:
-    """BERT (Devlin et al., 2019) for classification of sequences: embeddings, encoder, pooler, 2 classes.
+    """Build BERT (Devlin et al., 2019) for classification of sequences: embeddings, encoder, pooler, 2 classes.
 
     Inputs `input_ids`, `attention_mask` and `token_type_ids`, int64 [batch, tokens]; output [batch, 2].
 
-    `base` has 12 layers of width 768 with 12 heads, `tiny` 2 layers of width 128 with 2 heads (Turc et al., 2019); the
-    uncased vocabulary of 30,522 tokens, 512 positions of which the first 128 are used, or as many as a sequence has.
-    Dropout is left out.
+    `base` has 12 layers of width 768 with 12 heads, `tiny` 2 layers of width 128 with 2 heads (Turc et al., 2019). Both
+    have the uncased vocabulary of 30,522 tokens, and 512 positions, of which the first `tokens` are used. Dropout is
+    omitted.
     """
     layers, width, count = BERTS[variant]
     size = Size(batch, tokens, width, count)
@@ -140,18 +142,18 @@ def bert(batch: int, variant: str, tokens: int = TOKENS) -> ModelProto:
 def _embeddings(net: Network, ids: str, types: str, size: Size) -> str:
     width = size.width
     places = net.constant("position_ids", np.arange(size.tokens, dtype=np.int64)[None])
-    tables = (("word", BERT_VOCABULARY, ids), ("token_type", BERT_TYPES, types), ("position", BERT_POSITIONS, places))
-    found = []
-    for name, rows, indices in tables:
-        table = normal(net, f"bert.embeddings.{name}_embeddings.weight", (rows, width))
-        found.append(net.add("Gather", [table, indices], f"bert.embeddings.{name}", axis=0))
-    x = net.add("Add", found[:2], "bert.embeddings.add1")
-    x = net.add("Add", [x, found[2]], "bert.embeddings.add2")
+    tables = ("word", BERT_VOCABULARY, ids), ("token_type", BERT_TYPES, types), ("position", BERT_POSITIONS, places)
+    embeddings = []
+    for name, vocabulary, indices in tables:
+        table = normal(net, f"bert.embeddings.{name}_embeddings.weight", (vocabulary, width))
+        embeddings.append(net.add("Gather", [table, indices], f"bert.embeddings.{name}", axis=0))
+    x = net.add("Add", embeddings[:2], "bert.embeddings.add1")
+    x = net.add("Add", [x, embeddings[2]], "bert.embeddings.add2")
     return layer_norm(net, x, "bert.embeddings.LayerNorm", width, BERT_EPSILON)
 
 
 def _bert_mask(net: Network, mask: str) -> str:
-    """0 where a token takes part, the least float where it does not: [batch, 1, 1, tokens]."""
+    """Return the mask [batch, 1, 1, tokens]: 0 for a token that takes part, else the least float."""
     axes = net.constant("mask.axes", np.array([1, 2], np.int64))
     x = net.add("Cast", [net.add("Unsqueeze", [mask, axes], "mask.unsqueeze")], "mask.cast", to=TensorProto.FLOAT)
     hidden = net.add("Sub", [net.constant("mask.one", np.ones((), np.float32)), x], "mask.hidden")
@@ -160,11 +162,11 @@ def _bert_mask(net: Network, mask: str) -> str:
 
 
 def bert_layer(net: Network, x: str, name: str, size: Size, mask: str) -> str:
-    """Attention, then two linear layers, each added to its input and normalized."""
+    """Add attention, then two linear layers, each added to its input and normalized."""
     orders = {"query": (0, 2, 1, 3), "key": KEYS, "value": (0, 2, 1, 3)}
     inner = f"{name}.attention.self"
-    projected = {what: linear(net, x, f"{inner}.{what}", size.width, size.width) for what in orders}
-    q, k, v = (heads(net, projected[what], f"{inner}.{what}", size, perm) for what, perm in orders.items())
+    projected = {kind: linear(net, x, f"{inner}.{kind}", size.width, size.width) for kind in orders}
+    q, k, v = (heads(net, projected[kind], f"{inner}.{kind}", size, perm) for kind, perm in orders.items())
     mixed = attention(net, q, k, v, inner, size, mask)
     mixed = linear(net, mixed, f"{name}.attention.output.dense", size.width, size.width)
     x = net.add("Add", [mixed, x], f"{name}.attention.output.add")
@@ -180,36 +182,36 @@ GPT2_EPSILON = 1e-5
 
 
 def gpt2(batch: int, tokens: int = TOKENS) -> ModelProto:
-    """GPT-2 small (Radford et al., 2019): 12 layers of width 768 with 12 heads, 50,257 tokens, 1,024 positions.
+    """Build GPT-2 small (Radford et al., 2019): 12 layers of width 768 with 12 heads, 50,257 tokens, 1,024 positions.
 
     Input `input_ids`, int64 [batch, tokens]; output [batch, tokens, 50257]; 148 parameters.
 
-    The head that scores the next token shares its weight with the token embedding. Sequences have 128 tokens;
-    `--loss cross-entropy` takes the next token at each as `labels`. Dropout is left out.
+    The head that scores the next token shares its weight with the token embedding. `--loss cross-entropy` reads the
+    next token at each position as `labels`. Dropout is omitted.
     """
     size = Size(batch, tokens, GPT2_WIDTH, GPT2_HEADS)
     net = Network("gpt2-small", 4, OPSET)
     ids = net.input("input_ids", (batch, tokens), TensorProto.INT64)
-    places = net.constant("position_ids", np.arange(tokens, dtype=np.int64)[None])
+    positions = net.constant("position_ids", np.arange(tokens, dtype=np.int64)[None])
     words = normal(net, "transformer.wte.weight", (GPT2_VOCABULARY, GPT2_WIDTH))
     x = net.add("Gather", [words, ids], "transformer.wte", axis=0)
     y = net.add(
-        "Gather", [normal(net, "transformer.wpe.weight", (GPT2_POSITIONS, GPT2_WIDTH)), places], "transformer.wpe"
+        "Gather", [normal(net, "transformer.wpe.weight", (GPT2_POSITIONS, GPT2_WIDTH)), positions], "transformer.wpe"
     )
     x = net.add("Add", [x, y], "transformer.embed")
-    later = np.triu(np.ones((tokens, tokens), np.bool_), 1)[None, None]
-    mask = net.constant("causal", np.where(later, np.finfo(np.float32).min, np.float32(0)).astype(np.float32))
+    is_later = np.triu(np.ones((tokens, tokens), np.bool_), 1)[None, None]
+    mask = net.constant("causal", np.where(is_later, np.finfo(np.float32).min, np.float32(0)).astype(np.float32))
     for index in range(GPT2_LAYERS):
         x = _gpt2_layer(net, x, f"transformer.h.{index}", size, mask)
     x = layer_norm(net, x, "transformer.ln_f", GPT2_WIDTH, GPT2_EPSILON)
-    rows = reshape(net, x, "lm_head.rows", (batch * tokens, GPT2_WIDTH))
-    scores = net.add("Gemm", [rows, words], "lm_head", transB=1)
+    flat = reshape(net, x, "lm_head.rows", (batch * tokens, GPT2_WIDTH))
+    scores = net.add("Gemm", [flat, words], "lm_head", transB=1)
     shape = (batch, tokens, GPT2_VOCABULARY)
     return net.model(reshape(net, scores, "lm_head.logits", shape), shape)
 
 
 def _gpt2_layer(net: Network, x: str, name: str, size: Size, mask: str) -> str:
-    """Attention and two linear layers, each on the normalized input and added to it."""
+    """Add attention and two linear layers, each on the normalized input and added to it."""
     y = layer_norm(net, x, f"{name}.ln_1", GPT2_WIDTH, GPT2_EPSILON)
     mixed = attention(net, *fused_heads(net, y, f"{name}.attn.c_attn", size), f"{name}.attn", size, mask)
     x = net.add("Add", [linear(net, mixed, f"{name}.attn.c_proj", GPT2_WIDTH, GPT2_WIDTH), x], f"{name}.add1")
@@ -224,12 +226,12 @@ VIT_EPSILON = 1e-6
 
 
 def vit(batch: int) -> ModelProto:
-    """Vision Transformer B/16 for 224x224 images (Dosovitskiy et al., 2021, table 1): 12 layers of width 768, 12 heads.
+    """Build Vision Transformer B/16 for 224x224 images (Dosovitskiy et al., 2021, table 1).
 
     Input [batch, 3, 224, 224], output [batch, 1000]; 152 parameters.
 
-    196 patches of 16x16 pixels and a class token, whose last state the classifier of 1,000 classes reads.
-    Dropout is left out.
+    It has 12 layers of width 768 with 12 heads, 196 patches of 16x16 pixels, and a class token, whose last state the
+    classifier of 1,000 classes reads. Dropout is omitted.
     """
     size = Size(batch, PATCHES + 1, VIT_WIDTH, VIT_HEADS)
     net = Network("vit-b16", 6, OPSET)
@@ -249,7 +251,7 @@ def vit(batch: int) -> ModelProto:
 
 
 def _vit_layer(net: Network, x: str, name: str, size: Size) -> str:
-    """Attention and two linear layers, each on the normalized input and added to it."""
+    """Add attention and two linear layers, each on the normalized input and added to it."""
     y = layer_norm(net, x, f"{name}.ln_1", VIT_WIDTH, VIT_EPSILON)
     qkv = fused_heads(net, y, f"{name}.self_attention.in_proj", size)
     mixed = attention(net, *qkv, f"{name}.self_attention", size)

@@ -83,7 +83,7 @@ def signal_at(inside: str, sent: str = "SIGINT", *, wait_s: float | None = None,
                     pass
 
     before = {number: signal.getsignal(number) for number in interrupts.CODES}
-    with patch("poetopt.util.interrupts._mark", interrupts._Mark()):
+    with patch("poetopt.util.interrupts._state", interrupts._State()):
         interrupts.install()
         sys.setprofile(called)
         try:

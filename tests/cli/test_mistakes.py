@@ -12,14 +12,14 @@ import pytest
 
 import poetopt as po
 from poetopt.util.errors import PoetError
-from tests.support.cli import Runner, runner
+from tests.support.cli import Runner
 from tests.support.each import each
 
 SOLVE = "solve net.onnx --device a72"
 MISTAKES = [
     # command line, exit code, what is said of the mistake, the remedy
     (f"{SOLVE} --ram 40", 3, "the budget of 40 bytes (40% would be a share", "(--ram "),
-    (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "did you mean 40%"),
+    (f"{SOLVE} --ram 0.4", 2, "--ram 0.4: a bare number is bytes", "Did you mean 40%"),
     ("run plan.json --data other.npz", 2, "lacks 'input' (float32, shape [2, 784])", "numpy.savez(path, input=..."),
     ("run plan.json --data other.npz", 2, "it has 'image' (float64, shape [2, 3])", "labels=..."),
     ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
@@ -33,18 +33,18 @@ MISTAKES = [
     ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, no device", "net.onnx --device a72"),
     ("solve plan.json --device a72", 2, "plan.json: a plan, not a model", "poetopt run plan.json"),
     ("show net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
-    (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "did you mean 40.5%?"),
-    ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "did you mean 0.1?"),
+    (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "Did you mean 40.5%?"),
+    ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "Did you mean 0.1?"),
     (f"{SOLVE} --backend HiGHS", 6, "unknown backend 'HiGHS'", "closest: highs"),
     (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "did you mean depth:4?"),
     ("show plan.json --format htlm", 2, "--format htlm: not a format", "closest: html"),
     (f"{SOLVE} --ram -40%", 2, "--ram -40%: must not be negative", "40% of"),
     (f"{SOLVE} --gap 200%", 2, "--gap 200%: is more than 100%", "0.1%"),
-    (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "make it, or give"),
+    (f"{SOLVE} -o nowhere/plan.json", 2, "can't write nowhere/plan.json: there is no folder", "Create it, or give"),
     ("solve folder --device a72", 2, "folder: it is a folder", "in it: folder/inner.onnx"),
     ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
     ("inspect net.onnx --batch 0", 2, "--batch 0:", "must be at least 1"),
-    (f"{SOLVE} --time-limit 60m", 2, "'m' may mean several things", "60min or 60ms"),
+    (f"{SOLVE} --time-limit 60m", 2, "'m' is ambiguous", "60min or 60ms"),
     (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
     ("solve net.onnx", 2, "missing option '--device'", "--device a72"),
     ("sovle net.onnx", 2, "no such command 'sovle'", "Did you mean 'solve'"),
@@ -137,11 +137,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         po.solve("net.onnx", device="a72").save("plan.json")
     return place
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
 
 
 @each(("line", "code", "what", "remedy"), MISTAKES)

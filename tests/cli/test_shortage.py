@@ -133,7 +133,7 @@ def test_a_temporary_folder_that_is_not_there_or_full(tmp_path: Path, monkeypatc
         assert all(word in str(caught.value) for word in (*words, "TMPDIR"))
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    refused(lambda: fill(1), "can't make a temporary folder")
+    refused(lambda: fill(1), "can't create a temporary folder")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with open("/dev/full", "wb") as full:
         with pytest.raises(OSError, match="No space left") as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 
 import poetopt as po
 from poetopt.backends.solvers.matrix import compile_model
+from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.language import data_of
 from poetopt.util.errors import FormulationError
 from tests.search.test_solved import settled
@@ -89,23 +91,72 @@ def first(model: Any) -> Any:
     return next(iter(model.recompute.r))
 
 
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("kind", ADDED)
-def test_what_is_added_is_refused_before_the_data_and_kept_after(kind: str) -> None:
+def test_what_is_added_is_kept_before_the_data_and_after(kind: str, before: bool) -> None:
     problem, ram_bytes = random_tight(random.Random(1), operators=6, training=True)
-    abstract = po.formulations.retention.from_data()
-    with pytest.raises(FormulationError, match=f"'mine' .{kind}.*create_instance"):
-        abstract.mine = ADDED[kind]()
-    model = abstract.create_instance(data_of(problem, ram_bytes=ram_bytes))
-    assert model.component("mine") is None
-    before = compile_model(model).rows.shape[0]
+    data = data_of(problem, ram_bytes=ram_bytes)
+    plain = compile_model(po.formulations.retention.from_data().create_instance(data))
+    model = po.formulations.retention.from_data()
+    if not before:
+        model = model.create_instance(data)
     if kind == "Objective":
         model.overhead_j.deactivate()
     model.mine = ADDED[kind]()
+    if before:
+        model = model.create_instance(data)
     assert model.mine.ctype.__name__ == kind
     compiled = compile_model(model)
-    assert compiled.rows.shape[0] - before == (kind == "Constraint")
+    assert compiled.rows.shape[0] - plain.rows.shape[0] == (kind == "Constraint")
     if kind == "Objective":
         assert np.count_nonzero(compiled.costs) == 1
+
+
+STEP = """
+set operators := f1 f2 loss b2 b1 ;
+set tensors := x a1 a2 g2 g1 ;
+set reads := (f1,x) (f2,a1) (loss,a2) (b2,a1) (b2,g2) (b1,x) (b1,g1) ;
+set writes := (f1,a1) (f2,a2) (loss,g2) (b2,g1) ;
+param: compute_j compute_s := f1 1 1  f2 1 1  loss 0.1 1  b2 2 1  b1 2 1 ;
+param: tensor_bytes page_in_j page_out_j := x 4 9 9  a1 8 0.3 0.4  a2 8 9 9  g2 8 9 9  g1 8 9 9 ;
+param workspace_bytes := loss 8 ;
+param ram_bytes := 28 ;
+"""
+"""A data file of a step of five operators, whose a1 doesn't fit beside a2 and g2."""
+
+
+@pytest.mark.parametrize("mutable", [False, True])
+@pytest.mark.parametrize("formulation", BOTH)
+def test_a_data_file_is_solved_with_pyomos_own_solver(formulation: Any, mutable: bool, tmp_path: Path) -> None:
+    """What a user adds to the AbstractModel counts: without page-ins a1 is made again."""
+    (tmp_path / "step.dat").write_text(STEP, encoding="utf-8")
+    found = []
+    for most in (1, 0):
+        model = formulation.from_data(mutable=mutable)
+        model.most = pyo.Param(initialize=most)
+        model.few = pyo.Constraint(rule=lambda m: sum(back.variable for back in page_ins(m)) <= m.most)
+        instance = model.create_instance(str(tmp_path / "step.dat"))
+        solver = pyo.SolverFactory("appsi_highs")
+        solver.solve(instance)
+        while po.add_late_rows(instance):
+            solver.solve(instance)
+        found.append(pyo.value(instance.overhead_j))
+        assert po.simulate(po.plan_of(instance), ram_bytes=28).overhead_j == pytest.approx(found[-1])
+        assert not mutable or pyo.value(instance.energy_j) == pytest.approx(6.1 + found[-1])
+    assert found == pytest.approx([0.7, 1.0])
+
+
+def test_data_that_lack_something_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "step.dat").write_text(STEP.replace("b1 2 1", "b1 2 ."), encoding="utf-8")
+    model = po.formulations.poet.from_data()
+    with pytest.raises(FormulationError, match="the data lack compute_s of 'b1'"):
+        model.create_instance(str(tmp_path / "step.dat"))
+    with pytest.raises(FormulationError, match=r"the data can't be loaded: .*; see `data_of`"):
+        model.create_instance(str(tmp_path / "none.dat"))
+    model.wrong = pyo.Constraint(rule=lambda m: m.decisions.R[99, 99] == 1)
+    (tmp_path / "step.dat").write_text(STEP, encoding="utf-8")
+    with pytest.raises(KeyError, match="99"):
+        model.create_instance(str(tmp_path / "step.dat"))
 
 
 @pytest.mark.parametrize("formulation", BOTH)

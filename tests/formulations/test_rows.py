@@ -54,7 +54,7 @@ def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.Monkey
         valid.append((schedule, simulate(plan).peak_bytes))
     ram_bytes = max(peak for _, peak in valid)
     model = RETENTION.build(problem, ram_bytes=ram_bytes)
-    points = [values for schedule, _ in valid if (values := RETENTION.points.values(model, schedule)) is not None]
+    points = [values for schedule, _ in valid if (values := RETENTION.search.values(model, schedule)) is not None]
     assert points
     items = [by_item(values) for values in points]
     draw = np.random.default_rng(seed)
@@ -140,7 +140,7 @@ def test_no_schedule_in_time_breaks_the_row_of_a_late_one(seed: int) -> None:
             continue
         deadline_s = times[len(times) // 4] * (1 + 1e-9)
         model = retention.build(problem, ram_bytes=budget, makespan_s=deadline_s)
-        values = {schedule: retention.points.values(model, schedule) for _, schedule, _ in found}
+        values = {schedule: retention.search.values(model, schedule) for _, schedule, _ in found}
         points = {schedule: by_item(kept) for schedule, kept in values.items() if kept is not None}
         for makespan, schedule, plan in found:
             own = values[schedule]

@@ -90,7 +90,7 @@ REFUSED: list[tuple[onnx.ModelProto, str]] = [
     *(
         (
             groups(opset, **{name: floats(6 - size)}),
-            rf"its {name} has shape \[{6 - size}\], but .* a {each}: \[{size}\]",
+            rf"its {name} has shape \[{6 - size}\], but .* per {each}: \[{size}\]",
         )
         for opset, size, each in ((18, 2, "group"), (21, 4, "channel"))
         for name in ("scale", "bias")

@@ -367,8 +367,8 @@ ENDS: list[tuple[str, int, list[int], dict[str, Any], str]] = [
     ("GatherND", F32, [4, 6], {"i": ints(1, -7)[None]}, "index -7 of an axis of 6"),
     ("GatherND", F32, [4, 6], {"i": ints(4)[None]}, "index 4 of an axis of 4"),
     ("ScatterND", F32, [4, 6], {"i": ints(2**62, 0)[None], "u": np.ones(1, np.float32)}, "axis of 4"),
-    ("Mod", I64, [3], {"i": ints(2, 0, 1)}, "divides whole numbers by 0"),
-    ("Div", I64, [3], {"i": np.array(0)}, "divides whole numbers by 0"),
+    ("Mod", I64, [3], {"i": ints(2, 0, 1)}, "divides integers by 0"),
+    ("Div", I64, [3], {"i": np.array(0)}, "divides integers by 0"),
     ("QuantizeLinear", F32, [2, 3], {"s": np.ones(3, np.float32), "z": np.zeros(3, np.int8)}, "axis"),
 ]
 """Indices outside of an axis, whole numbers divided by 0, scales along an axis that isn't there: they end a runtime."""

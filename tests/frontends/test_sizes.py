@@ -68,7 +68,7 @@ class TestSizes:
             (2, {}, {"x": "3x3x8x8"}, r"--shape x=3x3x8x8 contradicts --batch 2"),
             (None, {"width": 5}, {"x": "1x3x8x8"}, r"--shape x=1x3x8x8 contradicts --dim width=5"),
             (None, {"widht": 5}, {}, r"--dim widht: no input.*'N', 'height', 'width'"),
-            (None, {}, {"image": "1x3x8x8"}, r"--shape image=1x3x8x8: no input is called 'image'. The inputs are 'x'"),
+            (None, {}, {"image": "1x3x8x8"}, r"--shape image=1x3x8x8: no input is called 'image'. There is 'x'"),
             (None, {}, {"x": "3x8x8"}, r"4 dimensions .*not 3. Give --shape x=1x3x\?x\?"),
             (None, {}, {"x": "1x3x0x8"}, r"a size must be a whole number from 1"),
             (None, {}, {"x": "1x3x8xbig"}, r"a size must be a whole number from 1.*as in --shape x=1x3x160x160"),
@@ -107,7 +107,7 @@ class TestValues:
 
     @pytest.mark.parametrize(
         ("values", "message"),
-        [({"rat": 1}, "no input is called 'rat'. The inputs are 'rate'"),
+        [({"rat": 1}, "no input is called 'rat'. There is 'rate'"),
          ({"rate": 0.5}, "type int64 can't hold this value"),
          ({"rate": "fast"}, "give a number, true, false, or a list"),
          ({"rate": "[1,2]"}, r"has shape \[\], and this value \[2\]"), ({"rate": 2**70}, "int64"),

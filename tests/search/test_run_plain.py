@@ -17,7 +17,7 @@ from tests.formulations.retention.test_streaming import tight_with_variants
 from tests.seeds import some
 from tests.support.problems import random_budget, random_problem
 
-AGAIN = replace(retention, name="again", streaming_difference=None)
+AGAIN = replace(retention, name="again", search=replace(retention.search, streaming_difference=None))
 """Searches all of it once more."""
 
 
@@ -46,7 +46,7 @@ def test_the_same_optimum_either_way(seed: int) -> None:
         assert parts.simulation.overhead_j == pytest.approx(whole.simulation.overhead_j, rel=1e-6, abs=1e-9)
 
 
-WHOLE = replace(retention, name="whole", scope_difference=None)
+WHOLE = replace(retention, name="whole", search=replace(retention.search, scope_difference=None))
 
 
 @pytest.mark.parametrize("seed", some(range(60), 10))

@@ -456,7 +456,7 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
             trainer.fit(data, checkpoint=tmp_path, resume=True, batch_order="sequential")
         with pytest.raises(OptionError, match=r"it was made with other values than those of the data. Give the same"):
             trainer.fit(rows(plan, 12, seed=1), checkpoint=tmp_path, resume=True)
-        with pytest.raises(OptionError, match=r"made with so many rows: 12, and this training has 8"):
+        with pytest.raises(OptionError, match=r"made with a row count of 12, and this training has 8"):
             trainer.fit({name: array[:8] for name, array in data.items()}, checkpoint=tmp_path, resume=True)
         with pytest.raises(OptionError, match="--resume: there is no folder of checkpoints"):
             trainer.fit(data, resume=True)

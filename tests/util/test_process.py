@@ -41,7 +41,7 @@ def test_an_answer_comes_from_another_process() -> None:
     [
         ("infeasible", InfeasibleError, "there is none"),
         ("killed", ExecutionError,
-         r"the work: its process was ended by signal 9 \(often the system, for lack of memory\)"),
+         r"the work: its process was killed by signal 9 \(often the system, for lack of memory\)"),
         ("defect", ExecutionError, "the work: its process ended with code 1: ZeroDivisionError: a defect"),
     ],
 )  # fmt: skip

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 from poetopt.util.imports import loading
 
 if TYPE_CHECKING:
-    from poetopt.autodiff.optimizers.attach import with_updates
-
-__all__ = ["CLIP", "NAMES", "with_updates"]
+    from poetopt.autodiff.optimizers.attach import with_updates as with_updates
 
 NAMES = ("none", "sgd", "momentum", "adam", "adamw")
 """What `--optimizer` takes."""
@@ -28,4 +26,5 @@ NAMES = ("none", "sgd", "momentum", "adam", "adamw")
 CLIP = "clip_norm"
 """The hyperparameter of a step that clips: the largest norm of all gradients together."""
 
-__getattr__ = loading(__name__, {"with_updates": "poetopt.autodiff.optimizers.attach"})
+__getattr__, __all__ = loading(__name__, {"attach": "with_updates"})
+__all__ += ["CLIP", "NAMES"]

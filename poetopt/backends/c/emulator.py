@@ -18,7 +18,7 @@ from poetopt.backends.c.tracing import Trace, Weigh, ones
 from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 
-class Operation(IntEnum):
+class _Operation(IntEnum):
     """Holds what the emitted example asks for."""
 
     OPEN = 0x01
@@ -56,19 +56,19 @@ class Files:
 
     def handle(self, operation: int, argument: int) -> int:
         """One request; what it returns to the program."""
-        if operation == Operation.EXIT:
+        if operation == _Operation.EXIT:
             self.code = argument
             return 0
-        words = self._words(argument, 3 if operation in (Operation.OPEN, Operation.READ, Operation.WRITE) else 2)
+        words = self._words(argument, 3 if operation in (_Operation.OPEN, _Operation.READ, _Operation.WRITE) else 2)
         match operation:
-            case Operation.OPEN:
+            case _Operation.OPEN:
                 return self._opened(words)
-            case Operation.CLOSE:
+            case _Operation.CLOSE:
                 return 0 if self._open.pop(words[0], None) else FAILED
-            case Operation.SEEK:
+            case _Operation.SEEK:
                 self._open[words[0]][1] = words[1]
                 return 0
-            case Operation.READ | Operation.WRITE:
+            case _Operation.READ | _Operation.WRITE:
                 return self._moved(operation, *words)
         return FAILED
 
@@ -87,7 +87,7 @@ class Files:
         """The bytes that were not moved."""
         state = self._open[file]
         content, place = self.files[str(state[0])], int(state[1])
-        if operation == Operation.READ:
+        if operation == _Operation.READ:
             data = bytes(content[place : place + count])
             self._write(address, data)
         else:
@@ -103,8 +103,6 @@ class Files:
 
 
 PAINT = 0xA5
-SYSTEM, SYSTEM_BYTES = 0xE000_E000, 0x1000
-"""Registers of the system: the start-up switches the floating-point unit on there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +179,8 @@ class EmulatedMachine:
         if low < self.ram.origin:
             watched = self.unicorn.UC_HOOK_MEM_READ | self.unicorn.UC_HOOK_MEM_WRITE
             self.machine.hook_add(watched, self._outside, begin=low, end=self.ram.origin - 1)
-        self.machine.mem_map(SYSTEM, SYSTEM_BYTES)
+        # registers of the system: the start-up switches the floating-point unit on there
+        self.machine.mem_map(0xE000_E000, 0x1000)
         self.machine.hook_add(self.unicorn.UC_HOOK_MEM_INVALID, self._outside)
         self.machine.hook_add(self.unicorn.UC_HOOK_INTR, self._interrupt)
 

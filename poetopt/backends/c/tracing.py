@@ -38,9 +38,6 @@ from poetopt.backends.c.text import fixed
 from poetopt.plan.instructions import Action
 from poetopt.util.errors import ExecutionError, OptionError
 
-SCHEDULE, ENTRY = 1, 2
-"""Kinds of blocks, as po_count.c has them."""
-
 Weights = NDArray[np.uint64]
 """[halfwords, columns]: what the instruction that begins at a halfword of flash counts; 0 where none does."""
 Weigh = Callable[[Image, bytes], Weights]
@@ -90,9 +87,9 @@ class Trace:
         for start, end, name in image.functions:
             # the functions that call operators
             if name.partition(".")[0] in ("po_step", "po_part", "po_run", "po_last"):
-                self.kind[start // 2 : end // 2] = SCHEDULE
+                self.kind[start // 2 : end // 2] = 1  # SCHEDULE of po_count.c
             elif name in operators:
-                self.kind[start // 2] = ENTRY
+                self.kind[start // 2] = 2  # ENTRY
         self.order = np.array(list(_order(program)), np.uint32)
         self.sums = np.zeros((self.rest + 1, columns + 1), np.uint64)
         self._counts = _Counts(
@@ -151,7 +148,7 @@ Cycles = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Core:
+class _Core:
     """Says how long a core takes.
 
     clock_hz
@@ -177,11 +174,11 @@ def _all(cycles: float) -> Cycles:
     return cycles, cycles, cycles
 
 
-def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> Core:
-    return Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
+def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> _Core:
+    return _Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
 
 
-CORES: Mapping[str, Core] = {
+CORES: Mapping[str, _Core] = {
     "cortex-m4": _core(
         64e6,
         ((1, 1, 1), (1, 1, 1), (2, 7, 12), (1, 1.5, 2), (1, 1, 2), (1, 1, 1), (1, 1.25, 2), (14, 14, 15), (1, 1, 1)),
@@ -200,7 +197,7 @@ CORES: Mapping[str, Core] = {
 """By target."""
 
 
-def core(target: str) -> Core:
+def core(target: str) -> _Core:
     """The timings of `target`. Raises `OptionError` where there are none."""
     if target not in CORES:
         raise OptionError(
@@ -225,7 +222,7 @@ def weigh(target: str, image: Image, flash: bytes) -> Weights:
     return found
 
 
-def timed(timings: Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
+def timed(timings: _Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
     """The class of an instruction, and what it takes where no branch is taken."""
     name = mnemonic.partition(".")[0]
     kind = _class(name, operands)

@@ -186,7 +186,7 @@ Reference = NodeByNode | Fused
 
 def reference_of(
     kind: type[Reference], graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], kept: Sequence[str]
-) -> Reference | InParts:
+) -> Reference | _InParts:
     """Ordinary training of a step, in one of the two ways; of a batch in parts, part after part.
 
     sessions
@@ -194,10 +194,10 @@ def reference_of(
     """
     if graph.parts == 1:
         return kind(graph, sessions.of(graph), given, kept)
-    return InParts(kind, graph, sessions, given, kept)
+    return _InParts(kind, graph, sessions, given, kept)
 
 
-class InParts:
+class _InParts:
     """The parts of a batch one after another, each with the sums that those before it left, and what follows them."""
 
     def __init__(
@@ -320,7 +320,7 @@ class Ordinary:
         rows = {name: np.zeros(joint.tensors[name].shape, self.held[name].dtype) for name in joint.rows}
         self._given = {**self.held, **rows}
         self.nodes = reference_of(NodeByNode, run or graph, sessions, self._given, joint.results)
-        if isinstance(self.nodes, InParts):
+        if isinstance(self.nodes, _InParts):
             self.nodes.each(self._drawing)
 
     @property

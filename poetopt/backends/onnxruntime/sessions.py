@@ -93,7 +93,7 @@ _Names = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSession:
+class _NodeSession:
     """A session that runs one node.
 
     inputs, outputs
@@ -134,7 +134,7 @@ class Sessions:
         found._made = self._made
         return found
 
-    def get(self, node: Node) -> NodeSession:
+    def get(self, node: Node) -> _NodeSession:
         """The session of `node`; for a random node a fresh one, which draws its first numbers (see `is_random`).
 
         Raises `ExecutionError` where onnxruntime has no kernel for it.
@@ -146,10 +146,10 @@ class Sessions:
         if model is None:
             model = self._model(node, bound, outputs, embedded)
         if is_random(node):
-            return NodeSession(self._create(node, model), bound, outputs)
+            return _NodeSession(self._create(node, model), bound, outputs)
         if model not in self._made:
             self._made[model] = self._create(node, model)
-        return NodeSession(self._made[model], bound, outputs)
+        return _NodeSession(self._made[model], bound, outputs)
 
     def written(self, further: Iterable[Node] = ()) -> Mapping[tuple[str, ...], bytes]:
         """The models of all nodes that need a session of their own making; alike ones share their bytes.

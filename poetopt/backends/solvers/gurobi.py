@@ -39,7 +39,7 @@ LICENCES = "https://www.gurobi.com/downloads (free for academic use)"
 _attendant = Attendant("gurobi")
 
 
-class GurobiSession(MatrixSession):
+class _GurobiSession(MatrixSession):
     """One Pyomo model, open in Gurobi."""
 
     capabilities = frozenset(Capability) - {Capability.NODES, Capability.WORK}
@@ -208,11 +208,11 @@ def _failure(error: gp.GurobiError) -> PoetError:
     return PoetError(f"Gurobi: {error}")
 
 
-class GurobiBackend:
+class _GurobiBackend:
     """Gurobi (commercial)."""
 
     name = "gurobi"
-    capabilities = GurobiSession.capabilities
+    capabilities = _GurobiSession.capabilities
 
     def open(
         self,
@@ -222,7 +222,7 @@ class GurobiBackend:
         scale: float,
         options: Mapping[str, str] = NO_OPTIONS,
         log: str | None = None,
-    ) -> GurobiSession:
+    ) -> _GurobiSession:
         """Compile `model` for Gurobi. Raises BackendUnavailableError where no licence is found or it has expired."""
         refuse_reserved("Gurobi", options, RESERVED)
         try:
@@ -236,7 +236,7 @@ class GurobiBackend:
             env.start()
         except gp.GurobiError as error:
             raise _failure(error) from error
-        return GurobiSession(model, env, threads=threads, scale=scale)
+        return _GurobiSession(model, env, threads=threads, scale=scale)
 
 
 def _set(env: gp.Env, key: str, value: str) -> None:
@@ -256,4 +256,4 @@ def _set(env: gp.Env, key: str, value: str) -> None:
     raise option_error(key, value, f"not a value of Gurobi's {key} ({told})")
 
 
-backend = GurobiBackend()
+backend = _GurobiBackend()

@@ -149,7 +149,7 @@ class HighsSession(MatrixSession):
         return solver.getModelStatus()
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        numbers = self._rows.pool.add(compressed(self._columns, rows), [row.core for row in rows], anew=True)
+        numbers = self._rows.pool.add(compressed(self._columns, rows), anew=True)
         self._rows.bring_in(numbers)
         return rows
 
@@ -261,8 +261,7 @@ class HighsSession(MatrixSession):
         """
         self._set_unbinding_aside()
         pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without what was purged
-        added = compressed(self._columns, self._added)
-        places[places >= self._own] = pool.add(added, [row.core for row in self._added], anew=True)
+        places[places >= self._own] = pool.add(compressed(self._columns, self._added), anew=True)
         bounds = self._lower, self._upper
         return HighsNodes(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale)
 
@@ -305,7 +304,7 @@ RESERVED = {
 """HiGHS's options that poetopt sets itself, and which of ours does."""
 
 
-class HighsBackend:
+class _HighsBackend:
     """HiGHS (Huangfu & Hall), the default backend."""
 
     name = "highs"
@@ -325,4 +324,4 @@ class HighsBackend:
         return HighsSession(model, threads=threads, scale=scale, options=options, log=log)
 
 
-backend = HighsBackend()
+backend = _HighsBackend()

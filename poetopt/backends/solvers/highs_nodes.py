@@ -148,7 +148,7 @@ class HighsNodes:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Append rows found by separators."""
-        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows), [row.core for row in rows])
+        numbers = self._rows.pool.add(compressed(self._matrix.columns, rows))
         self._coming = np.union1d(self._coming, numbers)
 
     def _append(self) -> None:

@@ -20,33 +20,36 @@ from poetopt.util.sparse import csr_matrix, vstack
 
 @dataclass(frozen=True)
 class HighsRows:
-    """Rows as HiGHS takes them: bounds, and the entries row by row."""
+    """Rows that came at once: (m, n) `rows`, the other fields are (m,).
 
+    slack
+        By how much a row is broken before it comes in.
+    """
+
+    rows: csr_matrix
     lower: Floats
     upper: Floats
-    starts: NDArray[np.int32]
-    indices: NDArray[np.int32]
-    values: Floats
+    slack: Floats
 
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """(m + 1,) where each row begins among the entries, and where the last one ends."""
-        return np.append(self.starts, len(self.indices)).astype(np.int64)
+    def only(self, places: Sequence[int] | Places) -> HighsRows:
+        """Some of them."""
+        x = np.array(places, dtype=np.int64)
+        return HighsRows(self.rows[x], self.lower[x], self.upper[x], self.slack[x])
 
     def append_to(self, solver: highspy.Highs) -> None:
         """Append these to the model in `solver`."""
+        starts, indices = (x.astype(np.int32) for x in (self.rows.indptr[:-1], self.rows.indices))
         if len(self.lower):
-            solver.addRows(
-                len(self.lower), self.lower, self.upper, len(self.indices), self.starts, self.indices, self.values
-            )
+            solver.addRows(len(self.lower), self.lower, self.upper, len(indices), starts, indices, self.rows.data)
 
 
 def compressed(columns: Columns, rows: Sequence[Row]) -> HighsRows:
     """Rows found by separators. Raises PoetError for one over no column of the model."""
     starts, indices, values = columns.compress(rows)
+    matrix = csr_matrix((values, indices, np.append(starts, len(indices))), shape=(len(rows), len(columns)))
     lower = np.array([row.lower for row in rows], dtype=float)
     upper = np.array([row.upper for row in rows], dtype=float)
-    return HighsRows(lower, upper, starts, indices, values)
+    return _part(matrix, lower, upper, np.array([row.core for row in rows], dtype=bool))
 
 
 def basic_rows(basis: highspy.HighsBasis) -> NDArray[np.bool_]:
@@ -73,21 +76,6 @@ def largest(rows: csr_matrix) -> Floats:
 Places = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Rows that came at once: (m, n) `rows`, the other fields are (m,)."""
-
-    rows: csr_matrix
-    lower: Floats
-    upper: Floats
-    slack: Floats
-
-    def only(self, places: Sequence[int]) -> _Part:
-        """Some of them."""
-        x = np.array(places, dtype=np.int64)
-        return _Part(self.rows[x], self.lower[x], self.upper[x], self.slack[x])
-
-
 class RowPool:
     """Rows by number, in the order in which they came. Shared by threads.
 
@@ -96,7 +84,6 @@ class RowPool:
     """
 
     def __init__(self, matrix: Matrix) -> None:
-        self._columns = matrix.shape[1]
         own = np.ones(len(matrix.row_lower), dtype=bool)
         self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, own)]
         self._count = len(own)
@@ -106,12 +93,12 @@ class RowPool:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, rows: HighsRows, core: Sequence[bool], *, anew: bool = False) -> Places:
-        """Take rows found by separators, of which (m,) `core` are the model's own; their numbers, (m,).
+    def add(self, rows: HighsRows, *, anew: bool = False) -> Places:
+        """Take rows found by separators; their numbers, (m,).
 
         One that is there already keeps its number, unless all are to have one `anew`.
         """
-        keys = _keys(rows, core)
+        keys = _keys(rows)
         with self._guard:
             fresh: list[int] = []
             numbers: list[int] = []
@@ -121,7 +108,7 @@ class RowPool:
                     fresh.append(x)
                 numbers.append(self._known[key])
             if fresh:
-                self._parts.append(self._of(rows, core).only(fresh))
+                self._parts.append(rows.only(fresh))
                 self._count += len(fresh)
             # rows are joined to one matrix once they are in so many
             if len(self._parts) > 8:
@@ -129,10 +116,6 @@ class RowPool:
                 if len(self._parts[2].lower) > len(self._parts[1].lower):
                     self._parts = [self._parts[0], _joined(self._parts[1:])]
             return np.array(numbers, dtype=np.int64)
-
-    def _of(self, rows: HighsRows, core: Sequence[bool]) -> _Part:
-        matrix = csr_matrix((rows.values, rows.indices, rows.ends), shape=(len(core), self._columns))
-        return _part(matrix, rows.lower, rows.upper, np.array(core, dtype=bool))
 
     def broken(self, values: Floats, active: NDArray[np.bool_]) -> Places:
         """The rows that the point `values` (n,) breaks, without those that are `active` ((m,), or fewer)."""
@@ -150,28 +133,24 @@ class RowPool:
         begins = np.cumsum([0, *(len(part.lower) for part in parts)])
         owner = np.searchsorted(begins, places, side="right") - 1
         picked = [(x, places[owner == x] - begins[x]) for x in range(len(parts))]
-        found = vstack([parts[x].rows[own] for x, own in picked], format="csr")
         order = np.empty(len(places), dtype=np.int64)
         order[np.concatenate([np.flatnonzero(owner == x) for x, _ in picked])] = np.arange(len(places))
-        found = found[order]
-        lower = np.concatenate([parts[x].lower[own] for x, own in picked])[order]
-        upper = np.concatenate([parts[x].upper[own] for x, own in picked])[order]
-        return HighsRows(lower, upper, found.indptr[:-1].astype(np.int32), found.indices.astype(np.int32), found.data)
+        return _joined([parts[x].only(own) for x, own in picked]).only(order)
 
-    def _all(self) -> list[_Part]:
+    def _all(self) -> list[HighsRows]:
         with self._guard:
             return list(self._parts)
 
 
-def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> _Part:
+def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> HighsRows:
     size = largest(rows)
     # a row of the model comes in where it is broken by more than this share of its largest coefficient
     # a cut does where it is broken by more than this share: separators ask for more
-    return _Part(rows, lower, upper, np.where(core, 1e-6 * np.maximum(size, 1.0), 5e-3 * size))
+    return HighsRows(rows, lower, upper, np.where(core, 1e-6 * np.maximum(size, 1.0), 5e-3 * size))
 
 
-def _joined(parts: Sequence[_Part]) -> _Part:
-    return _Part(
+def _joined(parts: Sequence[HighsRows]) -> HighsRows:
+    return HighsRows(
         vstack([part.rows for part in parts], format="csr"),
         np.concatenate([part.lower for part in parts]),
         np.concatenate([part.upper for part in parts]),
@@ -179,15 +158,14 @@ def _joined(parts: Sequence[_Part]) -> _Part:
     )
 
 
-def _keys(rows: HighsRows, core: Sequence[bool]) -> list[bytes]:
-    """A key of each row: its terms and sides, and whether it is the model's own."""
-    sides = np.stack([rows.lower, rows.upper], axis=1)
+def _keys(rows: HighsRows) -> list[bytes]:
+    """A key of each row: its terms, sides and slack."""
+    found, sides = rows.rows, np.stack([rows.lower, rows.upper, rows.slack], axis=1)
     return [
         blake2b(
-            rows.indices[begin:end].tobytes() + rows.values[begin:end].tobytes() + side.tobytes() + bytes([own]),
-            digest_size=16,
+            found.indices[begin:end].tobytes() + found.data[begin:end].tobytes() + side.tobytes(), digest_size=16
         ).digest()
-        for (begin, end), side, own in zip(itertools.pairwise(rows.ends.tolist()), sides, core, strict=True)
+        for (begin, end), side in zip(itertools.pairwise(found.indptr.tolist()), sides, strict=True)
     ]
 
 

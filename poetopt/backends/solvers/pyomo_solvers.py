@@ -71,7 +71,7 @@ class Asked:
     folder: Path
 
 
-class OtherSession(HighsSession):
+class _OtherSession(HighsSession):
     """One Pyomo model, open in HiGHS for its relaxation, and handed to another solver for each search."""
 
     def __init__(self, model: Any, capabilities: frozenset[Capability], **more: Any) -> None:
@@ -190,7 +190,7 @@ KNOWN = {
 }
 
 
-class PyomoSession(OtherSession):
+class _PyomoSession(_OtherSession):
     """One Pyomo model, for a solver of Pyomo's."""
 
     def __init__(self, model: Any, solver: Any, known: Known, options: Mapping[str, str], **more: Any) -> None:
@@ -371,7 +371,7 @@ class PyomoBackend:
         """Compile `model` for HiGHS and the solver."""
         refuse_reserved(self.name, options, self._known.reserved)
         solver, more = self.solver(), {"threads": threads, "scale": scale, "log": log}
-        return PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **more)
+        return _PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **more)
 
 
 SCIP_RESERVED = {
@@ -381,10 +381,9 @@ SCIP_RESERVED = {
     "parallel/maxnthreads": "--threads",
     "display/verblevel": "--with log",
 }
-SCIP_OUTCOMES = {"optimal": Outcome.OPTIMAL, "gaplimit": Outcome.OPTIMAL, "infeasible": Outcome.INFEASIBLE}
 
 
-class ScipSession(OtherSession):
+class _ScipSession(_OtherSession):
     """One Pyomo model, for SCIP by pyscipopt: it brings no program."""
 
     def __init__(self, model: Any, scip_options: Mapping[str, str], **more: Any) -> None:
@@ -420,7 +419,8 @@ class ScipSession(OtherSession):
             values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
-            return Answer(SCIP_OUTCOMES.get(scip.getStatus(), Outcome.STOPPED), values, proven)
+            ended = {"infeasible": Outcome.INFEASIBLE} | dict.fromkeys(("optimal", "gaplimit"), Outcome.OPTIMAL)
+            return Answer(ended.get(scip.getStatus(), Outcome.STOPPED), values, proven)
 
         return work, scip.interruptSolve
 
@@ -458,7 +458,7 @@ def _set_scip(scip: Any, key: str, value: str) -> None:
         raise option_error(key, value, f"not a value of SCIP's {key} ({error})") from error
 
 
-class ScipBackend:
+class _ScipBackend:
     """SCIP (Zuse Institute Berlin). Where its search is faster than HiGHS's is the formulation `poet`."""
 
     name = "scip"
@@ -484,8 +484,8 @@ class ScipBackend:
         probe = Model()
         for key, value in options.items():
             _set_scip(probe, key, value)
-        return ScipSession(model, options, capabilities=self.capabilities, threads=1, scale=scale, log=log)
+        return _ScipSession(model, options, capabilities=self.capabilities, threads=1, scale=scale, log=log)
 
 
 cbc = PyomoBackend("cbc")
-scip = ScipBackend()
+scip = _ScipBackend()

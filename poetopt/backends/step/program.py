@@ -74,7 +74,7 @@ class Kernels(Protocol):
         ...
 
 
-class Watched:
+class _Watched:
     """Room of their own for tensors of a step, beside the arena.
 
     copies
@@ -114,7 +114,7 @@ def _computed(nodes: Mapping[str, Node], name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundCall:
+class _BoundCall:
     """One act of the step: running a node, copying or moving a tensor, giving memory back.
 
     what
@@ -159,8 +159,8 @@ class Program:
         self.kernels = kernels
         self.pages = pages
         self.places = Places(graph, plan.problem, kernels.runtime)
-        self.calls: list[BoundCall] = []
-        self.watched = Watched(graph, watched)
+        self.calls: list[_BoundCall] = []
+        self.watched = _Watched(graph, watched)
         self._redraws: list[tuple[int, Node, Mapping[str, int]]] = []
         self._given_up: dict[int, tuple[tuple[int, int], ...]] = {}
         self._room = plan.problem.reserve_bytes - kernels.runtime.reserve_bytes(0)
@@ -200,7 +200,7 @@ class Program:
             act = self.kernels.bound(reseeded(node, window), addresses)
             for _ in range(drawn):
                 act()
-            self.calls[place] = BoundCall(call.what, call.number, act)
+            self.calls[place] = _BoundCall(call.what, call.number, act)
         for array, copy in kept:
             np.copyto(array, copy)
 
@@ -307,8 +307,8 @@ class Program:
             self._given_up[moment.number] = tuple((b.offset, b.nbytes) for b in moment.made if b.workspace)
 
     def add(self, what: str, act: Act, *, moves: bool = False) -> None:
-        """Have the instruction that is being prepared do something; see `BoundCall`."""
-        self.calls.append(BoundCall(what, self._number, act, moves))
+        """Have the instruction that is being prepared do something; see `_BoundCall`."""
+        self.calls.append(_BoundCall(what, self._number, act, moves))
 
     def room_for(self, kernel_bytes: int) -> None:
         """Give memory back first where a kernel that allocates so much could pass the reserve."""

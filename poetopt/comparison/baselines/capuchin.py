@@ -62,12 +62,12 @@ class _Gap:
 
 def schedule(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """Return the plan by Capuchin's own rule. Raises NoScheduleError if no eviction is left and memory is short."""
-    return _run(problem, ram_bytes, settings, _by_cost)
+    return _schedule_by(problem, ram_bytes, settings, _choose_by_cost)
 
 
 def schedule_paging_first(problem: Problem, ram_bytes: int, settings: Settings = DEFAULTS) -> Plan:
     """Return the plan by POET's reading. Raises NoScheduleError if no eviction is left and memory is short."""
-    return _run(problem, ram_bytes, settings, _paging_first)
+    return _schedule_by(problem, ram_bytes, settings, _choose_paging_first)
 
 
 class _Evictions:
@@ -100,13 +100,13 @@ class _Evictions:
 
     def swap(self, gap: _Gap) -> None:
         self.swapped.append(gap)
-        self._settle(gap)
+        self._update_schedule(gap)
 
     def recompute(self, gap: _Gap) -> None:
         self.recomputed.append(gap)
-        self._settle(gap)
+        self._update_schedule(gap)
 
-    def _settle(self, gap: _Gap) -> None:
+    def _update_schedule(self, gap: _Gap) -> None:
         """Turn all decisions into a schedule; chains depend on one another, so they are computed together."""
         self.gaps.remove(gap)
         evicted = [*self.swapped, *self.recomputed]
@@ -117,11 +117,13 @@ class _Evictions:
             frozenset(runs), frozenset((chosen.following, chosen.tensor) for chosen in self.swapped)
         )
 
-    def chain(self, gap: _Gap, away: list[_Gap] | None = None) -> list[int] | None:
+    def chain(self, gap: _Gap, evicted: list[_Gap] | None = None) -> list[int] | None:
         """Return the operators that restore the gap's tensor from the tensors available then, or None."""
         stage = gap.following
         missing = {
-            other.tensor for other in away or [*self.swapped, *self.recomputed] if other.last < stage <= other.following
+            other.tensor
+            for other in evicted or [*self.swapped, *self.recomputed]
+            if other.last < stage <= other.following
         }
         missing -= {other.tensor for other in self.swapped if other.following == stage}
         missing.add(gap.tensor)
@@ -152,7 +154,7 @@ _Choose = Callable[[_Evictions, list[_Gap]], bool]
 """Makes one decision among the gaps at the peak; returns False if there is none to make."""
 
 
-def _by_cost(evictions: _Evictions, gaps: list[_Gap]) -> bool:
+def _choose_by_cost(evictions: _Evictions, gaps: list[_Gap]) -> bool:
     problem = evictions.problem
     free_gaps = [gap for gap in gaps if gap.free_s >= 0 and evictions.swappable(gap)]
     if free_gaps:
@@ -175,15 +177,15 @@ def _by_cost(evictions: _Evictions, gaps: list[_Gap]) -> bool:
     return True
 
 
-def _paging_first(evictions: _Evictions, gaps: list[_Gap]) -> bool:
+def _choose_paging_first(evictions: _Evictions, gaps: list[_Gap]) -> bool:
     swappable = [gap for gap in gaps if evictions.swappable(gap)]
     if swappable:
         evictions.swap(max(swappable, key=lambda gap: (gap.free_s, -gap.tensor)))
         return True
-    return _by_cost(evictions, gaps)
+    return _choose_by_cost(evictions, gaps)
 
 
-def _run(problem: Problem, ram_bytes: int, settings: Settings, choose: _Choose) -> Plan:
+def _schedule_by(problem: Problem, ram_bytes: int, settings: Settings, choose: _Choose) -> Plan:
     candidates: list[Schedule] = []
     first_reason = ""
     # shares of the budget for the peak; smaller ones help if the buffers can't be laid out

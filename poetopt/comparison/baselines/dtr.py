@@ -93,11 +93,11 @@ class _Replay:
             self.locked[i] += 1
         for i in operator.inputs:
             if i not in self.machine.resident:
-                self._again(i)
+                self._rematerialize(i)
         effect = self.computes[index]
         fresh = self.machine.fresh(effect)
         self._make_room(self.machine.need(effect), index)
-        self._do(effect)
+        self._apply(effect)
         for i in fresh:
             self.evicted[i] = False
         # The tick keeps the order of accesses where operators take no time.
@@ -106,7 +106,7 @@ class _Replay:
             self.accessed[i] = self.clock
             self.locked[i] -= 1
 
-    def _again(self, tensor: int) -> None:
+    def _rematerialize(self, tensor: int) -> None:
         producer = self.problem.tensors[tensor].producer
         if not self.problem.may_recompute(tensor):
             # An earlier rematerialization in the same stage released it.
@@ -122,10 +122,10 @@ class _Replay:
             self._evict(i)
 
     def _evict(self, i: int) -> None:
-        self._do(self.frees[i])
+        self._apply(self.frees[i])
         self.evicted[i] = True
 
-    def _do(self, effect: Effect) -> None:
+    def _apply(self, effect: Effect) -> None:
         self.machine.apply(effect)
         self.steps.append(effect.step)
 
@@ -142,12 +142,12 @@ class _Replay:
             self._evict(min(zip(self._scores(evictable), evictable, strict=True))[1])
 
     def _scores(self, evictable: list[int]) -> list[float]:
-        ancestors, descendants, tensors = self._above(), self._below(), self.problem.tensors
+        ancestors, descendants, tensors = self._evicted_ancestors(), self._evicted_descendants(), self.problem.tensors
         staleness = [self.clock - self.accessed[i] + self.tick for i in evictable]
-        costs = [self._cost(ancestors[i] | descendants[i] | 1 << tensors[i].producer) for i in evictable]
+        costs = [self._total_seconds(ancestors[i] | descendants[i] | 1 << tensors[i].producer) for i in evictable]
         return [c / (tensors[i].nbytes * s) for i, c, s in zip(evictable, costs, staleness, strict=True)]
 
-    def _above(self) -> list[int]:
+    def _evicted_ancestors(self) -> list[int]:
         """Return, for each tensor, the operators (as bits) that must run again to restore it, without its own."""
         masks = [0] * len(self.problem.tensors)
         for operator in self.problem.operators:
@@ -159,7 +159,7 @@ class _Replay:
                 masks[i] = mask
         return masks
 
-    def _below(self) -> list[int]:
+    def _evicted_descendants(self) -> list[int]:
         """Return, for each tensor, the operators (as bits) of evicted tensors that need it and will be read."""
         masks = [0] * len(self.problem.tensors)
         for index in range(len(self.problem.operators) - 1, -1, -1):
@@ -173,7 +173,7 @@ class _Replay:
                     masks[u] |= mask
         return masks
 
-    def _cost(self, operators: int) -> float:
+    def _total_seconds(self, operators: int) -> float:
         """Return the seconds of a set of operators, given as bits."""
         total = 0.0
         while operators:

@@ -64,9 +64,11 @@ def with_prefetch(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
             channel_free_s = min(channel_free_s, begin_times[stage]) - tensor.page_in_s
             earlier = [reader for reader in problem.readers[i] if reader < stage]
             earlier += [
-                at for at, operator in schedule.recomputes if at < stage and i in problem.operators[operator].inputs
+                recompute_stage
+                for recompute_stage, operator in schedule.recomputes
+                if recompute_stage < stage and i in problem.operators[operator].inputs
             ]
-            earliest_stage = max([tensor.producer + 1, *(at + 1 for at in earlier)])
+            earliest_stage = max([tensor.producer + 1, *(recompute_stage + 1 for recompute_stage in earlier)])
             stage_by_time = bisect_right(begin_times, channel_free_s) - 1
             early_page_ins.add((min(stage, max(earliest_stage, stage_by_time)), i))
         yield Schedule(schedule.recomputes, frozenset(early_page_ins))
@@ -179,14 +181,14 @@ def schedule_greedy(problem: Problem, ram_bytes: int, settings: Settings = DEFAU
 
 def greedy_checkpoints(problem: Problem, threshold: float) -> frozenset[int]:
     """Return the operators at which more than `threshold` bytes have passed since the last checkpoint."""
-    kept: set[int] = set()
+    checkpoints: set[int] = set()
     passed = 0
     for operator in forward_operators(problem):
         passed += problem.nbytes(problem.operators[operator].outputs)
         if passed > threshold:
-            kept.add(operator)
+            checkpoints.add(operator)
             passed = 0
-    return frozenset(kept)
+    return frozenset(checkpoints)
 
 
 def _greedy_schedules(problem: Problem) -> Iterator[Schedule]:

@@ -123,18 +123,18 @@ class _DynamicProgram:
 
     def _cost(self, move: _Move, kept: np.ndarray, leaving: np.ndarray, returning: np.ndarray) -> np.ndarray:
         """Return the seconds of a move and of all that follow it, for every state."""
-        possible, idle_s, *after = self._after(move, kept, leaving, returning)
+        possible, idle_s, *after = self._next_state(move, kept, leaving, returning)
         seconds: np.ndarray | float = 0.0
         if move.again:
             # The reversal within RAM gets the units that are left.
-            left = (LEVELS - kept - self._units(self.size.state[move.first]) - returning) * self.unit
-            level = np.clip(left // self.tables.unit, -1, self.tables.top)
+            free_units = (LEVELS - kept - self._units(self.size.state[move.first]) - returning) * self.unit
+            level = np.clip(free_units // self.tables.unit, -1, self.tables.top)
             joules = np.where(level >= 0, self.tables.C[move.first, move.end, np.maximum(level, 0)], np.inf)
             seconds = joules / self.power
         following = self.value[(move.end, *(np.minimum(units, LEVELS) for units in after))]
         return np.where(possible, seconds + idle_s + following, np.inf)
 
-    def _after(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _next_state(self, move: _Move, kept: Any, leaving: Any, returning: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Return whether a move is possible, its idle seconds, and the state after it."""
         i, j, size, unit = move.first, move.end, self.size, self.unit
         state = self._units(size.state[i])
@@ -175,9 +175,11 @@ class _DynamicProgram:
             if move.offload:
                 offloaded += chain.boundary[i]
             if move.again:
-                left = (LEVELS - kept - state - returning) * self.unit
-                runs.update(self.tables.interval(i, move.end, self.tables.level(left)))
-            kept, leaving, returning = map(int, self._after(move, np.array(kept), np.array(leaving), returning)[2:])
+                free_units = (LEVELS - kept - state - returning) * self.unit
+                runs.update(self.tables.interval(i, move.end, self.tables.level(free_units)))
+            kept, leaving, returning = map(
+                int, self._next_state(move, np.array(kept), np.array(leaving), returning)[2:]
+            )
             i = move.end
         reads: dict[int, int] = {}
         for tensor in offloaded:

@@ -82,9 +82,9 @@ def tape_of(chain: ForwardChain, k: int) -> frozenset[int]:
     )
 
 
-def needed(chain: ForwardChain, k: int, wanted: Collection[int]) -> tuple[int, ...]:
+def needed(chain: ForwardChain, k: int, required: Collection[int]) -> tuple[int, ...]:
     """Return the operators of segment k that compute `wanted` from state k, in order."""
-    missing = set(wanted)
+    missing = set(required)
     operators = []
     for operator in reversed(chain.segments[k]):
         op = chain.problem.operators[operator]
@@ -176,10 +176,10 @@ class Reversals:
         self.advance = self._advances()
         self.keep = [self._units(value) for value in size.kept]
         self.state = [self._units(value) for value in size.state]
-        self._fill(tapes)
+        self._fill_tables(tapes)
         self._first_pass(tapes)
 
-    def _fill(self, tapes: bool) -> None:
+    def _fill_tables(self, tapes: bool) -> None:
         """Fill C and H, from short intervals to long ones."""
         count = len(self.chain)
         shape = (count + 1, count + 1, self.top + 1)
@@ -199,9 +199,9 @@ class Reversals:
                 ):
                     is_held = table is self.H
                     if span == 1:
-                        best, chosen = self._one(i, gradient, is_held)
+                        best, chosen = self._solve_single(i, gradient, is_held)
                     else:
-                        best, chosen = self._split(i, j, table, reduced, beside_bytes, tapes)
+                        best, chosen = self._solve_split(i, j, table, reduced, beside_bytes, tapes)
                     if is_held:  # freeing the state continues with C
                         drop = self.C[i, j] <= best
                         best = np.where(drop, self.C[i, j], best)
@@ -209,7 +209,7 @@ class Reversals:
                     table[i, j], choice[i, j] = best, chosen
                     reduced[i, j] = _shift_levels(best, self.state[i]) if i else best
 
-    def _one(self, i: int, gradient: int, is_held: bool) -> tuple[Values, Choices]:
+    def _solve_single(self, i: int, gradient: int, is_held: bool) -> tuple[Values, Choices]:
         """Return, for each level, the least joules of reversing segment i alone; there is no choice."""
         level = np.arange(self.top + 1)
         best = np.full(self.top + 1, np.inf)
@@ -218,7 +218,7 @@ class Reversals:
         best[level >= self._units(peak_bytes)] = self.need_held[i] if is_held else self.need[i]
         return best, np.zeros(self.top + 1, dtype=np.int32)
 
-    def _split(
+    def _solve_split(
         self, i: int, j: int, table: Values, reduced: Values, beside_bytes: int, tapes: bool
     ) -> tuple[Values, Choices]:
         """Return, for each level, the least joules of reversing segments i..j-1, and the split or TAPE."""
@@ -227,9 +227,9 @@ class Reversals:
         total = (self.joules[middle] - self.joules[i])[:, None] + reduced[i + 1 : j, j] + self.H[i, i + 1 : j]
         peak_units = np.array([self._units(self.advance[i][k] + beside_bytes) for k in middle])
         total = np.where(level[None, :] >= peak_units[:, None], total, np.inf)
-        at = np.argmin(total, axis=0)
-        best: Values = total[at, level]
-        chosen = (at + i + 1).astype(np.int32)
+        best_index = np.argmin(total, axis=0)
+        best: Values = total[best_index, level]
+        chosen = (best_index + i + 1).astype(np.int32)
         if tapes:
             tape_cost = self.joules[i + 1] - self.joules[i] + _shift_levels(table[i + 1, j], self.keep[i])
             peak_bytes = max(self.size.full_peak[i] + beside_bytes, self.size.backward_peak[i])

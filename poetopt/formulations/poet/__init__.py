@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.callbacks import Points, Priced, Values
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.algorithm import (
@@ -28,6 +27,7 @@ from poetopt.formulations.poet.algorithm import (
 from poetopt.formulations.poet.space import SETS, PoetSpace, poet_space
 from poetopt.formulations.poet.thrift import thrift
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
+from poetopt.formulations.search_adapter import SearchAdapter, Values
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 
@@ -113,17 +113,6 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     return FractionalSchedule(kept, {(t, j): share for (t, j), share in recomputes if t != j and share > 0}, page_ins)
 
 
-def _priced(model: Any) -> Priced:
-    paged = model.space.paging
-    return Priced(
-        computes=[(entry, j) for (t, j), entry in model.decisions.R.items() if t != j],
-        page_ins=[(entry, i) for (_, i), entry in model.decisions.M_in.items()] if paged else (),
-        page_outs=[(entry, i) for (_, i), entry in model.decisions.M_out.items()] if paged else (),
-        blocks=frozenset({"rematerialization", "paging", "energy"}),
-        budget=model.memory.within,
-    )
-
-
 def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
     """Leaves out the values of R and M_in with these first page-outs: nothing that was refused comes back."""
     space: PoetSpace = model.space
@@ -158,12 +147,11 @@ poet = Formulation(
     doc=__doc__,
     blocks=BLOCKS,
     space=poet_space,
-    points=Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional),
+    search=SearchAdapter(
+        schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, no_good=_no_good, thrift=thrift
+    ),
     sets=SETS,
-    priced=_priced,
     numbers=("storage_activation",),
-    no_good=_no_good,
-    thrift=thrift,
     strict=True,
     simulated=tuple(block.name for block in BLOCKS),
 )

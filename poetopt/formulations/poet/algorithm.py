@@ -9,6 +9,7 @@ import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
+from poetopt.formulations.figures import figures, more_room
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.rows import total
 from poetopt.formulations.storage import fits_storage
@@ -119,7 +120,8 @@ def _rematerialization(block: PyomoBlock) -> None:
         "(1c) what is resident right after its first compute was made",
     )
     again = [(t, j) for t, j in model.computes if t != j]
-    block.compute_s = total((operators[j].time_s, R[t, j]) for t, j in again)
+    compute_s = figures(model, "compute_s")
+    block.compute_s = total((compute_s[j], R[t, j]) for t, j in again)
 
 
 def _paging(block: PyomoBlock) -> None:
@@ -154,9 +156,10 @@ def _paging(block: PyomoBlock) -> None:
     block.out_of_ram = equation(
         residences, lambda t, i: M_out[t, i] <= S_ram[t, i], "(1f) what is written out is in RAM"
     )
+    in_s, out_s = figures(model, "page_in_s"), figures(model, "page_out_s")
     block.transfer_s = total(
-        ((tensors[i].page_in_s, M_in[t, i]) for t, i in residences),
-        ((tensors[i].page_out_s, M_out[t, i]) for t, i in residences),
+        ((in_s[i], M_in[t, i]) for t, i in residences),
+        ((out_s[i], M_out[t, i]) for t, i in residences),
     )
     parts = space.problem.parts
     block.written_bytes = total((float(parts * tensors[i].nbytes), M_out[t, i]) for t, i in residences)
@@ -242,7 +245,7 @@ def _capacity(block: PyomoBlock) -> None:
         "what is written out is ever written out",
     )
     block.storage = pyo.Constraint(
-        rule=lambda _: fits_storage(space.problem, space.residents, list(block.W.values())),
+        rule=lambda _: fits_storage(model, space.residents, list(block.W.values())),
         doc="what the storage holds",
     )
 
@@ -278,7 +281,7 @@ def _memory(block: PyomoBlock) -> None:
     model = block.model()
     space: PoetSpace = model.space
     problem, operators, unit = space.problem, space.problem.operators, space.memory_unit
-    g, B = [tensor.producer for tensor in problem.tensors], space.room_bytes / unit
+    g, B = [tensor.producer for tensor in problem.tensors], space.room_bytes / unit + more_room(model)
     R, S_ram = _entries(model.decisions.R, model.decisions.S_ram)
     block.m = pyo.Param(range(len(problem.tensors)), initialize=[tensor.nbytes / unit for tensor in problem.tensors])
     block.w = pyo.Param(range(len(operators)), initialize=[extra / unit for extra in problem.extra_bytes])
@@ -359,12 +362,12 @@ def _energy(block: PyomoBlock) -> None:
     Source: the paper, equation 4 (1a), less what every schedule takes.
     """
     model = block.model()
-    operators, tensors = model.space.problem.operators, model.space.problem.tensors
     R, M_in, M_out = _entries(model.decisions.R, model.decisions.M_in, model.decisions.M_out)
+    compute_j, in_j, out_j = (figures(model, name) for name in ("compute_j", "page_in_j", "page_out_j"))
     block.energy_j = total(
-        ((operators[j].energy_j, R[t, j]) for t, j in model.computes if j < t),
-        ((tensors[i].page_in_j, M_in[t, i]) for t, i in M_in),
-        ((tensors[i].page_out_j, M_out[t, i]) for t, i in M_out),
+        ((compute_j[j], R[t, j]) for t, j in model.computes if j < t),
+        ((in_j[i], M_in[t, i]) for t, i in M_in),
+        ((out_j[i], M_out[t, i]) for t, i in M_out),
     )
 
 
@@ -380,7 +383,7 @@ def _may_overflow(space: Space) -> bool:
     blocks = space.problem.storage_blocks
     if blocks is None or not space.paging or not isinstance(space, PoetSpace):
         return False
-    return sum(map(space.problem.blocks, space.residents)) > blocks
+    return space.limits.open or sum(map(space.problem.blocks, space.residents)) > blocks
 
 
 decisions = Block("decisions", _decisions)

@@ -9,12 +9,12 @@ where a block may care (`Block.transfer_times`): elsewhere right after its first
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from poetopt.formulations.block import Limits
-from poetopt.formulations.callbacks import Points, Priced
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
@@ -31,6 +31,7 @@ from poetopt.formulations.retention.scope_difference import no_good, scope_diffe
 from poetopt.formulations.retention.space import SETS, RetentionSpace
 from poetopt.formulations.retention.streaming import streaming
 from poetopt.formulations.rows import Floats, Ints, PointLike
+from poetopt.formulations.search_adapter import SearchAdapter
 from poetopt.formulations.storage_activation import storage_activation
 from poetopt.graph.problem import Problem
 from poetopt.graph.problem.problem import closing_with, ways_within
@@ -287,18 +288,6 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     )
 
 
-def _decisions(model: Any) -> Priced:
-    space: RetentionSpace = model.space
-    paged = space.point_tensor[space.page_point].tolist()
-    return Priced(
-        computes=list(zip(model.recompute.r.values(), space.recompute_operator.tolist(), strict=True)),
-        page_ins=list(zip(model.paging.p.values(), paged, strict=True)) if space.paging else (),
-        page_outs=list(zip(model.paging.o.values(), space.written.tolist(), strict=True)) if space.paging else (),
-        blocks=frozenset({"recompute", "paging"}),
-        budget=model.memory.stage,
-    )
-
-
 def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
     """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule."""
     if not remat:
@@ -309,57 +298,51 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
     return (*depths[:NEAR_DEPTHS], "forward", "full")
 
 
-POINTS = Points(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
+POINTS = SearchAdapter(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
+
+BLOCKS = (
+    recompute,
+    streaming,
+    paging,
+    residency,
+    page_out_times,
+    memory,
+    closing,
+    rounding,
+    chain_cuts,
+    storage_activation,
+    deadline,
+)
+
+OUTER = Formulation(
+    name="outer",
+    doc=outer.__doc__ or "",
+    blocks=outer.OUTER,
+    space=outer.outer_space,
+    search=POINTS,
+    sets=SETS,
+    numbers=tuple(block.name for block in outer.OUTER),
+    simulated=tuple(block.name for block in outer.OUTER),
+    lean=False,
+)
 
 retention = Formulation(
     name="retention",
     doc=__doc__,
-    blocks=(
-        recompute,
-        streaming,
-        paging,
-        residency,
-        page_out_times,
-        memory,
-        closing,
-        rounding,
-        chain_cuts,
-        storage_activation,
-        deadline,
-    ),
+    blocks=BLOCKS,
     space=retention_space,
-    points=POINTS,
+    search=replace(
+        POINTS,
+        scopes=_scopes,
+        scope_difference=scope_difference,
+        streaming_difference=streaming_difference,
+        no_good=no_good,
+        thrift=thrift,
+        outer=OUTER,
+    ),
     sets=SETS,
-    priced=_decisions,
     numbers=("storage_activation",),
-    simulated=(
-        "recompute",
-        "streaming",
-        "paging",
-        "residency",
-        "page_out_times",
-        "memory",
-        "closing",
-        "rounding",
-        "chain_cuts",
-        "storage_activation",
-        "deadline",
-    ),
-    scopes=_scopes,
-    scope_difference=scope_difference,
-    streaming_difference=streaming_difference,
-    no_good=no_good,
-    thrift=thrift,
-    outer=Formulation(
-        name="outer",
-        doc=outer.__doc__ or "",
-        blocks=outer.OUTER,
-        space=outer.outer_space,
-        points=POINTS,
-        sets=SETS,
-        simulated=tuple(block.name for block in outer.OUTER),
-        lean=False,
-    ),
+    simulated=tuple(block.name for block in BLOCKS),
 )
 build = retention.build
 from_data = retention.from_data

@@ -53,6 +53,7 @@ import pyomo.core as pyo
 from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
+from poetopt.formulations.figures import more_room
 from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
@@ -76,6 +77,7 @@ def _build(block: PyomoBlock) -> None:
     size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
     own_ways = _own_ways(block, space)
+    more = more_room(model)
 
     def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
         variables = [k[e] for e in spanning[t]]
@@ -85,8 +87,8 @@ def _build(block: PyomoBlock) -> None:
             coefficients.append(size[e])
         room = (budget - float(space.working_set_bytes[t])) / unit
         if t in own_ways:
-            saved, more, less = own_ways[t]
-            variables += more
+            saved, ways, less = own_ways[t]
+            variables += ways
             coefficients += [nbytes / unit for nbytes in less]
             room += saved / unit
         if space.limits.open and not variables and k:
@@ -95,7 +97,7 @@ def _build(block: PyomoBlock) -> None:
             return pyo.Constraint.Skip
         if not variables:
             return pyo.Constraint.Infeasible
-        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room
+        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room + more
 
     block.spanning = spanning
     block.found = []
@@ -196,7 +198,11 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
 
 
 def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, float]]:
-    """The recomputations that a point opens, each with the bytes kept across its stage without a point there."""
+    """The recomputations that may break a row, each with the bytes kept across its stage without a point there.
+
+    No tensor takes a larger share than its availability: what reads it or keeps it on takes no more. Stages in which
+    all of a point's tensors fit at once are looked at no further.
+    """
     model = block.model()
     space: RetentionSpace = model.space
     r, k = point[model.recompute.r], point[model.residency.k]
@@ -204,11 +210,20 @@ def _instants(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Instant, fl
     if space.paging:
         p[space.page_point] = point[model.paging.p]
     y = point[model.streaming.y] if space.streams else np.zeros(0)
+    across = _spanned_bytes(space, k)
+    available = k + p + np.where(space.point_recompute >= 0, np.append(r, 0.0)[space.point_recompute], 0.0)
+    most = across + np.bincount(
+        space.point_stage,
+        np.where(space.point_real, np.maximum(available, 1.0), available) * space.tensor_bytes[space.point_tensor],
+        len(across),
+    )
+    own = np.zeros(len(across))
+    np.maximum.at(own, space.recompute_stage, r * space.working_set_bytes[space.recompute_operator])
+    full = (most + own)[space.recompute_stage] > space.room_bytes
     values = [share.tolist() for share in (r, k, p, y)]  # read one by one, which is slow of arrays
-    across = _spanned_bytes(space, k).tolist()
-    for x in np.flatnonzero(r > ACTIVE).tolist():
+    for x in np.flatnonzero((r > ACTIVE) & full).tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])
-        yield Instant(block, j, t, x, *values), across[t]
+        yield Instant(block, j, t, x, *values), float(across[t])
 
 
 def _spanned_bytes(space: RetentionSpace, k: Floats) -> Floats:

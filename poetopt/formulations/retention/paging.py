@@ -41,8 +41,9 @@ import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import Decisions
+from poetopt.formulations.figures import figures
 from poetopt.formulations.retention.symbols import Symbols
-from poetopt.formulations.rows import Terms, terms
+from poetopt.formulations.rows import total
 from poetopt.formulations.storage import fits_storage
 
 
@@ -95,26 +96,19 @@ def _build(block: PyomoBlock) -> None:
     ways = [(i, s.y[n]) for i, own in space.streamed_out.items() for n in own]
     block.storage = pyo.Constraint(
         rule=lambda _: fits_storage(
-            space.problem,
+            model,
             [*candidates.tolist(), *(i for i, _ in ways)],
             [*o.values(), *(variable for _, variable in ways)],
         ),
         doc="what the storage holds",
     )
-    block.energy_j = _sum(
-        terms(block.p, np.array([tensors[i].page_in_j for i in paged])),
-        terms(block.o, np.array([tensors[i].page_out_j for i in candidates])),
-    )
-    block.transfer_s = _sum(
-        terms(block.p, np.array([tensors[i].page_in_s for i in paged])),
-        terms(block.o, np.array([tensors[i].page_out_s for i in candidates])),
-    )
+    back = list(zip(paged.tolist(), block.p.values(), strict=True))
+    out = list(zip(candidates.tolist(), block.o.values(), strict=True))
+    in_j, in_s, out_j, out_s = (figures(model, f"page_{name}") for name in ("in_j", "in_s", "out_j", "out_s"))
+    block.energy_j = total(((in_j[i], p) for i, p in back), ((out_j[i], o) for i, o in out))
+    block.transfer_s = total(((in_s[i], p) for i, p in back), ((out_s[i], o) for i, o in out))
     block.page_ins = Decisions(block.p, np.arange(len(paged)), space.point_stage[space.page_point], paged)
-    block.written_bytes = terms(block.o, np.array([float(space.problem.parts * tensors[i].nbytes) for i in candidates]))
-
-
-def _sum(first: Terms, second: Terms) -> Terms:
-    return Terms([*first.variables, *second.variables], [*first.coefficients, *second.coefficients])
+    block.written_bytes = total((float(space.problem.parts * tensors[i].nbytes), o) for i, o in out)
 
 
 def _needed(space: Space) -> bool:

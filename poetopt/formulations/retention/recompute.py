@@ -21,18 +21,18 @@ import pyomo.core as pyo
 
 from poetopt.formulations.block import Block, PyomoBlock
 from poetopt.formulations.decisions import Decisions
-from poetopt.formulations.rows import terms
+from poetopt.formulations.figures import figures
+from poetopt.formulations.rows import total
 
 
 def _build(block: PyomoBlock) -> None:
     model = block.model()
     space = model.space
-    operators = space.problem.operators
     block.r = pyo.Var(model.recomputations, domain=pyo.Binary)
-    energy = np.array([operator.energy_j for operator in operators])
-    time = np.array([operator.time_s for operator in operators])
-    block.energy_j = terms(block.r, energy[space.recompute_operator])
-    block.compute_s = terms(block.r, time[space.recompute_operator])
+    compute_j, compute_s = figures(model, "compute_j"), figures(model, "compute_s")
+    again = list(zip(space.recompute_operator.tolist(), block.r.values(), strict=True))
+    block.energy_j = total((compute_j[j], r) for j, r in again)
+    block.compute_s = total((compute_s[j], r) for j, r in again)
     block.recomputes = Decisions(
         block.r, np.arange(len(space.recompute_operator)), space.recompute_stage, space.recompute_operator
     )

@@ -178,7 +178,7 @@ def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
 
 
 @dataclass(frozen=True)
-class PadRun:
+class _PadRun:
     """`stop - start` places of a padded line that repeat those of the line from `first` on, or down from there."""
 
     start: int
@@ -212,9 +212,9 @@ def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, m
         return _summed(k, x, axis, length, before)
     step = -1 if mode == "reflect" else 1
     runs = [
-        PadRun(0, before, before if step < 0 else length - before, step),
-        PadRun(before, before + length, 0, 1),
-        PadRun(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
+        _PadRun(0, before, before if step < 0 else length - before, step),
+        _PadRun(before, before + length, 0, 1),
+        _PadRun(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
     ]
     runs = [run for run in runs if run.start < run.stop]
     ends = sorted({end for run in runs for end in (run.covers.start, run.covers.stop)})

@@ -53,7 +53,7 @@ _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {
 
 
 @dataclass(frozen=True)
-class Sampling:
+class _Sampling:
     """The settings of a node; sizes are those of X's spatial axes."""
 
     mode: str
@@ -98,7 +98,7 @@ def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, grid
 
 
-def _sampling(op: Primal) -> Sampling:
+def _sampling(op: Primal) -> _Sampling:
     mode, padding = op.attr_text("mode", "linear"), op.attr_text("padding_mode", "zeros")
     # before opset 20
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
@@ -111,13 +111,13 @@ def _sampling(op: Primal) -> Sampling:
             "doesn't compute; use two axes" + ("" if mode == "cubic" else " or three")
         )
     aligned = bool(op.attr_int("align_corners", 0))
-    return Sampling(mode, padding, aligned, batch, channels, sizes, math.prod(op.y.shape[2:]))
+    return _Sampling(mode, padding, aligned, batch, channels, sizes, math.prod(op.y.shape[2:]))
 
 
 # --- what is read ---------------------------------------------------------------------------------
 
 
-def _lines(k: OperatorBuilder, grid: Tensor, frame: Sampling, *, slopes: bool) -> list[Line]:
+def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) -> list[Line]:
     """Axis by axis; the grid's components are in the opposite order."""
     rank = len(frame.sizes)
     flat = k.reshape(grid, (frame.batch, frame.places, rank))
@@ -125,7 +125,7 @@ def _lines(k: OperatorBuilder, grid: Tensor, frame: Sampling, *, slopes: bool) -
     return [_line(k, part, size, frame, slopes) for part, size in zip(parts, frame.sizes, strict=True)]
 
 
-def _line(k: OperatorBuilder, part: Tensor, size: int, frame: Sampling, slopes: bool) -> Line:
+def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes: bool) -> Line:
     """One axis: `part` [batch, places, 1] is between -1 and 1 inside."""
     at, sign = _coordinate(k, part, size, frame.aligned), None
     if frame.mode == "linear" and frame.padding != "zeros":
@@ -172,7 +172,7 @@ def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
     return k.node("Clip", [where, *bounds], where.shape, where.dtype)
 
 
-def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: Sampling) -> tuple[Tensor, Tensor]:
+def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
     """A coordinate of `linear` as border or mirrors leave it, and its slope: 1, -1, or 0 at the edges and beyond."""
     low, span = (0.0, size - 1.0) if frame.aligned else (-0.5, float(size))
     sign: Tensor | None = None
@@ -207,7 +207,7 @@ def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
     return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
 
 
-def _index(k: OperatorBuilder, lines: Sequence[Line], frame: Sampling) -> Tensor:
+def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tensor:
     """Says which elements of a flat channel are read: int64 [batch, places, read]."""
     rank = len(lines)
     parts = []
@@ -231,7 +231,7 @@ def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
 # --- the gradients --------------------------------------------------------------------------------
 
 
-def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: Sampling) -> Tensor:
+def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     lines = _lines(k, op.input(1), frame, slopes=False)
     index = k.cast(_index(k, lines, frame), "int32")
     weights = k.cast(k.reshape(_product(k, [line.weight for line in lines]), index.shape), dy.dtype)
@@ -243,7 +243,7 @@ def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: Sampling) -> Tenso
     return k.reshape(total, op.x.shape)
 
 
-def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: Sampling) -> Tensor:
+def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     batch, channels, places = frame.batch, frame.channels, frame.places
     lines = _lines(k, op.input(1), frame, slopes=True)
     index = _index(k, lines, frame)

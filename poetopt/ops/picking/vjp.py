@@ -202,7 +202,7 @@ Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class PickedPlaces:
+class _PickedPlaces:
     """Holds what the indices say.
 
     picked
@@ -234,7 +234,7 @@ def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
     def merged(how: str) -> Merge:
         return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
 
-    return _scattered(op, op.only(cotangents), PickedPlaces(picked, blanked, merged("add"), merged("mul")))
+    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
 
 
 @register_vjp("ScatterND", since=11)
@@ -258,10 +258,10 @@ def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
         table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
         return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
 
-    return _scattered(op, op.only(cotangents), PickedPlaces(picked, blanked, added, multiplied))
+    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
 
 
-def _scattered(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     reduction = op.attr_text("reduction", "none")
     if reduction in {"max", "min"}:
         return _extreme(op, dy, places)
@@ -285,7 +285,7 @@ def _parts(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilde
     return k, k, k
 
 
-def _extreme(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _extreme(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     updates = op.input(2)
 
     def old(k: OperatorBuilder) -> Tensor:
@@ -300,7 +300,7 @@ def _extreme(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
     return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
 
 
-def _product(op: Primal, dy: Tensor, places: PickedPlaces) -> Gradients:
+def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     updates = op.input(2)
 
     def split(k: OperatorBuilder, x: Tensor) -> tuple[Tensor, Tensor]:

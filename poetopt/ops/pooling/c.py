@@ -15,7 +15,7 @@ from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlic
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingWindow:
+class _PoolingWindow:
     """Pooling of planes [planes, size] to [planes, out]: rows before columns."""
 
     planes: int
@@ -44,24 +44,24 @@ class PoolingWindow:
         )  # fmt: skip
 
 
-Line = Callable[[PoolingWindow, Chunk, Sequence[str]], str]
+Line = Callable[[_PoolingWindow, Chunk, Sequence[str]], str]
 """The call of one plane p: of the addresses of its part of each operand, outputs first, rows `first` to `last`."""
 
 
-def pooled_rows(call: Call, window: PoolingWindow, line: Line) -> tuple[Tiling, ...]:
+def pooled_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the outputs; the input's are those that their windows reach."""
     needed = Rows.read(window.size[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.out[0], needed, Rows(window.out[0]), line)
 
 
-def spread_rows(call: Call, window: PoolingWindow, line: Line) -> tuple[Tiling, ...]:
+def spread_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
     """Chunks of the rows of the gradient by the input; the inputs' are those whose windows meet them."""
     needed = Rows.meeting(window.out[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.size[0], needed, Rows(window.size[0]), line)
 
 
 def _row_tilings(
-    call: Call, window: PoolingWindow, extent: int, needed: Rows, made: Rows, line: Line
+    call: Call, window: _PoolingWindow, extent: int, needed: Rows, made: Rows, line: Line
 ) -> tuple[Tiling, ...]:
     inside = 0 <= window.before[0] <= window.reach and (window.out[0] - 1) * window.steps[0] < window.size[0]
     if extent < 2 or not inside:
@@ -94,11 +94,11 @@ HEADER = "po_pool.h"
 NORM = "po_norm.h"
 
 
-def _window(call: Call, x: Tensor, y: Tensor) -> PoolingWindow:
+def _window(call: Call, x: Tensor, y: Tensor) -> _PoolingWindow:
     axes = len(x.shape) - 2
 
     pads = call.integers("pads", (0,) * 2 * axes)
-    return PoolingWindow(
+    return _PoolingWindow(
         prod(x.shape[:2]), two(y.shape[2:], 1), two(x.shape[2:], 1), two(call.integers("kernel_shape"), 1),
         two(call.integers("strides", (1,) * axes), 1), two(call.integers("dilations", (1,) * axes), 1),
         two(pads[:axes], 0), two(pads[axes:], 0),
@@ -158,7 +158,7 @@ def _planes(call: Call) -> str | None:
 
 
 def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
-    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: _PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         y, where, x = at if len(at) == 3 else (at[0], "NULL", at[1])
         wide = "_int64" if len(at) == 3 and where != "NULL" and call.output(1).dtype == "int64" else ""
@@ -172,7 +172,7 @@ def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
 def _average_pool_rows(call: Call) -> tuple[Tiling, ...]:
     padded = call.integer("count_include_pad", 0)
 
-    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: _PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         above = f"{window.before[0]} + first - {begin} * {window.steps[0]}"
         below = f"{window.size[0] + window.after[0]} - last"
@@ -186,7 +186,7 @@ def _average_pool_rows(call: Call) -> tuple[Tiling, ...]:
 def _average_pool_gradient_rows(call: Call) -> tuple[Tiling, ...]:
     padded = call.integer("count_include_pad", 0)
 
-    def line(window: PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
+    def line(window: _PoolingWindow, chunk: Chunk, at: Sequence[str]) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         above = f"{window.before[0]} + {begin} - first * {window.steps[0]}"
         return called(
@@ -253,7 +253,6 @@ def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> t
     return (Tiling(Loop(rows), None, inputs, (cut(y.shape[-1], Rows(rows)),), code),)
 
 
-RESIZING_HEADER = "po_resize.h"
 PLACES = {
     "half_pixel": "PO_HALF_PIXEL", "asymmetric": "PO_ASYMMETRIC", "align_corners": "PO_ALIGN_CORNERS",
     "pytorch_half_pixel": "PO_TORCH_HALF_PIXEL",
@@ -358,6 +357,6 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("GlobalAveragePool", _global_average, refuses=real, headers=(NORM,), tilings=_by_plane(_global_average)),
     Kernel(
         "Resize", _resize, refuses=_resize_refuses, constants=(1, 2, 3), tilings=_resize_tilings,
-        headers=(RESIZING_HEADER,),
+        headers=("po_resize.h",),
     ),
 )  # fmt: skip

@@ -215,7 +215,7 @@ class Direction:
         return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
 
 
-class Forwards(Direction):
+class _Forwards(Direction):
     """One direction of a layer, forwards."""
 
     def rounds(self) -> Iterator[Round]:
@@ -343,7 +343,7 @@ def _code(call: Call, arguments: Arguments) -> str:
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
     layer = CLayer.of(call)
-    rounds = [turn for direction in range(layer.directions) for turn in Forwards(layer, direction).rounds()]
+    rounds = [turn for direction in range(layer.directions) for turn in _Forwards(layer, direction).rounds()]
     # a direction's states, its cells or what a reset gate lets through, and its gates
     scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
     return in_rounds(call, rounds, layer.gates, (1, 2), (), scratch)

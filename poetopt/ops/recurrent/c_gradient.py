@@ -21,7 +21,7 @@ DX, DW, DR, DBIAS, DHIDDEN, DCELL = range(6)
 
 def backward_rounds(layer: CLayer) -> list[Round]:
     """Those of all directions."""
-    return [turn for direction in range(layer.directions) for turn in Backwards(layer, direction).rounds()]
+    return [turn for direction in range(layer.directions) for turn in _Backwards(layer, direction).rounds()]
 
 
 def backward_scratch(layer: CLayer) -> int:
@@ -30,7 +30,7 @@ def backward_scratch(layer: CLayer) -> int:
     return ELEMENT_BYTES * (layer.rows * layer.gates + beside + 3 * layer.batch * layer.size)
 
 
-class Backwards(Direction):
+class _Backwards(Direction):
     """One direction of a layer, backwards."""
 
     def rounds(self) -> Iterator[Round]:
@@ -248,7 +248,6 @@ class Backwards(Direction):
 
 
 HEADER = "po_recurrent_parts.h"
-HEADERS = ("po_recurrent.h", HEADER)
 
 
 def _code(call: Call, arguments: Arguments) -> str:
@@ -263,7 +262,7 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
         f"{op}.gradient", _code, OWN_DOMAIN, refuses, lambda call: backward_scratch(CLayer.of(call)), tilings=_tilings,
-        headers=HEADERS,
+        headers=("po_recurrent.h", HEADER),
     )
     for op in GATES
 )  # fmt: skip

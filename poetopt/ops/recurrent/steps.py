@@ -23,7 +23,7 @@ The defaults of the last two, and of ThresholdedRelu, are onnxruntime's; ONNX ha
 The steps of recurrent layers backwards: one direction of an LSTM, a GRU or an RNN.
 
 Only what truly depends on the next step is unrolled, a few small nodes a step; products and derivatives are
-taken for all steps at once, before and after. What many steps leave is joined in runs (`Pile`), so that
+taken for all steps at once, before and after. What many steps leave is joined in runs (`_Pile`), so that
 few small buffers are alive at any time, and laying them out takes time in proportion to the steps.
 """
 
@@ -53,7 +53,7 @@ USUAL = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN":
 
 
 @dataclass(frozen=True)
-class Activation:
+class _Activation:
     """One of the table above; `alpha` and `beta` are 0 where it has none."""
 
     name: str
@@ -108,7 +108,7 @@ class Activation:
         return k.expand(k.graph.constant(np.full([1] * len(y.shape), self.alpha, y.dtype)), y.shape)
 
 
-def activations(op: Primal, directions: int) -> list[tuple[Activation, ...]]:
+def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
     """Those of each direction. Raises MissingVjpError for a name that onnxruntime doesn't know, or a wrong count."""
     kind = op.node.op_type
     usual = USUAL[kind]
@@ -118,7 +118,7 @@ def activations(op: Primal, directions: int) -> list[tuple[Activation, ...]]:
             f"{op.where}: {len(names)} activations, where {len(usual)} for each direction are wanted; export it again"
         )
     known = {name.lower(): name for name in DEFAULTS}
-    found: list[Activation] = []
+    found: list[_Activation] = []
     left = [list(map(float, _numbers(op.node.attributes.get(f"activation_{what}", ())))) for what in ("alpha", "beta")]
     for name in names:
         canonical = known.get(name.lower())
@@ -135,7 +135,7 @@ def activations(op: Primal, directions: int) -> list[tuple[Activation, ...]]:
             0.0 if default is None else rest.pop(0) if rest else default
             for default, rest in zip(DEFAULTS[canonical], left, strict=True)
         ]
-        found.append(Activation(canonical, *given))
+        found.append(_Activation(canonical, *given))
     each = len(usual)
     return [tuple(found[d * each : (d + 1) * each]) for d in range(directions)]
 
@@ -185,7 +185,7 @@ class Layer:
     wb: Tensor | None
     rb: Tensor | None
     last: Tensor | None
-    activations: tuple[Activation, ...]
+    activations: tuple[_Activation, ...]
 
     @property
     def hidden(self) -> int:
@@ -222,7 +222,7 @@ class FoundSteps:
     states: tuple[Tensor, ...]
 
 
-class Pile:
+class _Pile:
     """Tensors of all steps, one after the other along the first axis; `backwards` where the last step comes first."""
 
     def __init__(self, k: OperatorBuilder, steps: int, *, backwards: bool) -> None:
@@ -303,7 +303,7 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
     parts = [_gate(k, sums, index, hidden) for index in range(4)]
     i, o, f = (gating.value(k, part) for part in parts[:3])
     g = entering.value(k, parts[3])
-    added, now, cells = k.mul(i, g), inner.first, Pile(k, layer.steps, backwards=False)
+    added, now, cells = k.mul(i, g), inner.first, _Pile(k, layer.steps, backwards=False)
     for t in range(steps):
         now = k.add(k.mul(_step(k, f, t, batch), now), _step(k, added, t, batch))
         cells.add(now)
@@ -321,7 +321,7 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
         1,
     )
     state, cell = layer.last, inner.last
-    gates = Pile(k, layer.steps, backwards=True)
+    gates = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
         arriving = _arriving(k, layer, t, state)
         added_up = [masked(k, arriving, _step(k, through, t, batch)), cell]
@@ -362,7 +362,7 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
     to_h = k.mul(affine(k, z, -1.0, 1.0), entering.slope(k, total, h))
     to_r = k.mul(q if linear_first else layer.before, gating.slope(k, gates[1], r))
     state = layer.last
-    inputs = Pile(k, layer.steps, backwards=True)
+    inputs = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
         arriving = _arriving(k, layer, t, state)
         dz, dh = (masked(k, arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
@@ -395,7 +395,7 @@ def rnn_steps(k: OperatorBuilder, layer: Layer) -> FoundSteps:
     if activation.of_sum:
         inner = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
     slope = activation.slope(k, inner, layer.y)
-    state, sums = layer.last, Pile(k, layer.steps, backwards=True)
+    state, sums = layer.last, _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(layer.steps)):
         total = masked(k, _arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
         sums.add(total)

@@ -86,8 +86,8 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
         )
     chosen, spaces = formulation(options.formulation), [scope]
     if scope == ALL:
-        assert chosen.outer is not None
-        chosen, spaces = chosen.outer, [f"full:{level}" for level in levels(problem)]
+        assert chosen.search.outer is not None
+        chosen, spaces = chosen.search.outer, [f"full:{level}" for level in levels(problem)]
     until, goal_j = begin + options.time_limit_s, math.inf if claimed_j is None else claimed_j
     best: _Relaxation | None = None
     for space in spaces:

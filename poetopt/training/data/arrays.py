@@ -146,15 +146,15 @@ class InFile:
         n_done = 0
         for first, count in consecutive_runs(rows.tolist()):
             file.seek(self.start + first * row_bytes)
-            left = flat[n_done * row_bytes : (n_done + count) * row_bytes].data
+            buffer = flat[n_done * row_bytes : (n_done + count) * row_bytes].data
             n_done += count
-            while left:
-                n_read = file.readinto(left)  # type: ignore[attr-defined]
+            while buffer:
+                n_read = file.readinto(buffer)  # type: ignore[attr-defined]
                 if not n_read:
                     raise ModelError(
                         f"{self.path} has become shorter since training began. Another program changed it."
                     )
-                left = left[n_read:]
+                buffer = buffer[n_read:]
 
 
 def consecutive_runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -229,8 +229,8 @@ class DataColumns:
 def fault(graph: TrainingGraph, name: str, array: Array) -> str:
     """Return the fault of an input's values, or "" for valid values."""
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
-        what = "NaN" if np.isnan(array).any() else "infinity"
-        return f"{name!r} holds {what}, which has no gradient. Leave such rows out, or fill them."
+        value = "NaN" if np.isnan(array).any() else "infinity"
+        return f"{name!r} holds {value}, which has no gradient. Leave such rows out, or fill them."
     try:
         check_values(graph, name, array)
     except ModelError as error:

@@ -152,8 +152,8 @@ class Images:
     def check(self, told: Told = silent) -> str:
         """Check the labels; each image is checked when it is read."""
         for row in range(self.rows):
-            if what := fault(self.graph, self._labels_name, self._labels[row : row + 1]):
-                raise ModelError(f"{self.where(row)}: {what}: each folder of {self.shown} is one class")
+            if fault_text := fault(self.graph, self._labels_name, self._labels[row : row + 1]):
+                raise ModelError(f"{self.where(row)}: {fault_text}: each folder of {self.shown} is one class")
         try:
             return Digest.of(f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in self.paths)
         except OSError as error:
@@ -166,9 +166,9 @@ class Images:
                     raise ValueError(f"it has {image.width * image.height:,} pixels, and at most {PIXELS:,} are read")
                 sized = image.convert(self._mode).resize((self._width, self._height), self._pillow.Resampling.BILINEAR)
         except Exception as error:
-            what = f"none of {', '.join(FORMATS)}" if type(error) is self._pillow.UnidentifiedImageError else error
-            what = error.strerror or error if isinstance(error, OSError) and error.errno else what
-            raise ModelError(f"{path}: the image can't be read ({what}). Remove it, or write it again.") from error
+            reason = f"none of {', '.join(FORMATS)}" if type(error) is self._pillow.UnidentifiedImageError else error
+            reason = error.strerror or error if isinstance(error, OSError) and error.errno else reason
+            raise ModelError(f"{path}: the image can't be read ({reason}). Remove it, or write it again.") from error
         pixels = np.asarray(sized).reshape(self._height, self._width, -1)
         scaled = pixels if self._dtype == np.uint8 else (pixels / np.float32(255)).astype(self._dtype)
         array: Array = scaled if self._last else scaled.transpose(2, 0, 1)

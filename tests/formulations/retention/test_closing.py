@@ -167,7 +167,7 @@ def test_every_schedule_is_a_point_with_its_joules() -> None:
         space = space_of(problem, ram_bytes)
         model = chosen.build(problem, ram_bytes=ram_bytes, scope="full")
         for schedule, _, simulation in valid(space, ram_bytes):
-            values = chosen.points.values(model, schedule)
+            values = chosen.search.values(model, schedule)
             if values is None:
                 continue
             seen += 1

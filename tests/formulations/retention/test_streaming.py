@@ -102,10 +102,10 @@ def test_every_schedule_is_a_point_and_every_row_holds_of_it() -> None:
         model = chosen.build(problem, ram_bytes=ram_bytes, scope="full")
         points = []
         for schedule, plan, simulation in valid(space, ram_bytes):
-            values = chosen.points.values(model, schedule)
+            values = chosen.search.values(model, schedule)
             if values is None:
                 continue
-            stands_for = chosen.points.schedule(model, FakePoint(values, integral=True))
+            stands_for = chosen.search.schedule(model, FakePoint(values, integral=True))
             assert stands_for.variants == schedule.variants
             assert stands_for.recomputes == schedule.recomputes
             assert simulate(plan_of(problem, stands_for)).overhead_j <= simulation.overhead_j + TOLERANCE

@@ -24,8 +24,8 @@ RETENTION = formulation("retention")
 def shares_of(problem: Problem, ram_bytes: int, schedule: Schedule) -> FractionalSchedule | None:
     """The shares of a schedule, as a point of the model."""
     model = model_of(RETENTION, problem, Options(ram_bytes=ram_bytes), "full")
-    values = RETENTION.points.values(model, schedule)
-    return None if values is None else RETENTION.points.fractional(model, FakePoint(values, True))
+    values = RETENTION.search.values(model, schedule)
+    return None if values is None else RETENTION.search.fractional(model, FakePoint(values, True))
 
 
 def overhead(problem: Problem, ram_bytes: int, schedule: Schedule | None) -> float | None:

@@ -176,7 +176,7 @@ def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
     return way._replace(streamed=tuple(names[name] for name in way.streamed))
 
 
-class CRuntime(Runtime):
+class _CRuntime(Runtime):
     """The kernels of `poetopt.ops`, and those that other packages register."""
 
     name = "c"
@@ -268,4 +268,4 @@ class CRuntime(Runtime):
         )
 
 
-runtime = CRuntime()
+runtime = _CRuntime()

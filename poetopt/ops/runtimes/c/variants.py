@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StepLoop:
+class _StepLoop:
     """Steps in a loop.
 
     tilings
@@ -66,7 +66,7 @@ class StepLoop:
         return found
 
 
-def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[StepLoop]:
+def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop]:
     """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
     if operator.view or not steps:
         return
@@ -97,7 +97,7 @@ def _chains(
     yield chosen
 
 
-def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> StepLoop | None:
+def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
     """The form of these tilings; None where two of them take other chunks of a tensor."""
     slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
@@ -118,10 +118,12 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
                 whole.add(name)
             elif slices.setdefault(name, taken) != taken:
                 return None
-    return None if whole & set(slices) else StepLoop(tuple(chosen), slices, outer, inner)
+    return None if whole & set(slices) else _StepLoop(tuple(chosen), slices, outer, inner)
 
 
-def _ends(form: StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]) -> bool:
+def _ends(
+    form: _StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]
+) -> bool:
     """Says whether the steps behind the loop read nothing that is there by chunks alone."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
@@ -158,7 +160,7 @@ class Streamed:
         Bytes that go to and from storage at once.
     """
 
-    form: StepLoop
+    form: _StepLoop
     outer: int
     inner: int
     streamed: tuple[str, ...]
@@ -241,7 +243,7 @@ class _OfForm:
         tensors: Mapping[str, Tensor],
         alignment: int,
         run: Sequence[KernelStep],
-        form: StepLoop,
+        form: _StepLoop,
         movable: Collection[str],
         listed: Collection[str],
         block: int,
