@@ -45,7 +45,7 @@ def formulations(
     ] = None,
     json: JsonOption = None,
 ) -> int:
-    """List the formulations that are installed and the blocks for --with, or show the mathematics of one."""
+    """List the installed formulations and blocks, or show the mathematics of one."""
     from poetopt.report.mathematics import catalogue, listing, page
 
     check_outputs([], {"--json": json})

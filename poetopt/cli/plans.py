@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,12 +15,12 @@ from poetopt.cli.options import (
     ALLOW_SYMLINKS,
     AUGMENT,
     EMITTING,
-    KEEP_FORM,
     METRICS,
     PLAN_MODEL,
     RUNNING,
     TRAINED,
     TRAINING,
+    TRAINING_MODE,
     VERIFYING,
     JsonOption,
     Option,
@@ -195,9 +194,7 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     return 0
 
 
-@sharing(
-    TRAINED, replace(KEEP_FORM, help="As for train: leave the form that it was trained in."), PLAN_MODEL, ALLOW_SYMLINKS
-)
+@sharing(TRAINED, TRAINING_MODE, PLAN_MODEL, ALLOW_SYMLINKS)
 def restore(
     plan: PlanArgument,
     storage: Annotated[
@@ -207,7 +204,7 @@ def restore(
 ) -> int:
     """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
 
-    out, training_form = options.pop("out"), options.pop("keep_training_form")
+    out, training_form = options.pop("out"), options.pop("training_mode")
     check_outputs([plan, options["model"], storage], {"-o": out})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **options)

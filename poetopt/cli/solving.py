@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     begin = time.monotonic()
-    outputs = {"-o": out, "--json": json, "--with log": options["log"]}
+    outputs = {"-o": out, "--json": json, "--log": options["log"]}
     check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
     if options["batch"] == "max" and options["micro_batch"] is not None:
         raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
 from poetopt.comparison.rows import ComparisonRow
-from poetopt.formulations.scope import kind_words
+from poetopt.formulations.scope import kind_words, scope_option
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import Fits, advice, advised
 from poetopt.report.layout import LEAST, aligned, answer, table, terminal_width, wrapped
@@ -134,7 +134,7 @@ def _comparison_proof(found: Comparison) -> str:
 def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
     """The scopes of proofs in a table, in a line; none where there is nothing to explain."""
     named = sorted({scope for scope in scopes if scope and scope != "store-all"})
-    kinds = "; ".join(f"{scope}: {kind_words(scope)}" for scope in named)
+    kinds = "; ".join(f"{scope_option(scope)}: {kind_words(scope)}" for scope in named)
     return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []
 
 

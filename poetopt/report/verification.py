@@ -14,7 +14,7 @@ from poetopt.comparison.rows import COLUMNS
 from poetopt.formulations import NAMES, formulation
 from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import ALL, scope_depth
+from poetopt.formulations.scope import ALL, scope_depth, scope_option
 from poetopt.plan import codec
 from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
@@ -451,7 +451,7 @@ def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> s
         return why_none or "the solver says so; --bound proves it"
     certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
     share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
-    return f"{certified} in {printable(found.scope)}{share}"
+    return f"{certified} in {printable(scope_option(found.scope))}{share}"
 
 
 def _same(key: str, here: object, there: object, simulation: Simulation) -> bool:
