@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.plan.codec import (
-    MOST_INSTRUCTIONS,
-    PlanFile,
-    from_json,
-    load,
-    save,
-    to_json,
-)
+from poetopt.plan.codec import MOST_INSTRUCTIONS, PlanFile, from_json, load, save, to_json
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate

@@ -10,14 +10,7 @@ import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
 from tests.support.contract.kernel import Case, node_case
-from tests.support.draws.pieces import (
-    Draw,
-    Random,
-    network,
-    normal,
-    onnx_node,
-    random_shape,
-)
+from tests.support.draws.pieces import Draw, Random, network, normal, onnx_node, random_shape
 from tests.support.draws.steps import step_cases
 from tests.support.draws.windows import random_planes
 

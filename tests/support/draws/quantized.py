@@ -72,10 +72,7 @@ def convolution(op_type: str, random: Random) -> list[Case]:
     held = {"q": x, "s": scale, **({"z": zero} if zero is not None else {}), "b": normal(random, (outs * groups,))}
     names = [name for name in held if name != "b"]
     operands = ["h", "w", *(["b"] if random.random() < 0.5 else [])]
-    nodes = [
-        onnx_node("DequantizeLinear", names, ["w"], attributes),
-        onnx_node("Conv", operands, attributes=window),
-    ]
+    nodes = [onnx_node("DequantizeLinear", names, ["w"], attributes), onnx_node("Conv", operands, attributes=window)]
     shape = (int(random.integers(1, 3)), ins * groups, *(int(n) for n in random.integers(3, 8, axes)))
     return step_cases(network(random, shape, nodes, held), op_type, random)
 
