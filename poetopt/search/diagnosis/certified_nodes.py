@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.backends.solvers.nodes import Floats, Nodes, StoppedError, Vertex
+from poetopt.backends.solvers.nodes import Nodes, StoppedError, Vertex
 from poetopt.backends.solvers.solver import DualProof, Point
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.errors import FormulationError
 
 # The sum of a relaxation's dual over the rationals: a lower bound whatever the multipliers are.
