@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.composition import without
-from poetopt.formulations.energy_budget import quickest
-from poetopt.formulations.goal import ENERGY, Goal
+from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.scope import proven_words
+from poetopt.formulations.within import least
 from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
 from poetopt.search.constructive import greedy_schedules
@@ -139,7 +139,7 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
     paper = options.deadline_model is DeadlineModel.PAPER
     if options.deadline_s is None or paper or chosen.goal is not ENERGY:
         return None
-    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()))
+    quick = replace(options, deadline_s=None, formulation=chosen.with_block(least(TIME)))
     try:
         found = solve_in_time(problem, quick, search, until, gap=LEAST_GAP, most_s=math.inf)
     except TimeoutError:
