@@ -257,7 +257,7 @@ def test_what_a_layer_wrote_are_logits(tail: str) -> None:
 @pytest.mark.parametrize("loss", ["cross-entropy", "bce", "mse"])
 def test_of_anything_else_the_loss_is_asked_for(tail: str, loss: str) -> None:
     found = model(tail)
-    with pytest.raises(ModelError, match=r"say --loss mse .*--loss cross-entropy .*--loss bce"):
+    with pytest.raises(ModelError, match=r"choose --loss mse .*--loss cross-entropy .*--loss bce"):
         differentiate(found)
     assert differentiate(found, loss=loss).loss_kind == loss
 

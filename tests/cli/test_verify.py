@@ -261,7 +261,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     model, place = tmp_path / "lenet.onnx", tmp_path / "plan.json"
     onnx.save(zoo.build("lenet", 4), model)
     assert run("solve", model, "--device", "m4", "--ram", "99%", "--time-limit", "10s", "-o", place).code == 0
-    assert f"from {model} on m4" in " ".join(run("verify", place).out.split())
+    assert f"computed again from {model} on m4" in " ".join(run("verify", place).out.split())
 
     def rename(document: dict[str, Any]) -> None:
         document["tensors"][0]["name"] += "?"
@@ -278,7 +278,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     assert "lenet.onnx is not there" in " ".join(ended.out.split())
     onnx.save(zoo.build("lenet", 4), tmp_path / "moved.onnx")
     moved = tmp_path / "moved.onnx"
-    assert f"from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
+    assert f"computed again from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
     run("verify", place, "--model", model, "--no-model").assert_one_message("--no-model", code=2)
 
 
