@@ -149,8 +149,7 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiate(scaled([4, 3]), loss="none")
     both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
     with pytest.raises(
-        ModelError,
-        match=r"several outputs; choose that .*--output NAME: 'y' \(2x2: choose its --loss\); 'z' ",
+        ModelError, match=r"several outputs; choose that .*--output NAME: 'y' \(2x2: choose its --loss\); 'z' "
     ):
         differentiate(both)
     with pytest.raises(OptionError, match="no output is called 'q'; there are y, z"):
@@ -299,7 +298,7 @@ def test_labels_left_out_weighted_and_smoothed(shape: list[int], axis: int, rule
 
 @pytest.mark.parametrize(
     ("loss", "rule", "message"),
-    [("mse", LabelRule(-100), "are of the loss cross-entropy, and this is mse; leave them out"),
+    [("mse", LabelRule(-100), "are for the loss cross-entropy, and this is mse; leave them out"),
      ("cross-entropy", LabelRule(None, (1.0, 2.0)), "2 weights for the 3 classes of output 'y'; give one for each")],
 )  # fmt: skip
 def test_what_a_rule_of_labels_is_not_for(loss: str, rule: LabelRule, message: str) -> None:
