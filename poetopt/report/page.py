@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
+from poetopt.report.layout import Exact
 from poetopt.report.view import Lane, SliceKind, View, paged, recomputed, streamed, timeline
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.text import shown
@@ -323,6 +324,7 @@ CLAUSE = re.compile(r"((?:\([^)]*\)|[^(,;:]|[,;:](?! ))+)(?:[,;:] )?(.*)", flags
 
 
 def _facts(view: View) -> str:
+    """Return the blocks of figures below the title: the answer's, and what is moved."""
     return "".join(
         f"<div class=fact><dt>{html.escape(label)}</dt><dd class=value>{html.escape(parts[1])}</dd>"
         f"<dd class=remark>{html.escape(parts[2])}</dd></div>"
@@ -338,8 +340,10 @@ def _made_by(view: View) -> str:
 
 
 def _notes(view: View) -> str:
-    shown = (text for label, text in summary.rows(view.document) if label == "note")
-    return "".join(f"<li>{html.escape(note)}</li>" for note in shown)
+    """Return the list of the notes, and of the rows that summaries have with `--verbose`."""
+    rows = [row for row in summary.rows(view.document) if row[0] == "note" or isinstance(row, Exact)]
+    texts = (text if label == "note" else f"{label}: {text}" for label, text in rows)
+    return "".join(f"<li>{html.escape(text)}</li>" for text in texts)
 
 
 def _asset(name: str) -> str:

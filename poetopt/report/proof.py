@@ -174,6 +174,16 @@ class Claim:
             return saves, f"no schedule {kind} {self._less('costs', 'takes', 'has')}"
         return saves, f"no schedule {kind} saves more than {show_share(scope_gap)}"
 
+    def headline(self) -> str:
+        """Return what is proven of all schedules: `optimal: ...`, `within 1.2 %: ...` or `feasible: ...`."""
+        first = self.plain()[0]
+        if self.gap is None or self.gap <= OPTIMAL_GAP:
+            return first
+        if self.gap < 1.0:
+            return f"within {show_share(self.gap)}: {first}"
+        asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
+        return f"feasible: other schedules{self._asked_for()} may save up to all of the {self._above()}{asked}"
+
     def in_table(self, status: str, *, gap: bool = True) -> str:
         """Return a few words: `feasible (20.7 % open), optimal in depth:4`, where more is proven of the scope.
 
@@ -290,13 +300,7 @@ def proof_words(document: Mapping[str, Any]) -> str:
 
 def headline(document: Mapping[str, Any]) -> str:
     """Return what is proven of all schedules, in a line."""
-    text = proof_words(document).partition("\n")[0]
-    gap = Claim.of(document).gap
-    if document["peak_bytes"] is None or gap is None or gap <= OPTIMAL_GAP:
-        return text
-    if gap >= 1.0:
-        return f"feasible: nothing is proven yet of what better schedules could save; {text}"
-    return f"within {show_share(gap)}: {text}"
+    return "there is no schedule" if document["peak_bytes"] is None else Claim.of(document).headline()
 
 
 def exact_words(document: Mapping[str, Any]) -> str | None:

@@ -53,7 +53,8 @@ def title(document: Document) -> str:
 
 def proof(document: Document) -> str:
     """The proof of the plan, in plain sentences; 'optimal' is said only of a proof."""
-    return " ".join(f"{shown(line[:1].upper() + line[1:])}." for line in proof_words(document).split("\n"))
+    lines = [headline(document), *proof_words(document).split("\n")[1:]]
+    return " ".join(f"{shown(line[:1].upper() + line[1:])}." for line in lines)
 
 
 def proof_exact(document: Document) -> str:
@@ -264,22 +265,19 @@ def _transfers(document: Document) -> Iterator[str]:
     took, hidden = document["transfer_s"], document["hidden_s"]
     if not paged + streamed:
         return
-    written, holds = document.get("bytes_written") or 0, document.get("storage_bytes")
-    text = show_bytes(paged + streamed)
-    if written:
-        share = written / (holds or written)
-        worn = f", {show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage" if holds else ""
-        text += f" ({show_bytes(written)} written{worn})"
-    if streamed:
-        text += (
-            f"; {show_bytes(streamed)} of it in chunks, in their operators' time"
-            if paged
-            else " in chunks, in their operators' time"
-        )
+    text = show_bytes(paged) if paged else ""
     if took and hidden is not None:
         # less is a difference of sums
         during = f"{show_seconds(hidden)} of it while the CPU computes" if hidden > 1e-12 else "while the CPU waits"
-        text += f"{f'; {show_bytes(paged)}' if streamed else ''} in {show_seconds(took)}, {during}"
+        text = f"{show_bytes(paged)} in {show_seconds(took)}, {during}"
+    if streamed:
+        chunks = f"{show_bytes(streamed)} in chunks, in their operators' time"
+        text = f"{text}; {chunks}" if text else chunks
+    if written := document.get("bytes_written") or 0:
+        holds = document.get("storage_bytes")
+        share = written / (holds or written)
+        worn = f" ({show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage)" if holds else ""
+        text += f"; {show_bytes(written)} written{worn}"
     yield text
 
 
@@ -363,5 +361,5 @@ FIGURES: Lines = (
 """Rows with `--verbose`."""
 LEAST_SHARE = 1e-5
 """Of the storage: nobody asks how much less."""
-FACTS = ("RAM", "memory", "energy", "time", "schedule", "transfers")
-"""Those that a page shows as figures."""
+FACTS = ("fit", "cost", "schedule", "transfers")
+"""Rows that a page shows as figures."""
