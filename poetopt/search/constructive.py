@@ -41,7 +41,7 @@ STREAMING_SHARES = (1.0, 0.88)
 """Targets at which all streaming variants are tried; at the others only the first."""
 
 
-def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -> None:
+def first_schedules(run: Run, *, strict: bool, starts: Sequence[Schedule] = ()) -> None:
     """Offer heuristic plans for several targets, since a replay is a little optimistic about memory.
 
     Parameters
@@ -51,11 +51,11 @@ def first_schedules(run: Run, *, strict: bool, given: Sequence[Schedule] = ()) -
         there is no plan.
     strict
         Whether plans are warm starts only, and the solver has to accept them.
-    given
+    starts
         Schedules from elsewhere, which are offered first.
     """
     trial = Incumbent(run.problem, run.options) if strict else run.incumbent
-    for schedule in given:
+    for schedule in starts:
         _offer(run, trial, schedule, "start", strict)
     options = run.options
     improved = _offer_replays(run, trial, strict)
@@ -217,7 +217,7 @@ def _offer(
         return False
     run.starts.insert(0, schedule)
     if not strict:
-        run.say(phase)
+        run.report_progress(phase)
     return True
 
 

@@ -165,7 +165,7 @@ class Deepening:
         assert last is not None
         if last.infeasible and run.remaining_s(run.budget) >= LEAST_S:
             last = self._extend_to_all(last, OUTER_SHARE)
-        none_in_scope = last.infeasible and not last.of_all
+        none_in_scope = last.infeasible and not last.covers_all_plans
         if (none_in_scope or (not last.infeasible and self._needs_widest)) and run.remaining_s(run.budget) >= LEAST_S:
             last = self._search(widest, run.budget, no_goods=NO_GOODS_SHARE)
         if run.incumbent.best is None and not last.infeasible and run.remaining_s(run.budget) > 2 * LEAST_S:
@@ -181,7 +181,7 @@ class Deepening:
             self._all_plans is None
             or not self._all_plans.relaxed
             or value is None
-            or self._all_plans.least >= FAR_SHARE * value
+            or self._all_plans.bound >= FAR_SHARE * value
         ):
             return False
         return count_recomputes(run.problem, "full") <= FAR_RECOMPUTES
@@ -197,7 +197,7 @@ class Deepening:
 
     def _prove_plain_optimal(self, scopes: Sequence[str]) -> Proof | None:
         """Return the proof of a scope of the plain problem if a search shows that no streaming pays; else None."""
-        run, plain, best = self._run, self._run.plain, self._run.incumbent.best
+        run, plain, best = self._run, self._run.plain_proof, self._run.incumbent.best
         if plain is None or plain.asked not in scopes or best is None or best.schedule.variants:
             return None
         self._current = plain.asked
@@ -214,7 +214,7 @@ class Deepening:
         if not no_plan(self._run, self._run.budget.part(share)):
             return last
         widest = self._scopes[-1]
-        return replace(last, asked=widest, scope=scope_name(widest), of_all=True)
+        return replace(last, asked=widest, scope=scope_name(widest), covers_all_plans=True)
 
     def _budget(self, scope: str, top: str) -> Budget:
         budget = self._run.budget

@@ -359,7 +359,7 @@ def decided(run: Run, proof: Proof) -> Proof:
     seconds alone holds for any layout.
     """
     incumbent, options = run.incumbent, run.options
-    if proof.of_all:
+    if proof.covers_all_plans:
         return proof
     best = incumbent.best
     was_closed = best is not None and (best.value <= 0 or run.closed(max(options.gap, OPTIMAL_GAP)))
@@ -377,15 +377,17 @@ def decided(run: Run, proof: Proof) -> Proof:
         if incumbent.take(result.plan):
             break
     value = incumbent.value
-    run.least = max(run.least, bound if value is None else min(bound, value))
+    run.all_plans_bound = max(run.all_plans_bound, bound if value is None else min(bound, value))
     if value is None and bound == math.inf:
-        return replace(proof, asked="full", scope="full", bound=0.0, infeasible=True, of_all=True, closed=False)
+        return replace(
+            proof, asked="full", scope="full", bound=0.0, infeasible=True, covers_all_plans=True, closed=False
+        )
     if value is None or (was_closed and incumbent.best is best):
         return proof if value is not None else replace(proof, bound=max(bound, proof.bound))
     bound = min(bound, value)
     if bound < proof.bound and incumbent.best is best:
         return proof
-    run.enter("full", bound)
+    run.enter_scope("full", bound)
     is_closed = run.closed(options.gap)
     return replace(
         proof, asked="full", scope="full", bound=bound, infeasible=False, value=value, closed=is_closed, note=""

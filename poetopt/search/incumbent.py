@@ -224,7 +224,7 @@ class Incumbent:
         self.arena_excess = self.makespan_excess_s = None
         self.hidden_share = 1.0
 
-    def refused(self, schedule: Schedule) -> Refusal | None:
+    def rejection_of(self, schedule: Schedule) -> Refusal | None:
         """Return why an offered schedule was rejected, or None if it wasn't."""
         return self._seen.get(schedule)
 
@@ -233,7 +233,7 @@ class Incumbent:
         """Return whether a schedule has several plans: with a DMA channel, or if waking costs energy."""
         return self.problem.dma or self.problem.wake_j > 0
 
-    def hopeless(self, schedule: Schedule) -> bool:
+    def is_proven_late(self, schedule: Schedule) -> bool:
         """Return whether all plans of a schedule that was rejected as late are proven to be late."""
         limit = self.options.deadline_s
         if limit is None or self.options.deadline_model is DeadlineModel.PAPER or schedule.writes_again(self.problem):

@@ -141,10 +141,12 @@ class ModelSearch:
             run.offer(schedule, "search")
             rows = [row for row in run.separate(model, point) if row.core]
             late_rows.extend(rows)
-            row = run.left_out(model, schedule)
+            row = run.row_excluding(model, schedule)
             if row is not None:
                 late_rows.append(row)
-            broken_s = (broken_s or run.work.seconds) if rows or run.incumbent.refused(schedule) is not None else None
+            broken_s = (
+                (broken_s or run.work.seconds) if rows or run.incumbent.rejection_of(schedule) is not None else None
+            )
 
         def enough() -> bool:
             has_waited = broken_s is not None and run.work.seconds - broken_s > max(WAIT_S, broken_s - begin_s)
@@ -180,7 +182,7 @@ class ModelSearch:
                 break
             rows = [row for row in run.separate(model, found.point) if row.core]
             schedule = chosen.search.schedule(model, found.point)
-            refusal = run.incumbent.refused(schedule)
+            refusal = run.incumbent.rejection_of(schedule)
             n_late += refusal is not None and refusal.late_s > 0
             if rows and (self.mode.no_goods or n_late < LATE):
                 session.add(late_rows)
@@ -188,7 +190,7 @@ class ModelSearch:
                 continue
             if refusal is None:
                 return Ending.FINISHED if found.outcome is Outcome.OPTIMAL else Ending.STOPPED
-            left_out = run.left_out(model, schedule)
+            left_out = run.row_excluding(model, schedule)
             if left_out is not None:
                 self._leave_out([*late_rows, left_out])
                 late_rows.clear()
@@ -197,7 +199,7 @@ class ModelSearch:
             if values is None or chosen.search.no_good is None:
                 return Ending.REFUSED
             late = not (refusal.arena_excess or refusal.rule)
-            if not late or not run.incumbent.hopeless(schedule):
+            if not late or not run.incumbent.is_proven_late(schedule):
                 self._exact = False
                 self._unsearched |= late  # the row leaves out others as well
             self._leave_out([chosen.search.no_good(model, schedule, values, late=late)])

@@ -93,9 +93,9 @@ class AllPlans:
         return self._outer is not None
 
     @property
-    def least(self) -> float:
+    def bound(self) -> float:
         """Value that no plan is below."""
-        return self._run.least
+        return self._run.all_plans_bound
 
     @property
     def relaxed(self) -> bool:
@@ -108,7 +108,7 @@ class AllPlans:
             self._use_cuts(proof)
             self._raise_by(lambda: self._climb(self._next_budget))
         value, gap = self._run.incumbent.value, self._run.options.gap
-        return value is not None and value - self._run.least <= gap * value
+        return value is not None and value - self._run.all_plans_bound <= gap * value
 
     def search(self, proof: Proof) -> None:
         """Bound by larger models and a search, for as long again as all took so far; `proof`: the last scope's."""
@@ -137,7 +137,7 @@ class AllPlans:
 
     def _raise_by(self, work: Callable[[], object]) -> None:
         run = self._run
-        run.enter(ALL, run.least)
+        run.enter_scope(ALL, run.all_plans_bound)
         if self._outer is None or run.incumbent.best is None or run.closed(run.options.gap):
             return
         try:
@@ -145,7 +145,7 @@ class AllPlans:
         except (BackendUnavailableError, InfeasibleError, TimeUpError):  # e.g. the model is too large for a licence
             self._outer = None
         finally:
-            run.least = max(run.least, run.bound)
+            run.all_plans_bound = max(run.all_plans_bound, run.bound)
 
     def _climb(self, budget: Budget) -> bool:
         """Relax the next level, if there is one; return whether it gained enough to be the one to search."""

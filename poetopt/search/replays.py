@@ -19,7 +19,7 @@ from poetopt.search.tuning import (
 from poetopt.util.work import Work
 
 
-def dearer(problem: Problem, share: float) -> Problem:
+def with_wake_cost(problem: Problem, share: float) -> Problem:
     """Return `problem` with this share of a waking in the energy of each page-in."""
     extra_j = share * problem.wake_j
     return replace(
@@ -34,7 +34,7 @@ class Replays:
         self.run, self.budget, self.model, self._work = run, budget, model, work
         self._begin = work.seconds
         self._share, self._spent_s = REPLAY_SHARE[0], 0.0
-        self._problems = [run.problem, *(dearer(run.problem, share) for share in WAKES if run.problem.wake_j)]
+        self._problems = [run.problem, *(with_wake_cost(run.problem, share) for share in WAKES if run.problem.wake_j)]
 
     def follow(self, point: PointLike) -> bool:
         """Replay a point once for each target, if plans count and the gap is open; return whether it improved."""

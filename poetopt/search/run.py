@@ -132,7 +132,7 @@ class Proof:
         Whether the model was solved to the end. An open gap is then due to the layout or the clock.
     exhausted
         Whether each of its schedules was rejected, one after the other.
-    of_all
+    covers_all_plans
         For an infeasible scope: whether no plan exists at all, not even outside of every scope.
     note
         Gap that a wider scope left open, in words, if any.
@@ -150,7 +150,7 @@ class Proof:
     closed: bool
     finished: bool = False
     exhausted: bool = False
-    of_all: bool = False
+    covers_all_plans: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()
     binding: tuple[tuple[str, Hashable], ...] = ()
@@ -230,11 +230,11 @@ class Run:
     proving: Proving = field(default_factory=lambda: Proving("store-all"))
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
-    plain: Proof | None = None
+    plain_proof: Proof | None = None
     """Proof of the plain problem (`run_plain`), if it is settled. Then only streaming schedules are searched."""
-    given: Budget | None = None
+    part_budget: Budget | None = None
     """Budget of a search that is part of another one."""
-    least: float = 0.0
+    all_plans_bound: float = 0.0
     """Bound on all plans: none costs less."""
     interrupted: bool = False
     share: float = 1.0
@@ -265,7 +265,7 @@ class Run:
     @property
     def budget(self) -> Budget:
         """Budget of the whole search."""
-        return self.given or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
+        return self.part_budget or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
 
     @property
     def scale(self) -> float:
@@ -287,7 +287,7 @@ class Run:
         """Bound of the current scope."""
         return self.proving.bound
 
-    def enter(self, scope: str, bound: float = 0.0) -> None:
+    def enter_scope(self, scope: str, bound: float = 0.0) -> None:
         """Begin the proof of another scope, with the bound that is known of it."""
         with self.lock:
             self.proving = Proving(scope, bound)
@@ -320,7 +320,7 @@ class Run:
         finally:
             self.timing[phase] = self.timing.get(phase, 0.0) + time.monotonic() - begin
 
-    def say(self, phase: str) -> None:
+    def report_progress(self, phase: str) -> None:
         """Record the progress, and report it to the listener."""
         unit = self.chosen.goal.unit
         value = self.incumbent.value
@@ -338,7 +338,7 @@ class Run:
         with self.lock:
             if self.interrupted or incumbent is not self.incumbent:
                 return False
-            self.say(phase)
+            self.report_progress(phase)
             return True
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
@@ -346,9 +346,9 @@ class Run:
         with self.lock:
             return self.chosen.separate(model, point)
 
-    def left_out(self, model: Any, schedule: Schedule) -> Row | None:
+    def row_excluding(self, model: Any, schedule: Schedule) -> Row | None:
         """Return the row that excludes a schedule whose only plan a block rejects; None otherwise."""
-        refusal = self.incumbent.refused(schedule)
+        refusal = self.incumbent.rejection_of(schedule)
         if refusal is None or not refusal.rule or self.incumbent.orders or self.chosen.search.no_good is None:
             return None
         values = self.chosen.search.values(model, schedule)
@@ -361,7 +361,7 @@ class Run:
             if bound <= self.proving.bound or self.interrupted:
                 return
             self.proving.bound = bound
-            self.say(phase)
+            self.report_progress(phase)
 
     def closed(self, gap: float) -> bool:
         """Return whether the incumbent is proven to within `gap` in the current scope."""

@@ -118,13 +118,13 @@ def search_scope(
     bound
         Bound that is known of the scope already.
     """
-    run.enter(scope, bound)
+    run.enter_scope(scope, bound)
     return _ScopeSearch(run, scope, budget, inner).search(no_goods)
 
 
 def relax_scope(run: Run, scope: str, budget: Budget) -> Proof:
     """Offer the plans of one scope's relaxation, and return its proof, without a search of the model."""
-    run.enter(scope)
+    run.enter_scope(scope)
     return _ScopeSearch(run, scope, budget, None).relax()
 
 
@@ -132,7 +132,7 @@ def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
     """Return the proof of the current scope or, if it has no bound yet, of the last one with the plan since."""
     value, gap = run.incumbent.value, run.options.gap
     if run.bound <= 0 and last is not None and not last.infeasible:
-        run.enter(last.asked, last.bound)  # a plan that is better lies outside of that scope
+        run.enter_scope(last.asked, last.bound)  # a better plan lies outside of that scope
         return replace(last, value=value, closed=run.closed(gap))
     return Proof(scope, scope_name(scope), run.bound, False, value, run.closed(gap))
 
@@ -267,7 +267,7 @@ class _ScopeSearch:
 
         The proofs hold for the requested limits.
         """
-        chosen, inner, plain = self.run.chosen, self.settled, self.run.plain
+        chosen, inner, plain = self.run.chosen, self.settled, self.run.plain_proof
         if not restriction.exact:
             return []
         rows: list[tuple[Row | None, Proof]] = []

@@ -79,7 +79,7 @@ class PlainRun(Run):
             starts=run.starts,
             lock=run.lock,
             whole=run,
-            given=run.budget.part(share),
+            part_budget=run.budget.part(share),
             share=run.share * share,
         )
 
@@ -87,7 +87,7 @@ class PlainRun(Run):
         """Offer a schedule to the whole run; return whether it is the whole problem's best now."""
         return self.whole.offer(schedule, phase, quick=quick)
 
-    def say(self, phase: str) -> None:
+    def report_progress(self, phase: str) -> None:
         """Report nothing: its bounds are not the whole problem's."""
 
 
@@ -109,7 +109,7 @@ def plain_first(run: Run, scope: str, all_plans: AllPlans | None) -> Proof | Non
         relax_scope(run, scope, run.budget.part(RELAX_SHARE))
     plain = PlainRun.of(run, problem)
     deepening = Deepening(plain, all_plans)
-    plain.enter(deepening.first)
+    plain.enter_scope(deepening.first)
     with run.timed("plain schedules"):
         proof = deepening.deepen()
     if plain.interrupted:
@@ -145,7 +145,7 @@ def search(
     begin: float | None = None,
     whole: Run | None = None,
     share: float = 1.0,
-    of_all: bool = True,
+    bounds_all_plans: bool = True,
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
@@ -160,7 +160,7 @@ def search(
         Moment (of `time.monotonic`) at which the time limit begins; before now if reading the model counts.
     whole, share
         Search that this one is part of, and the share of its effort.
-    of_all
+    bounds_all_plans
         Whether to reserve time for a bound on all plans.
 
     Raises
@@ -179,7 +179,7 @@ def search(
     run = Run(problem, options, listener, begin=now if begin is None else begin)
     if whole is not None:
         part = whole.budget.part(share)
-        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, given=part)
+        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, part_budget=part)
     if begin is not None:
         run.timing["reading"] = now - begin
     backend(options.backend)  # raises early if it is missing
@@ -194,8 +194,8 @@ def search(
         run.interrupt()
     if run.incumbent.best is not None and _moves_least(run, run.incumbent.best):
         # Every schedule moves the inputs of each batch, and the tensors that only the update after its parts reads.
-        run.least = run.incumbent.best.value
-        run.raise_bound(run.least, "store-all")
+        run.all_plans_bound = run.incumbent.best.value
+        run.raise_bound(run.all_plans_bound, "store-all")
         return _solution(run, Status.OPTIMAL, store_all)
     reason = impossible(problem, options)
     if reason is not None:
@@ -206,18 +206,18 @@ def search(
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    all_plans = AllPlans(run) if of_all else None
+    all_plans = AllPlans(run) if bounds_all_plans else None
     deepening = Deepening(run, all_plans)
-    run.enter(deepening.first)
+    run.enter_scope(deepening.first)
     share_left = 1.0 - (ALL_SHARE if all_plans else 0.0)
     enumerable = decidable(run)
     run.allot(share_left)
     try:
         with run.timed("heuristics"):
-            first_schedules(run, strict=strict, given=starts)
+            first_schedules(run, strict=strict, starts=starts)
         if not strict:
-            plain_schedules(run, partial(search, of_all=False))
-            run.plain = plain_first(run, deepening.first, all_plans)
+            plain_schedules(run, partial(search, bounds_all_plans=False))
+            run.plain_proof = plain_first(run, deepening.first, all_plans)
         run.allot(share_left - DECIDING_SHARE if enumerable else share_left)
         proof = deepening.deepen()
         if enumerable:
@@ -276,7 +276,7 @@ def _moves_least(run: Run, store_all: Candidate) -> bool:
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
-    run.enter(proof.scope, max(proof.bound, run.least))
+    run.enter_scope(proof.scope, max(proof.bound, run.all_plans_bound))
     begin = time.monotonic()
     try:
         if not run.interrupted:  # takes seconds for large problems
@@ -309,7 +309,7 @@ def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
     caveat = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
     if not proof.infeasible:
         return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{caveat}"
-    if proof.of_all:
+    if proof.covers_all_plans:
         return Status.INFEASIBLE, "no schedule exists"
     reason = f"no schedule with {words} exists, by proof"
     if proof.scope == "full" and not chosen.plans_count:
@@ -325,7 +325,7 @@ def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
     total_s = run.elapsed_s
     value = math.inf if best is None else best.value
     is_infeasible = status is Status.INFEASIBLE
-    bound, scope_bound = (None if is_infeasible else min(proven, value) for proven in (run.least, run.bound))
+    bound, scope_bound = (None if is_infeasible else min(proven, value) for proven in (run.all_plans_bound, run.bound))
     bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
     return Solution(
         status=status,

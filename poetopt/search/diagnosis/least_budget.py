@@ -86,7 +86,7 @@ def least_budget(
         solution = solve(problem, replace(options, ram_bytes=top), listener, begin=begin)
         if not keep(solution):
             return replace(solution, options=options)
-    bound, of_all, scope, interrupted = lower_bound, lower_bound, "full", False
+    bound, all_plans_bound, scope, interrupted = lower_bound, lower_bound, "full", False
     for budget in _budgets_to_try(lower_bound, best, options.gap):
         left_s = SEARCH_SHARE * (until - time.monotonic())
         if left_s < MIN_SEARCH_S:
@@ -95,7 +95,7 @@ def least_budget(
         if not keep(solution) and (solution.status is Status.INFEASIBLE or solution.exhausted):
             bound, scope = budget + 1, solution.scope
             if solution.status is Status.INFEASIBLE and options.scope == "auto":
-                of_all = bound
+                all_plans_bound = bound
         if solution.interrupted:
             interrupted = True
             break
@@ -104,7 +104,7 @@ def least_budget(
     final = search(problem, replace(options, ram_bytes=n_bytes, time_limit_s=last_s), listener, (schedule_of(plan),))
     if final.plan is None:
         final = replace(final, plan=lay_out_within(plan, arena_bytes), simulation=simulation, arena_bytes=arena_bytes)
-    value, proven = float(n_bytes), float(min(of_all, n_bytes))
+    value, proven = float(n_bytes), float(min(all_plans_bound, n_bytes))
     answer = replace(
         final,
         options=replace(options, ram_bytes=n_bytes),
