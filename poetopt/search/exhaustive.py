@@ -115,20 +115,20 @@ def cheapest(problem: Problem, asked: Asked, ceiling: float, until: float, max_s
 class _Moment:
     """State after some instructions, with their cost and the number of operators that have run.
 
-    `places` are tensors with blocks on storage. `made` are the outputs of the last instruction with their offsets, and
-    its workspace as -1. `began` are the offsets at the start of the tensors that last from step to step.
+    `block_owners` are tensors with blocks on storage. `outputs` are those of the last instruction with their offsets,
+    and its workspace as -1. `start_offsets` belong to the tensors that last from step to step, at its start.
     """
 
     cost: float
     done: int
     ram: Ram
     stored: frozenset[int]
-    places: frozenset[int]
+    block_owners: frozenset[int]
     clock: Clock
     before: _Moment | None = None
     steps: tuple[Instruction, ...] = ()
-    made: Ram = ()
-    began: Ram = ()
+    outputs: Ram = ()
+    start_offsets: Ram = ()
 
 
 class _Search:
@@ -169,13 +169,15 @@ class _Search:
         stored = frozenset(self.problem.stored_at_start)
         if self.problem.nbytes(self.problem.at_start) > self.room:
             return
-        for ram, _, made in self._make_room((), frozenset(self.problem.at_start), self.problem.at_start, 0):
-            began = tuple(entry for entry in ram if entry[0] in self.at_end)
-            yield _Moment(0.0, 0, ram, stored, stored, Clock(self.problem), made=made[:-1], began=began)
+        for ram, _, outputs in self._make_room((), frozenset(self.problem.at_start), self.problem.at_start, 0):
+            start_offsets = tuple(entry for entry in ram if entry[0] in self.at_end)
+            yield _Moment(
+                0.0, 0, ram, stored, stored, Clock(self.problem), outputs=outputs[:-1], start_offsets=start_offsets
+            )
 
     def ended(self, moment: _Moment) -> bool:
         has_all = moment.done == self.count and self.home <= moment.stored and self.at_end <= {i for i, _ in moment.ram}
-        return has_all and set(moment.began) <= set(moment.ram)
+        return has_all and set(moment.start_offsets) <= set(moment.ram)
 
     def late(self, moment: _Moment) -> bool:
         return max(moment.clock.cpu + self.rest_s[moment.done], moment.clock.channel) > self.limit_s
@@ -184,8 +186,8 @@ class _Search:
         """Return whether an equal moment that is no later was seen; otherwise remember this one."""
         clock, cpu = moment.clock, moment.clock.cpu
         is_awake = clock.wakes > 0 and clock.channel >= cpu
-        capacity = moment.places if self.problem.storage_bytes is not None else None
-        key: tuple[object, ...] = (moment.done, moment.ram, moment.stored, capacity, moment.began)
+        capacity = moment.block_owners if self.problem.storage_bytes is not None else None
+        key: tuple[object, ...] = (moment.done, moment.ram, moment.stored, capacity, moment.start_offsets)
         times: tuple[float, ...] = ()
         cost = (moment.cost,) if self.asked.floor else ()
         if self.timed:
@@ -226,8 +228,8 @@ class _Search:
         if not in_ram.issuperset(effect.reads):
             return
         problem, is_first = self.problem, effect.operator == moment.done
-        places = moment.places.union(effect.stores, effect.streams_out)
-        if problem.storage_blocks is not None and sum(map(problem.blocks, places)) > problem.storage_blocks:
+        block_owners = moment.block_owners.union(effect.stores, effect.streams_out)
+        if problem.storage_blocks is not None and sum(map(problem.blocks, block_owners)) > problem.storage_blocks:
             return
         stored = moment.stored.union(effect.stores, effect.streams_out)
         if is_first:
@@ -242,11 +244,11 @@ class _Search:
         over = problem.operators[effect.operator].takes if effect.takes and self.asked.placed else ()
         if over:  # its output begins at the offset of the input that it overwrites
             fresh, extra = tuple(i for i in fresh if i != over[1]), extra + self.sizes[over[0]]
-        for ram_after, freed, made in self._make_room(ram, needed, fresh, extra):
+        for ram_after, freed, outputs in self._make_room(ram, needed, fresh, extra):
             if over:
                 placed = (over[1], dict(ram_after)[over[0]])
                 ram_after = tuple(sorted((*ram_after, placed)))
-                made = (*sorted((*made[:-1], placed)), made[-1])
+                outputs = (*sorted((*outputs[:-1], placed)), outputs[-1])
             clock = moment.clock.copy()
             frees = [self.table[Action.FREE][i] for i in sorted(freed | streamed)]
             for free in frees:
@@ -262,12 +264,12 @@ class _Search:
                 done,
                 tuple(entry for entry in ram_after if entry[0] in kept),
                 stored & self.useful[done],
-                places if problem.storage_bytes is not None else moment.places,
+                block_owners if problem.storage_bytes is not None else moment.block_owners,
                 clock,
                 moment,
                 (*(free.step for free in frees), effect.step, *dead),
-                made if effect.operator >= 0 else made[:-1],
-                moment.began,
+                outputs if effect.operator >= 0 else outputs[:-1],
+                moment.start_offsets,
             )
 
     def _make_room(
@@ -279,9 +281,11 @@ class _Search:
             yield from self._place(ram, needed, todo, frozenset(), ())
             return
         missing_bytes = sum(self.sizes[i] for i, _ in ram) + sum(self.sizes[i] for i in fresh) + beside - self.room
-        able = [i for i, _ in ram if i not in needed and self.sizes[i]]
+        evictable = [i for i, _ in ram if i not in needed and self.sizes[i]]
         minimal: list[frozenset[int]] = []
-        for freed in itertools.chain.from_iterable(itertools.combinations(able, n) for n in range(len(able) + 1)):
+        for freed in itertools.chain.from_iterable(
+            itertools.combinations(evictable, n) for n in range(len(evictable) + 1)
+        ):
             if sum(self.sizes[i] for i in freed) >= missing_bytes and not any(
                 other.issubset(freed) for other in minimal
             ):
@@ -290,23 +294,23 @@ class _Search:
                 yield tuple(sorted([*kept, *((i, 0) for i in fresh)])), minimal[-1], ()
 
     def _place(
-        self, ram: Ram, needed: frozenset[int], todo: Sequence[tuple[int, int]], freed: frozenset[int], made: Ram
+        self, ram: Ram, needed: frozenset[int], todo: Sequence[tuple[int, int]], freed: frozenset[int], outputs: Ram
     ) -> Iterator[tuple[Ram, frozenset[int], Ram]]:
         """Yield the ways to make room if layouts count: the tensors at a chosen offset are freed."""
         if not todo:
-            yield tuple(sorted([*ram, *(entry for entry in made if entry[0] >= 0)])), freed, made
+            yield tuple(sorted([*ram, *(entry for entry in outputs if entry[0] >= 0)])), freed, outputs
             return
         (i, size), *later = todo
         for offset in self.offsets if size else [0]:
             end = offset + size
             if end > self.room:
                 break
-            if size and any(self.sizes[j] and start < end and offset < start + self.sizes[j] for j, start in made):
+            if size and any(self.sizes[j] and start < end and offset < start + self.sizes[j] for j, start in outputs):
                 continue
             hit = {j for j, start in ram if size and self.sizes[j] and start < end and offset < start + self.sizes[j]}
             if not hit & needed:
                 kept = tuple(entry for entry in ram if entry[0] not in hit)
-                yield from self._place(kept, needed, later, freed | hit, (*made, (i, offset)))
+                yield from self._place(kept, needed, later, freed | hit, (*outputs, (i, offset)))
 
     def plan(self, end: _Moment) -> Plan:
         """Return the plan that led to this moment, laid out if layouts count, else with the earliest frees."""
@@ -316,13 +320,13 @@ class _Search:
             moments.append(moment)
             moment = moment.before
         moments.reverse()
-        steps = tuple(step for one in moments for step in one.steps)
+        steps = tuple(step for state in moments for step in state.steps)
         if not self.asked.placed and not (
             self.problem.dma and self.timed
         ):  # where waiting for a page-out costs nothing
             events = [step for step in steps if step.action is not Action.FREE]
             return Plan(self.problem, tuple(with_frees(self.problem, events)))
-        return Plan(self.problem, steps, tuple(offset for one in moments for _, offset in one.made))
+        return Plan(self.problem, steps, tuple(offset for state in moments for _, offset in state.outputs))
 
 
 def _offsets(problem: Problem, room: int) -> list[int]:

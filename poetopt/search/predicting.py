@@ -52,7 +52,7 @@ def prediction_of(plan: Plan, graph: TrainingGraph) -> Plan | None:
     if network is None or not network.inputs or graph.joint.rows:
         return None
     sums = {*graph.sums.values()}
-    lasting = {name: place for name, place in lasting_at(plan).items() if name not in sums}
+    lasting = {name: span for name, span in lasting_at(plan).items() if name not in sums}
     in_place_network = in_place(network, runtime_of(plan.problem.runtime))
     attempts = [(candidate, STREAM[1], False) for candidate in (in_place_network, network)]
     if plan.problem.paging:

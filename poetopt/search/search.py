@@ -175,13 +175,13 @@ def search(
         begin = time.monotonic() if begin is None else begin
         solution = search(without_ends(problem), options, listener, starts, begin)
         return _with_ends(solution, Run(problem, options, listener, begin=begin))
-    chosen, now = formulation_of(options.formulation), time.monotonic()
-    run = Run(problem, options, listener, begin=now if begin is None else begin)
+    chosen, search_begin = formulation_of(options.formulation), time.monotonic()
+    run = Run(problem, options, listener, begin=search_begin if begin is None else begin)
     if whole is not None:
         part = whole.budget.part(share)
         run = Run(problem, options, listener, begin=whole.begin, work=whole.work, part_budget=part)
     if begin is not None:
-        run.timing["reading"] = now - begin
+        run.timing["reading"] = search_begin - begin
     backend(options.backend)  # raises early if it is missing
     with run.timed("layout"):
         store_all = store_all_bytes(problem)
@@ -265,12 +265,12 @@ def _moves_least(run: Run, store_all: Candidate) -> bool:
         return False
     streamed = [
         (
-            way.energy_j - operator.energy_j,
-            sum(problem.tensors[i].page_in_j for i in paged_in.intersection(way.streamed_in)),
+            variant.energy_j - operator.energy_j,
+            sum(problem.tensors[i].page_in_j for i in paged_in.intersection(variant.streamed_in)),
         )
         for operator in problem.operators
-        for way in operator.variants
-        if paged_in.intersection(way.streamed_in)
+        for variant in operator.variants
+        if paged_in.intersection(variant.streamed_in)
     ]
     return all(run.chosen.plain and extra_j >= saved_j for extra_j, saved_j in streamed)
 

@@ -110,8 +110,8 @@ def _expression(chosen: Formulation, model: Any, row: Row) -> Any:
     """Return the row for Pyomo, in terms of the budget if that is a Param."""
     body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
     lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
-    asked = chosen.priced if model.space.limits.open else None
-    if asked is not None and asked(model).budget.parent_block().local_name == row.block:
+    parameters_of = chosen.priced if model.space.limits.open else None
+    if parameters_of is not None and parameters_of(model).budget.parent_block().local_name == row.block:
         upper = parameters.upper_bound(model, row, chosen.reserve_bytes(model.space.problem))
     return lower, body, upper
 

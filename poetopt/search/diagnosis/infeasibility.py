@@ -146,27 +146,27 @@ def _shortest(problem: Problem, options: Options, solution: Solution, search: Se
         trial = solve_in_time(problem, quick_options, search, until, gap=LEAST_GAP, most_s=math.inf)
     except TimeoutError:
         return None
-    known = solution.least_deadline_s
-    if trial.simulation is None or (known is not None and trial.simulation.makespan_s >= known):
+    known_s = solution.least_deadline_s
+    if trial.simulation is None or (known_s is not None and trial.simulation.makespan_s >= known_s):
         return None
     return trial.simulation.makespan_s
 
 
-def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> str:
-    """Return the least limit of `block` that is known to be feasible, in words, with the proof of `found`."""
-    assert found.plan is not None
-    assert found.simulation is not None
-    chosen = formulation(found.options.formulation)
+def least_words(problem: Problem, block: Block, goal: Goal, solution: Solution) -> str:
+    """Return the least known feasible limit of `block`, in words, with the proof of `solution`, which minimises it."""
+    assert solution.plan is not None
+    assert solution.simulation is not None
+    chosen = formulation(solution.options.formulation)
     base = goal.baseline(problem, chosen.baseline_j(problem))
-    least = base + goal.value(chosen.trial(found.plan, found.simulation))
-    bound = found.overhead_bound_j if found.objective is None else found.objective.bound
+    value = base + goal.value(chosen.trial(solution.plan, solution.simulation))
+    bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound
     proof = ""
-    if found.status is Status.OPTIMAL:
-        proof = f", and no schedule with {proven_words(found.scope)} has less"
+    if solution.status is Status.OPTIMAL:
+        proof = f", and no schedule with {proven_words(solution.scope)} has less"
     elif bound:
         proven = show_limit(base + bound, goal.unit, up=False)
-        proof = f", and no schedule with {proven_words(found.scope)} has less than {proven}"
-    known = show_limit(least, goal.unit)
+        proof = f", and no schedule with {proven_words(solution.scope)} has less than {proven}"
+    known = show_limit(value, goal.unit)
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
 
 
@@ -187,8 +187,8 @@ def _heuristic_least(problem: Problem, relaxed: Options, block: Block, goal: Goa
     candidate = _by_heuristics(problem, relaxed) if chosen.plans_count else None
     if candidate is None:
         return []
-    least = goal.baseline(problem, chosen.baseline_j(problem)) + candidate.value
-    return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
+    value = goal.baseline(problem, chosen.baseline_j(problem)) + candidate.value
+    return [f"the least known to be feasible for {block.name} is {show_limit(value, goal.unit)} a step"]
 
 
 def _by_heuristics(problem: Problem, options: Options, *, quick: bool = False) -> Candidate | None:

@@ -71,7 +71,7 @@ def least_budget(
     lower_bound = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))
     best: list[SizedPlan] = []
 
-    def seen(candidate: Candidate) -> None:
+    def keep_candidate(candidate: Candidate) -> None:
         best.append(SizedPlan.of(options, candidate.plan, candidate.simulation, candidate.arena_bytes))
 
     def keep(solution: Solution) -> bool:
@@ -80,8 +80,8 @@ def least_budget(
         best[:] = [SizedPlan.of(options, solution.plan, solution.simulation, solution.arena_bytes)]
         return True
 
-    least_ram(problem, options, until=begin + HEURISTICS_SHARE * options.time_limit_s, seen=seen)
-    best[:] = sorted((plan for plan in best if plan.taken <= top), key=lambda plan: plan.taken)[:1]
+    least_ram(problem, options, until=begin + HEURISTICS_SHARE * options.time_limit_s, observer=keep_candidate)
+    best[:] = sorted((plan for plan in best if plan.n_bytes <= top), key=lambda plan: plan.n_bytes)[:1]
     if not best:
         solution = solve(problem, replace(options, ram_bytes=top), listener, begin=begin)
         if not keep(solution):
@@ -124,7 +124,7 @@ def least_budget(
 class SizedPlan(NamedTuple):
     """Plan, and the least budget in bytes that it fits."""
 
-    taken: int
+    n_bytes: int
     plan: Plan
     simulation: Simulation
     arena_bytes: int
@@ -137,12 +137,12 @@ class SizedPlan(NamedTuple):
 
 def _budgets_to_try(low: int, best: Sequence[SizedPlan], gap: float) -> Iterator[int]:
     """Yield the bound, then budgets by bisection between those without a plan and that of the best."""
-    if low < best[0].taken:
+    if low < best[0].n_bytes:
         previous = best[0]
         yield low
         if best[0] is not previous:
             return
-    while best[0].taken - low > max(1.0, gap * best[0].taken):
-        previous, middle = best[0], (low + best[0].taken) // 2
+    while best[0].n_bytes - low > max(1.0, gap * best[0].n_bytes):
+        previous, middle = best[0], (low + best[0].n_bytes) // 2
         yield middle
         low = low if best[0] is not previous else middle

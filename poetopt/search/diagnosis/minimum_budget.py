@@ -64,7 +64,7 @@ def remedies(
     options: Options,
     search: Search | None,
     seconds: float = SEARCH_S,
-    seen: Observer | None = None,
+    observer: Observer | None = None,
 ) -> Remedies:
     """Return the smallest known feasible budget at this deadline, and the shortest deadline at this budget.
 
@@ -84,12 +84,12 @@ def remedies(
     fields = Remedies(ram_bound_bytes=problem.least_ram_bytes)
     try:
         until = begin + (seconds / 2 if has_deadline else seconds)
-        fields["least_ram_bytes"] = least_ram(problem, options, search, until, seen)
+        fields["least_ram_bytes"] = least_ram(problem, options, search, until, observer)
         if has_deadline:
-            fields["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
+            fields["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, observer)
         elif deadline_s is not None:
             fields["deadline_bound_s"] = one_pass
-            fields["least_deadline_s"] = _immediate_deadline(problem, options, seen)
+            fields["least_deadline_s"] = _immediate_deadline(problem, options, observer)
     except BisectionInterrupted as stop:
         fields |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:
@@ -97,14 +97,14 @@ def remedies(
     return fields
 
 
-def _immediate_deadline(problem: Problem, options: Options, seen: Observer | None) -> float | None:
+def _immediate_deadline(problem: Problem, options: Options, observer: Observer | None) -> float | None:
     """Return a feasible deadline within the budget, without a search: one pass if everything fits."""
     chosen = formulation(options.formulation)
     if options.ram_bytes < problem.least_ram_bytes or not (chosen.judged and chosen.plans_count):
         return None
     if store_all_bytes(problem) <= options.ram_bytes:
         return problem.baseline_time_s
-    return _shortest(problem, options, math.inf, seen, Work(WORK))
+    return _shortest(problem, options, math.inf, observer, Work(WORK))
 
 
 def least_ram(
@@ -112,7 +112,7 @@ def least_ram(
     options: Options,
     search: Search | None = None,
     until: float = math.inf,
-    seen: Observer | None = None,
+    observer: Observer | None = None,
     work: Work | None = None,
 ) -> int | None:
     """Return the smallest budget in bytes with a known schedule at the deadline of `options`, or None.
@@ -151,7 +151,7 @@ def least_ram(
         high = _bisect(
             low,
             high,
-            lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, heuristics_until, seen, work),
+            lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, heuristics_until, observer, work),
             CLIMB_PARTS,
         )
     if search is None:
@@ -179,7 +179,7 @@ def least_deadline(
     options: Options,
     search: Search | None = None,
     until: float = math.inf,
-    seen: Observer | None = None,
+    observer: Observer | None = None,
 ) -> float | None:
     """Return the seconds of the fastest schedule that is found within the budget by the moment `until`, or None.
 
@@ -190,7 +190,7 @@ def least_deadline(
     asked_s, chosen = options.deadline_s, formulation(options.formulation)
     plans_count = chosen.plans_count
     heuristics_until = until if search is None else _heuristics_end(until)
-    quickest = _shortest(problem, options, heuristics_until, seen, Work(WORK)) if plans_count else None
+    quickest = _shortest(problem, options, heuristics_until, observer, Work(WORK)) if plans_count else None
     if search is None or asked_s is None or options.deadline_model is DeadlineModel.PAPER or not chosen.judged:
         return quickest
     low = asked_s
@@ -213,10 +213,10 @@ def solve_in_time(
     problem: Problem, options: Options, search: Search, until: float, *, gap: float = 1.0, most_s: float = STEP_S
 ) -> Solution:
     """Return a solution within `gap`, in at most `most_s`. Raise TimeoutError at `until`."""
-    left = until - time.monotonic()
-    if left < MIN_STEP_S:
+    left_s = until - time.monotonic()
+    if left_s < MIN_STEP_S:
         raise TimeoutError
-    solution = search(problem, replace(options, gap=gap, time_limit_s=min(most_s, left)))
+    solution = search(problem, replace(options, gap=gap, time_limit_s=min(most_s, left_s)))
     if solution.interrupted:
         raise KeyboardInterrupt
     return solution
@@ -266,7 +266,7 @@ def _bisect(
     return high
 
 
-def _shortest(problem: Problem, options: Options, until: float, seen: Observer | None, work: Work) -> float | None:
+def _shortest(problem: Problem, options: Options, until: float, observer: Observer | None, work: Work) -> float | None:
     """Return the seconds of the fastest schedule within the budget by heuristics, or None; try one at least."""
     quickest: float | None = None
     prices = quick_prices(problem) if until < math.inf else []  # without a search the result is immediate
@@ -276,8 +276,8 @@ def _shortest(problem: Problem, options: Options, until: float, seen: Observer |
             if trial.offer(schedule, quick=True) and trial.best is not None:
                 if quickest is None or trial.best.simulation.compute_s < quickest:
                     trial.hide_transfers(quick=True)
-                if seen is not None:
-                    seen(trial.best)
+                if observer is not None:
+                    observer(trial.best)
                 time_s = options.deadline_model.seconds(trial.best.simulation)
                 quickest = time_s if quickest is None else min(quickest, time_s)
             if time.monotonic() > until:
@@ -286,7 +286,7 @@ def _shortest(problem: Problem, options: Options, until: float, seen: Observer |
 
 
 def _heuristic_fits(
-    problem: Problem, options: Options, ram_bytes: int, until: float, seen: Observer | None, work: Work
+    problem: Problem, options: Options, ram_bytes: int, until: float, observer: Observer | None, work: Work
 ) -> int | None:
     """Return the bytes of the heuristics' schedule for a budget.
 
@@ -297,8 +297,8 @@ def _heuristic_fits(
         if time.monotonic() > until:
             raise TimeoutError
         if trial.offer(schedule, quick=True) and trial.best is not None:
-            if seen is not None:
-                seen(trial.best)
+            if observer is not None:
+                observer(trial.best)
             return taken_bytes(options, problem, trial.best.simulation, trial.best.arena_bytes)
     if work.over:
         raise OutOfWorkError

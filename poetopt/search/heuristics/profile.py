@@ -75,16 +75,16 @@ class Profile:
         self.keys = np.array([-1, *(t * self.stride + count for t in range(count + 1))], dtype=np.int64)
         self.uses: list[list[int]] = [[] for _ in self.nbytes]
         """Keys of the events that make or read each tensor, ascending."""
-        self.made: list[set[int]] = [set() for _ in self.nbytes]
+        self.made_at: list[set[int]] = [set() for _ in self.nbytes]
         self.stays = [tensor.may_stay and bool(problem.readers[i]) for i, tensor in enumerate(tensors)]
         self.first_reads = problem.first_reads
         for i in (*problem.at_start, *(i for i in problem.stored_at_start if problem.readers[i])):
             self.uses[i].append(-1)
-            self.made[i].add(-1)
+            self.made_at[i].add(-1)
         for t in range(count):
             key = t * self.stride + count
             for i in self.makes[t]:
-                self.made[i].add(key)
+                self.made_at[i].add(key)
             for i in (*self.reads[t], *self.makes[t]):
                 self.uses[i].append(key)
         for i, stays in enumerate(self.stays):
@@ -133,17 +133,17 @@ class Profile:
         """Return whether a tensor is kept at a moment for a later read."""
         keys = self.uses[i]
         at = bisect_left(keys, key)
-        return 0 < at < len(keys) and keys[at] not in self.made[i] and not self.away(i, keys[at - 1], keys[at])
+        return 0 < at < len(keys) and keys[at] not in self.made_at[i] and not self.away(i, keys[at - 1], keys[at])
 
     def _count(self, i: int, sign: int) -> None:
         """Add a tensor's bytes where it is live before an event, and its transfers; or subtract them."""
-        nbytes, made, pages = sign * self.nbytes[i], self.made[i], len(self.page_ins[i])
+        nbytes, made_at, pages = sign * self.nbytes[i], self.made_at[i], len(self.page_ins[i])
         if pages:
             is_written = self.comes_and_goes(i) if not self._written[i] else True
             returns = self.stays[i] and not self.comes_and_goes(i)
             self.total_j += sign * (pages * self._in_j[i] + (self._out_j[i] if is_written or returns else 0.0))
         for before, after in pairwise(self.uses[i]):
-            if after in made:
+            if after in made_at:
                 continue
             end = self.place(after)
             if not self.away(i, before, after):
@@ -164,7 +164,7 @@ class Profile:
         for i in (*self.reads[operator], *self.makes[operator]):
             self._count(i, -1)
             insort(self.uses[i], key)
-        self.made_by(operator, key, made=True)
+        self.made_by(operator, key, is_made=True)
         at = self.place(key)
         self.keys = np.insert(self.keys, at, key)
         self.across = np.insert(self.across, at, self.across[at])
@@ -173,10 +173,10 @@ class Profile:
         for i in (*self.reads[operator], *self.makes[operator]):
             self._count(i, 1)
 
-    def made_by(self, operator: int, key: int, *, made: bool) -> None:
+    def made_by(self, operator: int, key: int, *, is_made: bool) -> None:
         """Note that an event makes the outputs of an operator, or no longer does."""
         for i in self.makes[operator]:
-            (self.made[i].add if made else self.made[i].discard)(key)
+            (self.made_at[i].add if is_made else self.made_at[i].discard)(key)
 
     def remove(self, decision: Decision) -> list[Decision]:
         """Remove a decision, with page-ins for it alone; return all removed ones, to be added in reverse order."""
@@ -196,7 +196,7 @@ class Profile:
         for i in (*self.reads[operator], *self.makes[operator]):
             self._count(i, -1)
             self.uses[i].remove(key)
-        self.made_by(operator, key, made=False)
+        self.made_by(operator, key, is_made=False)
         self.total_j -= self.joules[operator]
         at = self.place(key)
         self.keys, self.across, self.fresh = (np.delete(a, at) for a in (self.keys, self.across, self.fresh))
@@ -241,7 +241,7 @@ class ProfileSearch:
     def __init__(
         self, problem: Problem, ram_bytes: int, work: Work, seed: int = 0, *, paging: bool = False, remat: bool = True
     ) -> None:
-        self.problem, self.most, self.work = problem, ram_bytes, work
+        self.problem, self.limit_bytes, self.work = problem, ram_bytes, work
         self.profile = Profile(problem)
         self.rng = random.Random(seed)
         self.remat = remat
@@ -261,9 +261,9 @@ class ProfileSearch:
             self._prune(self.profile.decided)
             yield self._schedule()
             while self.profile.decided > self.profile.fixed:
-                found = self._recreate()
-                if found is not None:
-                    yield found
+                schedule = self._recreate()
+                if schedule is not None:
+                    yield schedule
         except OutOfWorkError:
             return
 
@@ -276,19 +276,19 @@ class ProfileSearch:
             Least share of the budget within which parts are recreated, a random one each time: a layout takes more
             than the sum of the live bytes.
         """
-        profile, most = self.profile, self.most
+        profile, limit_bytes = self.profile, self.limit_bytes
         recomputes = ((t * profile.stride + j, RECOMPUTE) for t, j in begin.recomputes)
         profile.change((*recomputes, *((t * profile.stride, i) for t, i in begin.page_ins)))
         initial, joules = set(profile.decided), profile.total_j
         try:
             for share in (1.0, (1.0 + least_share) / 2, least_share):
-                self.most = int(most * share)
+                self.limit_bytes = int(limit_bytes * share)
                 self._prune(initial)
                 if profile.total_j >= joules * (1 - MIN_SAVING) or accept(self._schedule()):
                     break
                 profile.change(initial)
             while profile.decided > profile.fixed:
-                self.most = int(most * self.rng.uniform(least_share, 1.0))
+                self.limit_bytes = int(limit_bytes * self.rng.uniform(least_share, 1.0))
                 self._recreate(accept)
         except OutOfWorkError:
             return
@@ -339,7 +339,7 @@ class ProfileSearch:
                 continue
             self.work.spend(LOOK_WORK)
             removed = profile.remove(decision)
-            if profile.live().max() > self.most:
+            if profile.live().max() > self.limit_bytes:
                 for other in reversed(removed):
                     profile.add(other)
 
@@ -348,7 +348,7 @@ class ProfileSearch:
         profile, n_forced = self.profile, MAX_FORCED
         given_up: set[tuple[int, int]] = set()
         while True:
-            excess_bytes = profile.live() - self.most
+            excess_bytes = profile.live() - self.limit_bytes
             at = int(excess_bytes.argmax())
             if excess_bytes[at] <= 0:
                 return profile.total_j <= most_j
@@ -368,11 +368,11 @@ class ProfileSearch:
                 given_up.add(least_harmful[:2])
                 continue
             for tensor, until, back in useful[: 1 + int(self.batch_share * len(useful))]:
-                if profile.live()[profile.place(moment)] <= self.most:
+                if profile.live()[profile.place(moment)] <= self.limit_bytes:
                     break
-                excess = int((profile.live() - self.most).clip(min=0).sum())
+                excess = int((profile.live() - self.limit_bytes).clip(min=0).sum())
                 added = self._bring_back(back)
-                if int((profile.live() - self.most).clip(min=0).sum()) >= excess:
+                if int((profile.live() - self.limit_bytes).clip(min=0).sum()) >= excess:
                     given_up.add((tensor, until))
                     for decision in reversed(added):
                         if decision in profile.decided:
@@ -399,7 +399,7 @@ class ProfileSearch:
                 continue
             index = bisect_right(keys, moment)
             before, until = keys[index - 1], keys[index]
-            if before == moment or until in profile.made[i] or (i, until) in given_up:
+            if before == moment or until in profile.made_at[i] or (i, until) in given_up:
                 continue
             if profile.away(i, before, until):
                 continue
@@ -477,7 +477,7 @@ class ProfileSearch:
         can = operator >= 0 and problem.operators[operator].recomputable and problem.last_run[operator] >= stage
         if not can or operator >= stage or key >= until or key in planned or (key, RECOMPUTE) in profile.decided:
             return []
-        if any(stage in profile.page_ins[made] for made in profile.makes[operator]):
+        if any(stage in profile.page_ins[output] for output in profile.makes[operator]):
             return []
         decisions, at = [(key, RECOMPUTE)], profile.place(key)
         planned.add(key)
