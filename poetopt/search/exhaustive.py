@@ -82,7 +82,7 @@ def cheapest(problem: Problem, asked: Asked, ceiling: float, until: float, max_s
         Small problem in its original form: carried tensors may stay in RAM from step to step.
     until
         Moment of `time.monotonic`.
-    most
+    max_states
         Largest number of states.
     """
     may_stay = [i for i, tensor in enumerate(problem.tensors) if tensor.may_stay]
@@ -321,9 +321,7 @@ class _Search:
             moment = moment.before
         moments.reverse()
         steps = tuple(step for state in moments for step in state.steps)
-        if not self.asked.placed and not (
-            self.problem.dma and self.timed
-        ):  # where waiting for a page-out costs nothing
+        if not self.asked.placed and not (self.problem.dma and self.timed):  # waiting for a page-out is free
             events = [step for step in steps if step.action is not Action.FREE]
             return Plan(self.problem, tuple(with_frees(self.problem, events)))
         return Plan(self.problem, steps, tuple(offset for state in moments for _, offset in state.outputs))

@@ -133,7 +133,7 @@ class Proof:
     exhausted
         Whether each of its schedules was rejected, one after the other.
     covers_all_plans
-        For an infeasible scope: whether no plan exists at all, not even outside of every scope.
+        For an infeasible scope: whether it is proven that no plan exists at all, even outside of all scopes.
     note
         Gap that a wider scope left open, in words, if any.
     sources

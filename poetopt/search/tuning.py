@@ -82,8 +82,8 @@ lenet and resnet8."""
 
 # The ladder of scopes
 SOON_SHARE = 0.35
-"""Share of the remaining time after which `auto` leaves a scope that is nearly proven. Measured on zoo resnet50 a72 30
-%."""
+"""Share of the remaining time after which `auto` leaves a scope that is nearly proven. Measured on zoo resnet50 a72
+30 %."""
 CLAIMED_SHARE = 0.5
 """Largest share of it for a scope that isn't the last, as long as there is no bound on all plans, and once a narrower
 one is proven. Measured on transformers of 30 layers, and on the cells of `benchmarks/solve.py` in the default scope."""
