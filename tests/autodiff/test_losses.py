@@ -299,7 +299,7 @@ def test_labels_left_out_weighted_and_smoothed(shape: list[int], axis: int, rule
 
 @pytest.mark.parametrize(
     ("loss", "rule", "message"),
-    [("mse", LabelRule(-100), "are of the loss cross-entropy, and this is mse; leave them out"),
+    [("mse", LabelRule(-100), "are for the loss cross-entropy, and this is mse; leave them out"),
      ("cross-entropy", LabelRule(None, (1.0, 2.0)), "2 weights for the 3 classes of output 'y'; give one for each")],
 )  # fmt: skip
 def test_what_a_rule_of_labels_is_not_for(loss: str, rule: LabelRule, message: str) -> None:
