@@ -341,7 +341,7 @@ class Attachment:
         if name != made and self.builder.unique(name) != name:
             raise ModelError(f"{self.source.name}: a tensor is named {name!r} already; rename it in the model")
         del self.builder.tensors[made]
-        return self.builder.tensor(name, old.shape, old.dtype, old.role).name
+        return self.builder.add_tensor(name, old.shape, old.dtype, old.role).name
 
     def transient(self, operators: list[Operator]) -> list[Operator]:
         """Return operators whose gradients are no results of the step: without copies and additions in place."""
