@@ -124,11 +124,12 @@ def _listed(rows: list[str], indent: str) -> list[str]:
     return [*done, ""]
 
 
+_SECTIONS = ("Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes")
 _TERM = re.compile(r"^(\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*)$")
 
 
 def _as_written(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Read docstrings as they are written here: `name` above an indented text, and indented code."""
+    """Read docstrings as they are written here: sections, `name` above an indented text, and indented code."""
     if lines and lines[0].startswith("Alias for field number"):
         lines[:] = []
     done: list[str] = []
@@ -142,6 +143,10 @@ def _as_written(app: Sphinx, what: str, name: str, obj: object, options: object,
                 table = []
             continue
         following = lines[k + 1] if k + 1 < len(lines) else ""
+        if line in _SECTIONS and set(following) == {"-"}:
+            line = f"**{line}**"
+        elif k and lines[k - 1] in _SECTIONS and set(line) == {"-"}:
+            line = ""  # an underline would make it a title, which a docstring can't have
         indent = len(line) - len(line.lstrip())
         if _TERM.match(line) and following.startswith("    "):
             line = ", ".join(f"``{word}``" for word in line.split(", "))

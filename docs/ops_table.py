@@ -24,7 +24,7 @@ from poetopt.graph import Tensor  # noqa: E402
 from poetopt.ops.losses.vjp import ATTACHED  # noqa: E402
 from poetopt.ops.recurrent.steps import DEFAULTS  # noqa: E402
 from poetopt.ops.runtimes.onnxruntime import runtime  # noqa: E402
-from tests.support.autodiff.errors import finite_difference_error, torch_error  # noqa: E402
+from tests.support.autodiff.errors import finite_difference_error  # noqa: E402
 from tests.support.autodiff.random_specs import RANDOM, specs  # noqa: E402
 from tests.support.autodiff.specs import Spec, graph_of  # noqa: E402
 from tests.support.autodiff.table import ROWS  # noqa: E402
@@ -41,10 +41,10 @@ Written by `docs/ops_table.py` from the registry; a test holds that it lists eve
 - *Workspace*: the most that one operator's temporaries take, in multiples of the largest tensor that the forward operator reads or
   writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/ops/runtimes/onnxruntime/kernels.py`.
 - *Errors*: the worst, relative to the larger of the gradient's norm and one, in float64: against finite differences over
-  the rows and {examples} random configurations (shapes, attributes, broadcasting), and against torch over the rows.
+  the rows and {examples} random configurations (shapes, attributes, broadcasting).
 
-| op | since | rule | reads | workspace | finite differences | torch |
-|---|---|---|---|---|---|---|
+| op | since | rule | reads | workspace | finite differences |
+|---|---|---|---|---|---|
 """  # noqa: E501
 
 REGIONS = """
@@ -131,10 +131,9 @@ def row(op: str, rules: dict[int, str], examples: int) -> str:
     found = [finite_difference_error(spec) for spec in own]
     if op in RANDOM:
         found += list(drawn(op, examples))
-    peers = [torch_error(spec) for spec in own if spec.torch is not None]
     reads, workspace = emitted(own)
     cells = (op, ", ".join(map(str, rules)), ", ".join(dict.fromkeys(rules.values())), reads, f"{workspace:.1f}",
-             f"{max(found):.0e}", f"{max(peers):.0e}" if peers else "")  # fmt: skip
+             f"{max(found):.0e}")  # fmt: skip
     sys.stderr.write(f"{op}: {max(found):.1e}\n")
     return "| " + " | ".join(cells) + " |"
 

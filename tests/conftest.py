@@ -5,10 +5,22 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator, Iterable
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import seeds, skips
+
+if TYPE_CHECKING:
+    from tests.support.cli import Runner
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Runner:
+    """The command line in this process."""
+    from tests.support.cli import runner
+
+    return runner(capsys)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

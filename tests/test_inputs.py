@@ -32,14 +32,9 @@ from poetopt.util.files import (
     remove_abandoned,
     scratch_folder,
 )
-from tests.support.cli import Runner, runner
+from tests.support.cli import Runner
 
 zeros = pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="no endless device here")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
 
 
 @pytest.fixture

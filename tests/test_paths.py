@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.paths import COLUMNS, OPTIMIZERS, RUNTIMES, cells
 from poetopt.zoo.network import Network
+from tests.seeds import turns
 from tests.support.c import needs_emulator, needs_host
 
 NEEDS = {"host": (needs_host,), "cortex-m4": (needs_emulator,)}
@@ -19,8 +20,14 @@ def normalized() -> onnx.ModelProto:
     return net.model(net.linear(net.add("Flatten", [x], "flatten", axis=1), "fc", 64, 5), (2, 5))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("runtime", [pytest.param(name, marks=NEEDS.get(name, ())) for name in RUNTIMES])
+@pytest.mark.parametrize(
+    ("runtime", "optimizer"),
+    [
+        pytest.param(runtime, optimizer, marks=NEEDS.get(runtime, ()))
+        for place, runtime in enumerate(RUNTIMES)
+        for optimizer in turns(place, OPTIMIZERS)
+    ],
+)
 def test_what_was_learned_is_there_on_every_path(runtime: str, optimizer: str) -> None:
     found = cells(normalized(), optimizer, runtime)
     assert {*found} == {*COLUMNS}

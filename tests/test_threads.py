@@ -15,7 +15,7 @@ import pytest
 import poetopt as po
 from tests.support.problems import random_tight
 
-SEEDS = range(4)
+SEEDS = range(3)
 Answer = Callable[[int], tuple[object, ...]]
 
 

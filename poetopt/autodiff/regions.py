@@ -16,23 +16,24 @@ and bias are optional. The region also writes mean and s, a number a row each, s
 
 There are many spellings of Gelu, Swish and Mish (x / sqrt(2) or x * 0.7071, the half in front or behind, x^3 or x x x).
 All are element-wise functions of one tensor with scalar constants. They are therefore evaluated at 55 points in
-float64 and compared with the function itself. Such a region consists of the ops of `_EVALUATE`.
+float64 and compared with the function itself. Such a region consists of ops that
+declare a `value`.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.autodiff.registry import downstream
 from poetopt.graph import Graph, Node, Operator, Tensor
+from poetopt.ops.op import op_of
 
 DOMAIN = "poetopt.region"
 """Domain of the fused ops of regions, in which their rules are registered."""
@@ -249,53 +250,12 @@ Values = NDArray[np.float64]
 
 _SAMPLE_POINTS = np.concatenate([np.linspace(-7.3, 7.1, 49), [-1e4, -90.0, -25.0, 25.0, 90.0, 1e4]])
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
+def _value(op_type: str, *operands: Values | float | None, **attributes: object) -> Values:
+    function = op_of(op_type).value
+    assert function is not None
+    return np.asarray(function(*operands, **attributes), np.float64)
 
-def _sigmoid(x: Values) -> Values:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
-
-
-def _softplus(x: Values) -> Values:
-    return np.asarray(np.logaddexp(0.0, x))
-
-
-def _clip(node: Node, x: Values, *bounds: Values) -> Values:
-    if len(node.inputs) != 1 + len(bounds):
-        return np.full_like(x, np.nan)
-    clipped = np.maximum(x, bounds[0]) if bounds else x
-    return np.asarray(np.minimum(clipped, bounds[1]) if len(bounds) > 1 else clipped)
-
-
-def _hard_sigmoid(node: Node, x: Values) -> Values:
-    alpha, beta = (_float_attribute(node, name, default) for name, default in (("alpha", 0.2), ("beta", 0.5)))
-    return np.asarray(np.clip(alpha * x + beta, 0.0, 1.0))
-
-
-def _float_attribute(node: Node, name: str, default: float) -> float:
-    value = node.attributes.get(name, default)
-    return float(value) if isinstance(value, (int, float)) else default
-
-
-_EVALUATE: Mapping[str, Callable[..., Any]] = {
-    "Add": lambda node, a, b: a + b,
-    "Sub": lambda node, a, b: a - b,
-    "Mul": lambda node, a, b: a * b,
-    "Div": lambda node, a, b: a / b,
-    "Pow": lambda node, a, b: a**b,
-    "Neg": lambda node, a: -a,
-    "Abs": lambda node, a: np.abs(a),
-    "Reciprocal": lambda node, a: 1.0 / a,
-    "Exp": lambda node, a: np.exp(a),
-    "Log": lambda node, a: np.log(a),
-    "Erf": lambda node, a: _erf(a),
-    "Tanh": lambda node, a: np.tanh(a),
-    "Sigmoid": lambda node, a: _sigmoid(a),
-    "Softplus": lambda node, a: _softplus(a),
-    "Relu": lambda node, a: np.maximum(a, 0.0),
-    "HardSigmoid": _hard_sigmoid,
-    "Clip": _clip,
-}
 
 _NONLINEAR = frozenset({"Exp", "Erf", "Tanh", "Sigmoid", "Softplus", "HardSigmoid", "Clip"})
 """Every known function has at least one of these ops."""
@@ -304,17 +264,17 @@ _NONLINEAR = frozenset({"Exp", "Erf", "Tanh", "Sigmoid", "Softplus", "HardSigmoi
 def _known_functions(values: Values) -> Iterator[tuple[str, dict[str, object], Values]]:
     """Yield op, attributes and values at the points of each function to compare with."""
     x = _SAMPLE_POINTS
-    yield "Gelu", {}, 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)))
+    yield "Gelu", {}, 0.5 * x * (1.0 + _value("Erf", x / math.sqrt(2.0)))
     cubic = math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)
     yield "Gelu", {"approximate": "tanh"}, 0.5 * x * (1.0 + np.tanh(cubic))
-    yield "Mish", {}, x * np.tanh(_softplus(x))
+    yield "Mish", {}, x * np.tanh(_value("Softplus", x))
     yield "HardSwish", {}, x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)
-    yield "Sigmoid", {}, _sigmoid(x)
+    yield "Sigmoid", {}, _value("Sigmoid", x)
     nearest_one = int(np.argmin(np.abs(x - 1.0)))
     ratio = float(values[nearest_one] / x[nearest_one])
     if 0.0 < ratio < 1.0:
         alpha = round(math.log(ratio / (1.0 - ratio)) / float(x[nearest_one]), 6)
-        yield "Swish", {"alpha": alpha}, x * _sigmoid(alpha * x)
+        yield "Swish", {"alpha": alpha}, x * _value("Sigmoid", alpha * x)
 
 
 def _activation(query: _GraphQuery, end: Operator) -> _CompositeRegion | None:
@@ -328,7 +288,8 @@ def _activation(query: _GraphQuery, end: Operator) -> _CompositeRegion | None:
         leaves = _leaves(query, members)
         if len(members) > 1 and len(leaves) == 1 and (region := _identify_function(query, members, leaves[0], result)):
             return region
-        writers = [writer for name in leaves if (writer := query.writer(name, *_EVALUATE)) is not None]
+        leaf_writers = [query.writer(name) for name in leaves]
+        writers = [writer for writer in leaf_writers if writer is not None and op_of(writer.kind).value is not None]
         if not writers:
             return None
         members.append(max(writers, key=lambda writer: query.places[writer.name]))
@@ -356,10 +317,8 @@ def _identify_function(query: _GraphQuery, members: list[Operator], x: str, resu
     with np.errstate(all="ignore"):
         for member in ordered:
             node = member.nodes[0]
-            operands = [
-                values[n] if n in values else np.full_like(_SAMPLE_POINTS, query.scalar(n)) for n in node.inputs if n
-            ]
-            values[node.outputs[0]] = np.asarray(_EVALUATE[node.op_type](node, *operands), np.float64)
+            operands = [values[n] if n in values else query.scalar(n) if n else math.nan for n in node.inputs]
+            values[node.outputs[0]] = _value(node.op_type, *operands, **node.attributes)
         computed = values[result]
         for op_type, attributes, expected in _known_functions(computed):
             if bool(np.all(np.abs(computed - expected) <= 2e-6 * (1.0 + np.abs(expected)))):

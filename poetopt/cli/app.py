@@ -34,6 +34,7 @@ MISSING = {
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies where a parameter is missing."""
+VERBOSE = ("-v", "--verbose")
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
 """Options that people give to `solve`."""
 
@@ -143,7 +144,10 @@ def _root(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show all notes of a summary, not three; behind any command too.")
+        bool,
+        typer.Option(
+            "-v", "--verbose", help="Show every figure, exact byte counts and all notes; also behind a command."
+        ),
     ] = False,
 ) -> None:
     notes.show_all(wanted=verbose)
@@ -169,8 +173,9 @@ def invoke(arguments: list[str]) -> int:
                 raise OptionError(f"{argument}: it isn't UTF-8, in which paths are kept in files; rename it") from error
             if "\0" in argument:
                 raise OptionError(f"{argument}: no path has a NUL in it")
-        asked = ["--verbose"] if "--verbose" in arguments else []  # it stands before the command, wherever it is said
-        arguments[:] = [*asked, *(argument for argument in arguments if argument != "--verbose")]
+        # it stands before the command, wherever it is given
+        verbose = [argument for argument in arguments if argument in VERBOSE]
+        arguments[:] = [*verbose[:1], *(argument for argument in arguments if argument not in VERBOSE)]
         try:
             # Not through `app(...)`, which would put an exception hook of its own in place.
             code = _parser().main(arguments, prog_name="poetopt", standalone_mode=False)

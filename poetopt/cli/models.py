@@ -45,7 +45,7 @@ def formulations(
     ] = None,
     json: JsonOption = None,
 ) -> int:
-    """List the formulations that are installed and the blocks for --with, or show the mathematics of one."""
+    """List the installed formulations and blocks, or show the mathematics of one."""
     from poetopt.report.mathematics import catalogue, listing, page
 
     check_outputs([], {"--json": json})
@@ -161,7 +161,7 @@ def inspect(
     check_outputs([model], {"--json": json})
     found = po.inspect(model, device=device, **options)
     write_json(found.to_dict(), json)
-    say(str(found), unless=[json])
+    say(found.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
     return 0
 
 

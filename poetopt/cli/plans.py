@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import poetopt as po
-from poetopt.backends.c.targets import target
+from poetopt.backends.c.targets import LINUX, target
 from poetopt.cli import training
 from poetopt.cli.console import check_outputs, doing, say, without_parser, write_json, write_text
 from poetopt.cli.options import (
     ALLOW_SYMLINKS,
     AUGMENT,
     EMITTING,
-    KEEP_FORM,
     METRICS,
     PLAN_MODEL,
     RUNNING,
     TRAINED,
     TRAINING,
+    TRAINING_MODE,
     VERIFYING,
     JsonOption,
     Option,
@@ -33,6 +32,8 @@ from poetopt.util.units import parse_time, parse_whole
 
 if TYPE_CHECKING:
     from poetopt.backends.c.execution import DeviceExecution, DeviceTraining
+    from poetopt.plan.instructions import Plan
+    from poetopt.report.verification import Verification
 
 
 @sharing(*RUNNING, ALLOW_SYMLINKS)
@@ -92,12 +93,12 @@ def _run_in_c(
     if course is None:
         with doing(f"compiling the step for {on} and running it") as told:
             ended = po.execute_on(loaded, on, **batch, told=told)
-        text = report.device_text(loaded.plan, ended)
+        text = report.device_text(loaded.plan, ended, _training_command(plan, loaded.plan, on))
     else:
         steps, lr, momentum = course
         with doing(f"compiling {steps:,} steps for {on} and running them") as told:
             ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
-        text = report.device_training_text(loaded.plan, ended)
+        text = report.device_training_text(loaded.plan, ended, (), _training_command(plan, loaded.plan, on))
     return _shown(document(loaded.plan.problem.graph, ended), text, ended.message, json)
 
 
@@ -136,7 +137,8 @@ def _train(
         ended = po.train(made, steps, lr, momentum=momentum, **given, told=told)
         from poetopt.report.execution import document, training_text
 
-        said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended)
+        after = _training_command(plan, made.plan)
+        said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended, after)
     return _shown(said, text, ended.message, json)
 
 
@@ -153,16 +155,27 @@ def _run_step(
     ):
         alone = run_alone(made, workdir=workdir, told=told)
         from poetopt.report.execution import alone_rows, alone_text
-        from poetopt.report.layout import table
+        from poetopt.report.layout import answer, table
     if found is None:
-        return _shown(alone.figures, alone_text(made.plan, alone), "", json)
+        return _shown(alone.figures, alone_text(made.plan, alone, _training_command(plan, made.plan)), "", json)
     wrong = [name for name, value in found.digests.items() if alone.digests[name] != value]
     other_bits = (
         f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
         "please report it with the plan file"
     )
-    text = table(found.title, [*found.rows, *alone_rows(alone)])
+    first, details = found.rows[:3], found.rows[3:]
+    after = answer(after=_training_command(plan, made.plan))
+    text = table(found.title, [*first, *after, *alone_rows(alone), *details])
     return _shown({**found.document, **alone.figures}, text, found.message or (other_bits if wrong else ""), json)
+
+
+def _training_command(file: str, plan: Plan, on: str = "") -> str:
+    """Return the command that trains by a plan; "" for a plan without a loss, and for one in C without updates."""
+    graph = plan.problem.graph
+    if graph is None or graph.forward_only or (on and graph.optimizer == "none"):
+        return ""
+    where = f" --on {on}" if on else ""
+    return f"poetopt train {file}{where} --data train.npz -o trained.onnx"
 
 
 @sharing(*EMITTING, ALLOW_SYMLINKS)
@@ -176,13 +189,12 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         loaded = po.load_plan(plan, **options)
     emitted = po.emit(loaded, out, **how)
     write_json(emitted.to_dict(), json)
-    say(emitted_text(loaded.plan, emitted), unless=[json])
+    where = "host" if emitted.target == LINUX else emitted.target
+    say(emitted_text(loaded.plan, emitted, f"poetopt run {plan} --on {where} executes and checks it"), unless=[json])
     return 0
 
 
-@sharing(
-    TRAINED, replace(KEEP_FORM, help="As for train: leave the form that it was trained in."), PLAN_MODEL, ALLOW_SYMLINKS
-)
+@sharing(TRAINED, TRAINING_MODE, PLAN_MODEL, ALLOW_SYMLINKS)
 def restore(
     plan: PlanArgument,
     storage: Annotated[
@@ -192,7 +204,7 @@ def restore(
 ) -> int:
     """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
 
-    out, training_form = options.pop("out"), options.pop("keep_training_form")
+    out, training_form = options.pop("out"), options.pop("training_mode")
     check_outputs([plan, options["model"], storage], {"-o": out})
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **options)
@@ -218,10 +230,18 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
         found = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
     write_json(found.to_dict(), json)
-    say(str(found), unless=[json])
+    say(found.text(after=_after_verifying(plan, found)), unless=[json])
     if found.differs or (strict and not found.whole):
         raise ExecutionError(f"{plan}: {found.doubts}{'; solve it again' if found.differs else ''}")
     return 0
+
+
+def _after_verifying(plan: str, found: Verification) -> str:
+    if found.differs:
+        return "solve again: the file's report isn't that of its plan"
+    if found.uncertified and found.certificate is None:
+        return f"poetopt verify {plan} --bound proves the bound in exact arithmetic"
+    return f"poetopt run {plan}"
 
 
 @sharing(*TRAINING, METRICS, AUGMENT, ALLOW_SYMLINKS)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,10 +42,12 @@ if TYPE_CHECKING:
 def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = None, **options: Any) -> int:
     """Find the schedule of least energy that keeps a RAM budget and a deadline."""
     begin = time.monotonic()
-    outputs = {"-o": out, "--json": json, "--with log": options["log"]}
+    outputs = {"-o": out, "--json": json, "--log": options["log"]}
     check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
     if options["batch"] == "max" and options["micro_batch"] is not None:
         raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
+    from poetopt.report.summary import next_command
+
     with live_progress() as listener:
         try:
             report = po.solve(model, listener=listener, begin=begin, **options)
@@ -56,7 +58,8 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
     if out is not None:
         write_text(report.plan_text(), out, option="-o")
     write_json(report.to_dict(), json)
-    say(str(report), unless=[out, json])
+    if "-" not in (out, json):
+        say(report.text(after=next_command(report.to_dict(), out)))
     if report.warning and "-" in (out, json):  # the summary isn't shown
         complain(f"warning: {report.warning}")
     return 0
@@ -132,7 +135,8 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     from poetopt.report.comparison import comparison_lines
 
     write_json(found.to_dict(), json)
-    say("\n".join(comparison_lines(found)), unless=[json])
+    after = f"poetopt show {plans}/..." if plans is not None else _solve_command(model, options)
+    say("\n".join(comparison_lines(found, after)), unless=[json])
     return 0
 
 
@@ -164,7 +168,7 @@ def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int
     from poetopt.report.comparison import front_lines
 
     write_json(front.to_dict(), json)
-    say("\n".join(front_lines(front)), unless=[json])
+    say("\n".join(front_lines(front, _solve_command(model, options))), unless=[json])
     return 0
 
 
@@ -186,7 +190,7 @@ def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
     from poetopt.api.comparing import what_fits
     from poetopt.report.comparison import fits_lines
-    from poetopt.report.goals import CHEAP, advice
+    from poetopt.report.goals import CHEAP
 
     memory, batches, overhead = (options.pop(name) for name in ("memory", "batches", "overhead"))
     check_outputs([model], {"--json": json})
@@ -197,9 +201,7 @@ def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
         rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
     title = f"{model} on {options['device']}"
     write_json({"rows": [row.to_dict() for row in rows]}, json)
-    memories = dict.fromkeys(row.memory_bytes for row in rows)
-    advices = [advice([row for row in rows if row.memory_bytes == size], most) for size in memories]
-    say("\n".join(fits_lines(title, rows, advices)), unless=[json])
+    say("\n".join(fits_lines(title, rows, most, f"poetopt solve {model} --device {options['device']}")), unless=[json])
     return 0
 
 
@@ -211,6 +213,10 @@ def _save_plans(found: Comparison, folder: str) -> None:
     for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")
         codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+
+
+def _solve_command(model: str, options: Mapping[str, Any]) -> str:
+    return f"poetopt solve {model} --device {options['device']} --ram SIZE -o plan.json"
 
 
 def _picture(model: str, json: str | None, options: dict[str, Any]) -> str | None:

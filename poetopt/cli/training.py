@@ -31,7 +31,7 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
     where = {name: options.pop(name) for name in ("model", "allow_symlinks")}
     log, workdir, seed, optimizer = options["log"], options["workdir"], options["seed"], options["optimizer"]
     rates = {name: options[name] for name in ("lr", "momentum", "weight_decay", CLIP)}
-    training_form = options["keep_training_form"]
+    training_form = options["training_mode"]
     from poetopt.report.execution import document, epoch_text, trained_text
 
     events = log is not None and log != "-" and in_events(Path(log))
@@ -43,10 +43,9 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
         names = ("checkpoint", "every", "resume", "workdir", "check", "keep", "patience", "metrics", "augment", "log",
                  "meter")  # fmt: skip
         if name := next((name for name in names if options[name] != usual.get(name)), None):
-            asked = f"--with {name}" if name in ("metrics", "augment") else f"--{name}"
             raise OptionError(
-                f"--on, {asked}: all steps in C are one program, which is always compared; {asked} is for training on "
-                "onnxruntime, leave it out"
+                f"--on, --{name}: --{name} is for training on onnxruntime. Steps in C are one program, which is always "
+                f"compared: leave --{name} out."
             )
         course = {name: options[name] for name in ("epochs", "lr_schedule", "batch_order", "seed")}
         course |= {"validate": validate, "training_form": training_form}

@@ -132,13 +132,39 @@ def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
         return CATALOGUE / f"{name}.toml"
     known = names()
     beside = [f"./{text}.toml"] if Path(f"{text}.toml").exists() else []
-    meant = near(text, (*known, *aliases()), most=3)
+    meant = [one for one in near(text, (*known, *aliases()), most=3) if _is_spelled_like(text, one)]
     close = [*beside, *dict.fromkeys(aliases().get(name, name) for name in meant)]
-    hint = f"did you mean {' or '.join(close)}?" if close else f"The catalogue has {', '.join(known)};"
+    if close:
+        hint = f"did you mean {' or '.join(close)}?"
+    elif kin := _of_its_kind(text):
+        hint = f"it isn't in the catalogue, which has {', '.join(kin)} of its kind;"
+    else:
+        hint = f"The catalogue has {', '.join(known)};"
     raise DeviceError(
         f"unknown device {text!r}: {hint} `poetopt devices` lists all; a TOML file of your own is given by its path "
         "(`./my-board.toml`)"
     )
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a device's name, without numbers: `pi` and `zero` of `Pi Zero 2`."""
+    return set(re.findall(r"[a-z]+", name.lower()))
+
+
+def _is_spelled_like(text: str, name: str) -> bool:
+    """Return whether each word of `text` is one of the name's, or begins one, or is a slip of the pen."""
+    its = _words(name)
+    return all(
+        any(one.startswith(word) for one in its) or difflib.get_close_matches(word, its, cutoff=0.75)
+        for word in _words(text)
+    )
+
+
+def _of_its_kind(text: str) -> list[str]:
+    """Return the devices that share a word with `text`, by name or alias."""
+    wanted = {word for word in _words(text) if len(word) > 1}
+    found = (aliases().get(name, name) for name in (*names(), *aliases()) if wanted & _words(name))
+    return sorted(set(found))
 
 
 def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:

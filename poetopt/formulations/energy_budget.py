@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.block import Block, PyomoBlock, at_most, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
-from poetopt.formulations.rows import linear, terms
+from poetopt.formulations.rows import terms
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import Factor, parse_energy, show_joules, show_limit
 
@@ -48,17 +48,8 @@ def _quickest(block: PyomoBlock) -> None:
 def _build(block: PyomoBlock, *, energy_j: float) -> None:
     model = block.model()
     _quickest(block)
-    parts = contributions(model, "energy_j")
-    base = model.baseline_j
-    scale = base or 1.0
-    room = (energy_j - base) / scale
-
-    def row(_: PyomoBlock) -> PyomoRow:
-        if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
-        return None, linear(parts, scale), room
-
-    block.within = pyo.Constraint(rule=row, doc="what a step may take [one pass]")
+    within = at_most(contributions(model, "energy_j"), energy_j - model.baseline_j, model.baseline_j or 1.0)
+    block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may take [one pass]")
 
 
 def _refuses(trial: Trial, *, energy_j: float) -> str | None:

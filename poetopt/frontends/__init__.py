@@ -89,7 +89,7 @@ def load_model(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOpt
         from poetopt.frontends.parts import in_parts
 
         if isinstance(model, (str, os.PathLike)) and is_special(os.fspath(model)):
-            raise ModelError(f"{os.fspath(model)}: --micro-batch reads the model twice: a pipe can't be. Give a file")
+            raise ModelError(f"{os.fspath(model)}: --micro-batch reads the model twice, a pipe only once. Give a file")
         return in_parts(partial(load_model, model), options)
     if not isinstance(model, (str, os.PathLike)):
         from poetopt.frontends.onnx_file import load_onnx

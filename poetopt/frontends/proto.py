@@ -76,7 +76,7 @@ def elem_type(dtype: str) -> int:
     try:
         return _ELEM_TYPES[dtype]
     except KeyError:
-        raise ModelError(f"element type {dtype!r} isn't ONNX's. Use one of {', '.join(DTYPE_BYTES)}") from None
+        raise ModelError(f"element type {dtype!r} isn't an ONNX type. Use one of {', '.join(DTYPE_BYTES)}") from None
 
 
 def dtype_name(elem: int) -> str:

@@ -6,7 +6,7 @@ What a training showed, for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from poetopt.devices.profile import costed_on
 from poetopt.graph import TrainingGraph
 from poetopt.plan.instructions import Plan
 from poetopt.plan.simulate import Simulation, simulate
-from poetopt.report.layout import table
+from poetopt.report.layout import Exact, Row, answer, table
 from poetopt.training.loop import Position, Trained
 from poetopt.util import notes
 from poetopt.util.figures import Figures
@@ -45,40 +45,55 @@ def epoch_text(position: Position, epochs: int) -> str:
 
 
 def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 0) -> str:
-    """The summary of `poetopt train`.
+    """Return the summary of `poetopt train`.
 
+    Parameters
+    ----------
     checked
-        Rows on which the written file is what validation said.
+        Rows on which the written file gave the accuracy, or the loss, of the validation.
     """
-    rows = []
-    if ended.losses:
-        rows.append(("loss", f"{ended.losses[0]:.6g} in the first epoch, {ended.losses[-1]:.6g} in the last (means)"))
-    if ended.validations:
-        first, last = ended.validations[0], ended.validations[-1]
-        rows.append(("validation", f"{_validation(first)} after epoch {first['epoch']}, "
-                     f"{_validation(last)} after epoch {last['epoch']}"))  # fmt: skip
+    cost = f"{show_seconds(ended.seconds)} in all, {show_seconds(ended.step_s)} a step"
+    result = _result(ended)
+    if checked:
+        result += f"; {out} gives the same, alone in onnxruntime, on {checked:,} rows"
+    fit = f"process {process_words(ended.total_ram_bytes, ended.process_peak_bytes)}"
+    rows = answer(fit, cost, after=f"{out} is the trained network; any ONNX runtime runs it", result=result)
+    if len(ended.validations) > 1:
+        first = ended.validations[0]
+        rows.append(("validation", f"{_validation(first)} after epoch {first['epoch']}"))
     if ended.kept != ended.epochs:
         rows.append(("kept", f"epoch {ended.kept}, the best of {ended.epochs}"))
-    rows.append(("memory", f"{show_bytes(ended.total_ram_bytes)} by the plan{_process(ended)}"))
-    rows.append(("time", f"{show_seconds(ended.seconds)}, {show_seconds(ended.step_s)} a step"))
     rows += [] if ended.energy is None else [("energy", str(ended.energy))]
     rows += left_out_rows(ended)
     if ended.resumed_at:
         rows.append(("note", f"resumed after step {ended.resumed_at:,}"))
     rows += [("note", text) for text in ended.changed]
     rows += [("note", f"a damaged checkpoint was passed over: {fault}") for fault in ended.passed_over]
-    rows += notes.rows(graph.notes)
-    rows.append(("written", out))
-    if checked:
-        rows.append(("checked", f"the file, alone in onnxruntime, is what validation said on {checked:,} rows"))
-    steps = f"{ended.epochs} epochs, {ended.steps:,} steps of {ended.batch}"
+    rows += network_rows(graph.notes)
+    steps = f"{count(ended.epochs, 'epoch')}, {count(ended.steps, 'step')} of {ended.batch}"
     return table(f"{graph.source or graph.name}: {steps}, {optimizer_words(ended)}", rows)
 
 
-def _process(ended: Trained) -> str:
-    if ended.process_peak_bytes is None:
+def _result(ended: Trained) -> str:
+    """Return the losses of the first and the last epoch, and the last validation."""
+    if not ended.losses:
         return ""
-    return f"; {show_bytes(ended.process_peak_bytes)} at most in the process, Python and onnxruntime included"
+    text = f"loss {ended.losses[0]:.6g} in the first epoch, {ended.losses[-1]:.6g} in the last"
+    if not ended.validations:
+        return text
+    last = ended.validations[-1]
+    return f"{text}; validation {_validation(last)} after epoch {last['epoch']}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def network_rows(found: Iterable[str]) -> list[Row]:
+    """Return the row of the loss, and a row for each other important note on the network."""
+    loss, others = notes.loss_of(found)
+    return [*([("loss", loss)] if loss else []), *notes.rows(others)]
 
 
 def _validation(found: Mapping[str, Any]) -> str:
@@ -115,25 +130,27 @@ def zero_gradients(execution: Execution) -> int:
     return sum(name.endswith(".grad") and not np.any(array) for name, array in execution.results.items())
 
 
-def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[tuple[str, str]]]:
-    """The title and the rows of the summary of `poetopt run`."""
-    what = "outputs" if execution.loss is None else "updates" if execution.updated else "gradients"
-    rows = [(what, _sameness(execution)), ("memory", _memory(execution)), ("time", _time(execution))]
-    rows += notes.rows(said(plan))
-    if zero := zero_gradients(execution):
-        rows.append(("note", f"{zero} of {execution.gradients} gradients are exactly 0 on this batch"))
+def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[Row]]:
+    """Return the title and the rows of the summary of `poetopt run`."""
+    rows = answer(_fit(execution), _cost(execution), _sameness(execution))
+    if moved := moved_words(execution.bytes_paged, execution.bytes_streamed):
+        rows.append(("paged", f"{moved} to and from a file in {show_seconds(execution.transfer_s)} of a step"))
     costed = predicted(plan)
     if costed is not None:
         rows.append(("predicted", predicted_words(costed.makespan_s, execution.step_s)))
+    rows += network_rows(said(plan))
+    rows += _wait_rows(execution.waited_share)
+    if zero := zero_gradients(execution):
+        rows.append(("note", f"{zero} of {execution.gradients} gradients are exactly 0 on this batch"))
     if execution.loss is not None and not math.isfinite(execution.loss):
         rows.append(("note", f"the loss is no number: {_culprits(execution)}"))
     graph = plan.problem.graph
     if graph is not None and graph.loss != "loss" and not graph.forward_only:
         rows.append(("note", f"'loss' is called {graph.loss!r} here: the model has a tensor of that name"))
-    if moved := moved_words(execution.bytes_paged, execution.bytes_streamed):
-        text = f"{moved} to and from a file in {show_seconds(execution.transfer_s)} of a step"
-        rows.append(("paged", text if costed is None else f"{text}; {show_seconds(costed.transfer_s)} by the profile"))
-    return f"{plan.problem.called}: {len(plan.instructions)} instructions executed on onnxruntime", rows
+    rows.append(Exact(("memory", _memory(execution))))
+    if costed is not None and moved:
+        rows.append(Exact(("paged", f"{show_seconds(costed.transfer_s)} of transfers by the profile")))
+    return f"{plan.problem.called}: {len(plan.instructions):,} instructions executed on onnxruntime", rows
 
 
 def moved_words(paged: int, streamed: int) -> str:
@@ -143,35 +160,42 @@ def moved_words(paged: int, streamed: int) -> str:
     return " and ".join(parts)
 
 
-def process_words(total_bytes: int, base_bytes: int | None, peak_bytes: int | None) -> str:
-    """Most that the process that takes the steps had resident, beside what was planned."""
-    if peak_bytes is None or base_bytes is None:
-        return f"{show_bytes(total_bytes)} planned in all; the system doesn't say what the process took"
-    beside = f"interpreter, onnxruntime and its kernels made ready, {show_bytes(base_bytes)} before that"
-    return (
-        f"{show_bytes(peak_bytes)} at most: {show_bytes(total_bytes)} planned in all, "
-        f"{show_bytes(max(0, peak_bytes - total_bytes))} for {beside}"
-    )
+def process_words(total_bytes: int, peak_bytes: int | None) -> str:
+    """Return what the process that takes the steps had resident at most, beside what was planned."""
+    if peak_bytes is None:
+        return f"{show_bytes(total_bytes)} planned; the system doesn't say what the process took"
+    beside = show_bytes(max(0, peak_bytes - total_bytes))
+    return f"{show_bytes(peak_bytes)}: {show_bytes(total_bytes)} planned, {beside} Python and onnxruntime"
 
 
-def alone_text(plan: Plan, alone: Alone) -> str:
-    """The summary of `poetopt run --check none`."""
-    loss = alone.figures["loss"]
-    rows = [
-        *([] if loss is None else [("loss", f"{loss:.6g}")]),
-        ("check", "none was asked for: nothing was compared with ordinary training"),
-        ("memory", f"arena {alone.figures['arena_bytes']:,} B"),
-        *alone_rows(alone),
-        ("time", f"{show_seconds(alone.figures['alone_step_s'])} a step here"),
-        *notes.rows(said(plan)),
-    ]
+def alone_text(plan: Plan, alone: Alone, after: str = "") -> str:
+    """Return the summary of `poetopt run --check none`; `after` is the next command."""
+    loss, figures = alone.figures["loss"], alone.figures
+    fit = f"arena {show_bytes(figures['arena_bytes'], 4)}; process {_process(alone)}"
+    cost = f"{show_seconds(figures['alone_step_s'])} a step here"
+    proof = "nothing was compared with ordinary training, as --check none asks"
+    rows = answer(fit, cost, proof, after)
+    rows += [] if loss is None else [("loss", f"{loss:.6g}")]
+    rows += network_rows(said(plan))
+    rows.append(Exact(("memory", f"arena {figures['arena_bytes']:,} B")))
+    rows += alone_rows(alone)[1:]
     return table(f"{plan.problem.called}: the schedule alone, on onnxruntime", rows)
 
 
-def alone_rows(alone: Alone) -> list[tuple[str, str]]:
-    """Rows on them in the summary of `poetopt run`."""
-    found = (alone.figures[name] for name in ("total_ram_bytes", "process_base_bytes", "process_peak_bytes"))
-    return [("process", process_words(*found))]
+def _process(alone: Alone) -> str:
+    return process_words(alone.figures["total_ram_bytes"], alone.figures["process_peak_bytes"])
+
+
+def alone_rows(alone: Alone) -> list[Row]:
+    """Return the rows on the process that took the step in the summary of `poetopt run`."""
+    base = alone.figures["process_base_bytes"]
+    rows: list[Row] = [("process", _process(alone))]
+    return rows if base is None else [*rows, Exact(("process", process_base_words(base)))]
+
+
+def process_base_words(base_bytes: int) -> str:
+    """Return what the process had resident before the step was prepared."""
+    return f"{show_bytes(base_bytes)} before the kernels were prepared"
 
 
 def _culprits(execution: Execution) -> str:
@@ -191,25 +215,25 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
     return text
 
 
-def training_text(plan: Plan, ended: TrainingRun) -> str:
-    """The summary of `poetopt run --steps`."""
+def training_text(plan: Plan, ended: TrainingRun, after: str = "") -> str:
+    """Return the summary of `poetopt run --steps`; `after` is the next command."""
     first, last = ended.losses[0], ended.losses[-1]
     mean = fmean(ended.losses[-max(1, ended.steps // 10) :])
-    rows = [
-        ("loss", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {mean:.6g}"),
-        ("check", _training_sameness(ended)),
-        ("memory", _training_memory(ended)),
-        ("process", process_words(ended.total_ram_bytes, ended.process_base_bytes, ended.process_peak_bytes)),
-        ("time", _training_time(ended)),
-    ]
-    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
-    rows += notes.rows(said(plan))
+    fit = f"process {process_words(ended.total_ram_bytes, ended.process_peak_bytes)}"
+    rows = answer(fit, _training_time(ended), _training_sameness(ended), after)
+    rows.append(("losses", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {mean:.6g}"))
     if ended.diverged_step:
-        rows.insert(1, ("note", diverged_words(ended)))
+        rows.append(("note", diverged_words(ended)))
+    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
+    rows += network_rows(said(plan))
+    rows += _wait_rows(ended.waited_share)
     if ended.losses_name != "losses":
         rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
+    rows.append(Exact(("memory", _training_memory(ended))))
+    if ended.process_base_bytes is not None:
+        rows.append(Exact(("process", process_base_words(ended.process_base_bytes))))
     how = f"lr {ended.lr:g}" if ended.optimizer == "none" else optimizer_words(ended)
-    return table(f"{plan.problem.called}: {ended.steps} steps of training, {how}", rows)
+    return table(f"{plan.problem.called}: {count(ended.steps, 'step')} of training, {how}", rows)
 
 
 def optimizer_words(ended: Trained | TrainingRun | DeviceTraining) -> str:
@@ -247,12 +271,12 @@ def _training_time(ended: TrainingRun) -> str:
     text = f"{show_seconds(ended.step_s)} a step here"
     if ended.reference_step_s is not None:
         text += f"; without the schedule, node by node, {show_seconds(ended.reference_step_s)}"
-    return text + _told(ended.waited_share)
+    return text
 
 
 def _training_sameness(ended: TrainingRun) -> str:
     if ended.bit_identical is None:
-        return "none was asked for (--check 1 compares every step with ordinary training)"
+        return "nothing was compared; --check 1 compares every step with ordinary training"
     if ended.bit_identical:
         which = "every loss" if ended.checked == ended.steps else f"the losses of {ended.checked} steps"
         return (
@@ -265,7 +289,7 @@ def _training_sameness(ended: TrainingRun) -> str:
 def _training_memory(ended: TrainingRun) -> str:
     text = f"arena {ended.arena_bytes:,} B"
     if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
-        text += f" + {ended.kernel_workspace_bytes:,} B that kernels took = {ended.measured_peak_bytes:,} B"
+        text += f" + kernels {ended.kernel_workspace_bytes:,} B = peak {ended.measured_peak_bytes:,} B"
     text += f"; budget {ended.budget_bytes:,} B"
     # states of an optimizer that is part of the step lie where the plan has them
     return text + (f"; {ended.optimizer} {ended.optimizer_bytes:,} B" if ended.optimizer_bytes else "")
@@ -291,21 +315,33 @@ def _sameness(execution: Execution) -> str:
     )
 
 
+def _fit(execution: Execution) -> str:
+    """Return the measured peak of the schedule beside its budget and store-all's peak."""
+    arena, kernels = execution.arena_bytes, execution.kernel_workspace_bytes
+    text = f"arena {show_bytes(arena, 4)}"
+    if execution.measured_peak_bytes is not None and kernels is not None:
+        text = f"peak {show_bytes(execution.measured_peak_bytes, 4)} ({text} + kernels {show_bytes(kernels)})"
+    budget, store_all = show_bytes(execution.budget_bytes, 4), show_bytes(execution.store_all_peak_bytes, 4)
+    return f"{text} of {budget}; store-all {store_all}"
+
+
 def _memory(execution: Execution) -> str:
+    """Return all byte counts of a step: arena, kernels, what the allocator held, budget, store-all."""
     text = f"arena {execution.arena_bytes:,} B"
     if execution.measured_peak_bytes is not None and execution.kernel_workspace_bytes is not None:
-        text += f" + {execution.kernel_workspace_bytes:,} B that kernels took = {execution.measured_peak_bytes:,} B"
+        text += f" + kernels {execution.kernel_workspace_bytes:,} B = peak {execution.measured_peak_bytes:,} B"
     if execution.high_water_bytes is not None:
-        text += f" live at once, {execution.high_water_bytes:,} B with what the allocator holds"
+        text += f", {execution.high_water_bytes:,} B with what the allocator holds"
     return f"{text}; budget {execution.budget_bytes:,} B; store-all {execution.store_all_peak_bytes:,} B"
 
 
-def _time(execution: Execution) -> str:
+def _cost(execution: Execution) -> str:
     text = f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}"
     if execution.fused_step_s is not None:
         text += f", as one onnxruntime session {show_seconds(execution.fused_step_s)}"
-    return text + _told(execution.waited_share)
+    return text
 
 
-def _told(waited_share: float) -> str:
-    return f" ({words})" if (words := told(waited_share)) else ""
+def _wait_rows(waited_share: float) -> list[Row]:
+    """Return a note where other programs had the processors for part of the measured time."""
+    return [("note", f"the measured time: {text}")] if (text := told(waited_share)) else []

@@ -191,15 +191,27 @@ class Fits(Figures):
         return self.overhead is not None and self.overhead <= most
 
 
-def advice(rows: Sequence[Fits], most: float = CHEAP) -> str:
-    """Says in one sentence which is the largest batch with at most this overhead, of one memory's rows."""
+def advised(rows: Sequence[Fits], most: float = CHEAP) -> Fits | None:
+    """Return the largest batch with at most this overhead, else the one of least overhead; None if none fits.
+
+    Parameters
+    ----------
+    rows
+        The batches in one memory.
+    """
     fitting = [row for row in rows if row.overhead is not None]
-    cheap = [row for row in fitting if row.cheap(most)]
     if not fitting:
-        return "nothing fits"
-    chosen = max(cheap, key=lambda row: row.batch) if cheap else min(fitting, key=lambda row: row.overhead or 0.0)
-    how = f"{show_share(chosen.overhead or 0.0)} more energy than ordinary training"
-    return f"batch {chosen.batch} fits with {how}" if cheap else f"cheapest is batch {chosen.batch}, with {how}"
+        return None
+    cheap = [row for row in fitting if row.cheap(most)]
+    return max(cheap, key=lambda row: row.batch) if cheap else min(fitting, key=lambda row: row.overhead or 0.0)
+
+
+def advice(chosen: Fits | None, most: float = CHEAP) -> str:
+    """Return a sentence on the batch that `advised` chose."""
+    if chosen is None:
+        return "no batch fits"
+    how = f"{show_share(chosen.overhead)} more energy than store-all" if chosen.overhead else "no more energy"
+    return f"batch {chosen.batch} fits with {how}" if chosen.cheap(most) else f"cheapest is batch {chosen.batch}, {how}"
 
 
 def clips(problem: Problem) -> bool:

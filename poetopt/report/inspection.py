@@ -18,7 +18,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.report.goals import clips
-from poetopt.report.layout import table
+from poetopt.report.layout import Exact, Row, answer, table
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
@@ -77,34 +77,41 @@ class Needs:
             sums[kind] = sums.get(kind, 0) + nbytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
 
-    def rows(self) -> list[tuple[str, str]]:
-        """Label and text, for people."""
+    def rows(self) -> list[Row]:
+        """Return the rows for people, without those of `fit` and `proof`."""
         peak = self.store_all_peak_bytes
         kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in self.by_kind().items())
         # number of the largest tensors that are named
         largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:6])
         backward = sum(operator.backward for operator in self.problem.operators)
-        rows = [
+        rows: list[Row] = [
             (
                 "training step",
                 f"{len(self.problem.operators)} operators ({backward} backward), {len(self.problem.tensors)} tensors",
             ),
-            ("store-all peak", f"{peak:,} B ({show_bytes(peak)}), while {self.peak_operator} runs"),
-            ("  made of", kinds),
-            ("  largest", largest),
+            ("store-all peak", f"{show_bytes(peak, 4)}, while {self.peak_operator} runs: {kinds}"),
+            Exact(("largest", largest)),
+            Exact(("store-all peak", f"{peak:,} B")),
         ]
-        least = self.least_ram_bytes
-        if least is not None:
-            share = f" ({show_share(least / peak)} of store-all)" if peak else ""
-            more = "; the search ended at its limit of work, and less may do" if self.least_ram_cut_short else ""
-            rows.append(("least RAM known", f"{least:,} B{share}{more}"))
-        binds = (
-            f"operator {self.binding_operator} needs it"
-            if self.binding_operator
-            else "the graph inputs take it at the start"
-        )
-        rows.append(("no schedule below", f"{self.ram_bound_bytes:,} B: {binds}"))
+        if self.least_ram_bytes is not None:
+            rows.append(Exact(("least RAM known", f"{self.least_ram_bytes:,} B")))
+        rows.append(Exact(("no schedule below", f"{self.ram_bound_bytes:,} B")))
         return rows
+
+    def proof(self) -> str:
+        """Return the least RAM of a known schedule, and the RAM below which none exists, with the reason."""
+        peak, least = self.store_all_peak_bytes, self.least_ram_bytes
+        binds = "the graph inputs take it at the start"
+        if self.binding_operator:
+            binds = f"operator {self.binding_operator} needs it"
+        bound = show_bytes(self.ram_bound_bytes, 4)
+        if least is None:
+            return f"no schedule takes less than {bound}: {binds}"
+        share = f" ({show_share(least / peak)} of store-all)" if peak else ""
+        if least <= self.ram_bound_bytes:
+            return f"the least RAM of a schedule is {bound}{share}: {binds}"
+        more = ", where the search was cut short" if self.least_ram_cut_short else ""
+        return f"schedules are known from {show_bytes(least, 4)}{share} on{more}; none below {bound}: {binds}"
 
 
 def needs(problem: Problem) -> Needs:
@@ -211,18 +218,46 @@ class Inspection:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        rows = [*self._unsupported_rows(), *_content_rows(self.contents)]
-        if self.needs is not None:
-            rows += _parts_rows(self.needs.problem)
-            rows += self.needs.rows()
-            rows.append(_resident_row(self.needs.problem, self.resident))
-            if self.device is not None:
-                rows += _device_rows(self.needs)
+        return self.text()
+
+    def text(self, *, verbose: bool | None = None, after: str = "") -> str:
+        """Return the summary for people: the answer in four lines, then the details.
+
+        Parameters
+        ----------
+        verbose
+            Whether it has every figure; by default what `--verbose` says.
+        after
+            What to do next, where a training step can be derived.
+        """
+        rows: list[Row] = []
+        found = self.needs
+        if found is not None:
+            rows += answer(self._fit(found), self._cost(found), found.proof(), after)
+        rows += self._unsupported_rows()
+        if found is not None:
+            rows += _parts_rows(found.problem)
+            rows += found.rows()
+            rows += _resident_rows(found.problem, self.resident)
+            rows += [] if self.device is None else _device_rows(found)
             if self.paged is not None:
-                rows.append(("parameters paged", _paged_words(self.paged)))
-        said = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
-        rows += [("note", str(note)) for note in said]
-        return table(str(self.contents["name"]), rows)
+                rows += _paged_rows(self.paged)
+        rows += _content_rows(self.contents)
+        notes = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
+        rows += [("note", str(note)) for note in notes]
+        return table(str(self.contents["name"]), rows, verbose=verbose)
+
+    def _fit(self, found: Needs) -> str:
+        text = f"store-all takes {show_bytes(found.store_all_peak_bytes, 4)}, "
+        text += f"parameters and gradients {show_bytes(found.problem.resident_bytes)}"
+        return text if self.device is None else f"{text}; {_device_words(found)}"
+
+    def _cost(self, found: Needs) -> str:
+        problem = found.problem
+        if self.device is None:
+            return ""
+        energy, time = show_joules(problem.baseline_energy_j), show_seconds(problem.baseline_time_s)
+        return f"one pass takes {energy} and {time} on {problem.device}"
 
     def _unsupported_rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -269,9 +304,10 @@ def _parts_rows(problem: Problem) -> list[tuple[str, str]]:
     return [("batch", text)]
 
 
-def _resident_row(problem: Problem, resident: Mapping[str, int]) -> tuple[str, str]:
+def _resident_rows(problem: Problem, resident: Mapping[str, int]) -> list[Row]:
     parts = ", ".join(f"{name} {show_bytes(nbytes)}" for name, nbytes in resident.items() if nbytes)
-    return ("resident region", f"{problem.resident_bytes:,} B" + (f": {parts}" if parts else ""))
+    text = f"{show_bytes(problem.resident_bytes, 4)}" + (f": {parts}" if parts else "")
+    return [("resident region", text), Exact(("resident region", f"{problem.resident_bytes:,} B"))]
 
 
 def _paged(found: Needs) -> dict[str, object]:
@@ -294,43 +330,44 @@ def _stored_bytes(problem: Problem) -> int:
     return sum({one.tensors[i].name: one.tensors[i].nbytes for one in steps for i in one.stored_at_start}.values())
 
 
-def _paged_words(found: Needs) -> str:
-    """The same in words."""
+def _paged_rows(found: Needs) -> list[Row]:
+    """Return the rows on a step whose parameters are paged."""
     problem, least = found.problem, found.least_ram_bytes
     step = f"a step of {problem.recipe.get('optimizer', 'none')}"
     step += " that clips" if clips(problem) else ""
     bound = found.ram_bound_bytes + problem.beside_bytes
-    if least is None:
-        text = f"no step in less than {bound:,} B in all"
-    elif least <= found.ram_bound_bytes:
-        text = f"{step} takes {bound:,} B in all, and none takes less"
+    known = None if least is None else least + problem.beside_bytes
+    if known is None:
+        text = f"no step takes less than {show_bytes(bound, 4)} in all"
+    elif known <= bound:
+        text = f"{step} takes {show_bytes(bound, 4)} in all, and none takes less"
     else:
-        text = f"{step} in {least + problem.beside_bytes:,} B in all is known, none in less than {bound:,} B"
+        text = f"{step} is known in {show_bytes(known, 4)} in all, none in less than {show_bytes(bound, 4)}"
     if found.binding_operator:
         text += f", as operator {found.binding_operator} needs it"
     where = [f"{show_bytes(_stored_bytes(problem))} on storage"]
     if problem.flash_bytes:
         where.append(f"{show_bytes(problem.flash_bytes)} in flash")
-    return f"{text}; {', '.join(where)}"
+    exact = f"none in less than {bound:,} B"
+    exact = exact if known is None else f"known in {known:,} B, {exact}"
+    return [("parameters paged", f"{text}; {', '.join(where)}"), Exact(("parameters paged", exact))]
 
 
-def _device_rows(found: Needs) -> list[tuple[str, str]]:
-    problem, rows = found.problem, []
-    if problem.device_ram_bytes is not None:
-        left = problem.device_ram_bytes - problem.beside_bytes
-        fits = "store-all fits" if found.store_all_peak_bytes <= left else "store-all does not fit"
-        if left <= 0:
-            fits = "the resident region alone is too large"
-        rows.append(
-            (
-                f"RAM of {problem.device}",
-                f"{show_bytes(problem.device_ram_bytes)}, {show_bytes(max(left, 0))} of it for the schedule: {fits}",
-            )
-        )
-    rows.append(
-        (
-            "one pass",
-            f"{show_seconds(problem.baseline_time_s)}, {show_joules(problem.baseline_energy_j)} on {problem.device}",
-        )
-    )
-    return rows
+def _device_words(found: Needs) -> str:
+    """Return whether store-all fits the device, in words."""
+    problem = found.problem
+    if problem.device_ram_bytes is None:
+        return f"the RAM of {problem.device} isn't known"
+    left = problem.device_ram_bytes - problem.beside_bytes
+    fits = "store-all fits" if found.store_all_peak_bytes <= left else "store-all does not fit"
+    if left <= 0:
+        fits = "the resident region alone is too large"
+    return f"{problem.device} has {show_bytes(problem.device_ram_bytes)}: {fits}"
+
+
+def _device_rows(found: Needs) -> list[Row]:
+    problem = found.problem
+    if problem.device_ram_bytes is None:
+        return []
+    left = max(problem.device_ram_bytes - problem.beside_bytes, 0)
+    return [Exact((f"RAM of {problem.device}", f"{show_bytes(left)} of it for the schedule"))]

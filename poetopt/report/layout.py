@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from poetopt.formulations.scope import kind_words
 from poetopt.search.solution import Listener, Progress
-from poetopt.util.notes import few
+from poetopt.util.notes import all_shown, few
 from poetopt.util.progress import Told, silent
 from poetopt.util.units import show_amount, show_share
 
@@ -70,16 +70,57 @@ def terminal_width() -> int:
     return max(LEAST, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
-def table(title: str, rows: Sequence[tuple[str, str]], width: int | None = None) -> str:
-    """The title, and each row with its label in a column; long texts go on under their own start.
+Row = tuple[str, str]
+"""Label and text of a line, or of several, in a summary."""
+
+
+class Exact(tuple[str, str]):
+    """Row that a summary has with `--verbose` only: exact byte counts, and what few people ask for."""
+
+    __slots__ = ()
+
+
+def answer(fit: str = "", cost: str = "", proof: str = "", after: str = "", *, result: str = "") -> list[Row]:
+    """Return the rows that every summary begins with; an empty text has no row.
+
+    Parameters
+    ----------
+    fit
+        What takes how much RAM of what budget.
+    cost
+        Energy and time, beside those of store-all.
+    proof
+        What is proven or checked.
+    after
+        The next command or call.
+    result
+        What came out, in place of a proof.
+    """
+    rows = (("fit", fit), ("cost", cost), ("proof", proof), ("result", result), ("next", after))
+    return [row for row in rows if row[1]]
+
+
+def visible(rows: Sequence[Row], verbose: bool | None = None) -> list[Row]:
+    """Return the rows that are shown, each once; with `verbose` (default: what `--verbose` says) all of them."""
+    verbose = all_shown() if verbose is None else verbose
+    once = list(dict.fromkeys(rows))
+    return once if verbose else few([row for row in once if not isinstance(row, Exact)])
+
+
+def table(title: str, rows: Sequence[Row], width: int | None = None, *, verbose: bool | None = None) -> str:
+    """Return the title, and each row with its label in a column; long texts go on under their own start.
 
     Of more than three notes the first two are shown, and the others are counted.
 
+    Parameters
+    ----------
     width
         In characters; by default the terminal's. Longer words stay whole.
+    verbose
+        Whether all rows are shown; by default what `--verbose` says.
     """
     width = terminal_width() if width is None else width
-    rows = few(rows)
+    rows = visible(rows, verbose)
     margin = max((len(label) for label, _ in rows), default=0) + 4
     lines = wrapped(title, width, "", "  ")
     for label, text in rows:

@@ -31,6 +31,8 @@ _EXAMPLE = Problem(
     ),
 )
 """A problem for which a block is made where only its words matter."""
+OWN_OPTION = ("energy-limit",)
+"""Blocks that the command line has an option of their own for."""
 _TEX = (
     (r"\sum", "∑"), (r"\le", "≤"), (r"\ge", "≥"), (r"\in", "∈"), (r"\Phi", "Φ"), (r"\Psi", "Ψ"), (r"\mu", "μ"),
     (r"\min", "min"), (r"\max", "max"), (r"\cdot", "·"), (r"\times", "×"), (r"\notin", "∉"), (r"\cup", "∪"),
@@ -40,7 +42,7 @@ _FRAMES = ("$$", r"\begin{aligned}", r"\end{aligned}", r"\textstyle", "&&", "&",
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A formulation, or a block that `--with` puts into one.
+    """A formulation, or a block that `--block` adds to one.
 
     option
         How the command line asks for it.
@@ -121,7 +123,8 @@ def _example(name: str) -> Block:
 def _option(name: str) -> CatalogueEntry:
     found = options.option(name)
     block = _example(name)
-    asked = f"--with {name}={found.metavar}" if found.metavar else f"--with {name}"
+    asked = f"--{name} {found.metavar}" if name in OWN_OPTION else f"--block {name}"
+    asked += f"={found.metavar}" if found.metavar and name not in OWN_OPTION else ""
     minimises = f"{block.goal.name} ({block.goal.unit})" if block.goal is not None else ""
     return CatalogueEntry(name, "block", title(block), asked, (block,), minimises, "")
 

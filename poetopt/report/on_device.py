@@ -14,11 +14,10 @@ from poetopt.devices.profile import Profile
 from poetopt.graph import Graph
 from poetopt.ops.nodes import signatures
 from poetopt.plan.instructions import Plan
-from poetopt.report.execution import left_out_rows, moved_words, optimizer_words, said
-from poetopt.report.layout import columns, table
+from poetopt.report.execution import count, left_out_rows, moved_words, network_rows, optimizer_words, said
+from poetopt.report.layout import Exact, Row, answer, columns, table
 from poetopt.report.summary import NO_PREDICTION
 from poetopt.training.in_c import DeviceFit
-from poetopt.util import notes
 from poetopt.util.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -118,31 +117,31 @@ def _slowest(graph: Graph, profile: Profile) -> str:
     return ", ".join(f"{kind} {100 * taken / total:.0f} %" for kind, taken in most.items()) if total else ""
 
 
-def device_text(plan: Plan, execution: DeviceExecution) -> str:
-    """The summary of `poetopt run --on`."""
-    rows = [
-        ("outputs" if execution.loss is None else "gradients", _sameness(execution)),
-        ("memory", _memory(execution)),
-    ]
-    if execution.code_bytes is not None:
-        rows.append(("code", f"{execution.code_bytes:,} B beside the weights, by {execution.compiler}"))
+def device_text(plan: Plan, execution: DeviceExecution, after: str = "") -> str:
+    """Return the summary of `poetopt run --on`; `after` is the next command."""
+    cost = ""
     if execution.instructions is not None:
-        rows.append(("time", f"{execution.instructions:,} instructions{_dearest(execution)}"))
+        cost = f"{execution.instructions:,} instructions a step"
     elif execution.step_s is not None and execution.store_all_step_s is not None:
-        rows.append(
-            (
-                "time",
-                f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}",
-            )
-        )
+        cost = f"{show_seconds(execution.step_s)} a step here; store-all {show_seconds(execution.store_all_step_s)}"
+    rows = answer(_fit(execution), cost, _sameness(execution), after)
+    if execution.code_bytes is not None:
+        rows.append(("code", f"{show_bytes(execution.code_bytes)} beside the weights, by {execution.compiler}"))
+    if dearest := _dearest(execution):
+        rows.append(("most by", dearest))
     rows += _moved(execution)
     rows += _predicted(execution)
-    rows += notes.rows(said(plan))
-    return table(f"{plan.problem.called}: {len(plan.instructions)} instructions executed in C on {execution.on}", rows)
+    rows += network_rows(said(plan))
+    rows.append(Exact(("check", _accuracy(execution))))
+    rows.append(Exact(("memory", _memory(execution))))
+    if execution.code_bytes is not None:
+        rows.append(Exact(("code", f"{execution.code_bytes:,} B")))
+    title = f"{plan.problem.called}: {len(plan.instructions):,} instructions executed in C on {execution.on}"
+    return table(title, rows)
 
 
 def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
-    """The summary of `poetopt train --on`."""
+    """Return the summary of `poetopt train --on`."""
     pairs = zip(ended.epoch_losses, ended.reference_epoch_losses, strict=True)
     rows = [
         (f"epoch {epoch}", f"loss {mine:.6g} (mean), on onnxruntime {theirs:.6g}")
@@ -153,88 +152,105 @@ def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
     if found is not None:
         shown = f"loss {found.loss:.6g}" if found.accuracy is None else f"accuracy {100 * found.accuracy:.1f} %"
         rows.append(("validation", f"{shown} of {found.rows:,} rows, by what {ended.steps.on} itself predicts"))
-    rows.append(("written", out if ended.steps.ok else "nothing"))
-    return device_training_text(plan, ended.steps, rows)
+    after = f"{out} is the trained network; any ONNX runtime runs it" if ended.steps.ok else "nothing was written"
+    return device_training_text(plan, ended.steps, rows, after)
 
 
-def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[tuple[str, str]] = ()) -> str:
-    """The summary of `poetopt run --on --steps`, with `more` rows."""
+def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[Row] = (), after: str = "") -> str:
+    """Return the summary of `poetopt run --on --steps`, with `more` rows; `after` is the next command."""
     same = (
         "bit for bit those of the unscheduled steps on the same kernels"
         if ended.bit_identical
         else "they differ from the unscheduled steps'"
     )
-    rows = [
-        (
-            "loss",
-            f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last; no step's is more than "
-            f"{ended.max_loss_diff:.2g} from onnxruntime's",
-        ),
-        (
-            "check",
-            f"losses and {len(ended.values)} parameters: {same}; from onnxruntime's (relative) the parameters' way is "
-            f"{ended.distance:.2g} and the losses are {ended.loss_distance:.2g}, where {TOLERANCE:g} times "
-            f"{ended.sensitivity:.2g} is allowed, by which one ulp moves them",
-        ),
-        ("memory", _memory(ended)),
-    ]
+    cost = ""
     if ended.instructions is not None:
         each = ended.instructions // ended.steps
-        rows.append(("time", f"{ended.instructions:,} instructions, {each:,} a step"))
+        cost = f"{ended.instructions:,} instructions, {each:,} a step"
+    rows = answer(_fit(ended), cost, f"losses and {len(ended.values)} parameters: {same}", after)
+    rows.append(
+        (
+            "losses",
+            f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last; no step's is more than "
+            f"{ended.max_loss_diff:.2g} from onnxruntime's",
+        )
+    )
+    rows += more
     rows += _moved(ended)
     rows += _predicted(ended)
-    rows += more
-    rows += notes.rows(said(plan))
-    return table(
-        f"{plan.problem.called}: {ended.steps} steps of training in C on {ended.on}, {optimizer_words(ended)}", rows
+    rows += network_rows(said(plan))
+    rows.append(
+        Exact(
+            (
+                "check",
+                f"the parameters' changes are {ended.distance:.2g} from onnxruntime's (relative), the losses "
+                f"{ended.loss_distance:.2g}; {_allowed(ended.sensitivity)}",
+            )
+        )
     )
+    rows.append(Exact(("memory", _memory(ended))))
+    title = f"{plan.problem.called}: {count(ended.steps, 'step')} of training in C on {ended.on}"
+    return table(f"{title}, {optimizer_words(ended)}", rows)
 
 
-def _predicted(checks: DeviceChecks) -> list[tuple[str, str]]:
+def _allowed(sensitivity: float) -> str:
+    return f"{TOLERANCE:g} times {sensitivity:.2g} is allowed, by which one ulp of the input moves them"
+
+
+def _predicted(checks: DeviceChecks) -> list[Row]:
     found = checks.predicted
     if found is None:
         return []
     text = (
-        f"po_predict takes {found.arena_bytes:,} B of the arena; its outputs are {found.distance:.2g} from "
-        f"onnxruntime's (relative), where {TOLERANCE:g} times {found.sensitivity:.2g} is allowed"
+        f"outputs {found.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
+        f"{found.sensitivity:.2g} is allowed"
     )
-    return [("outputs", text)]
+    return [
+        ("inference", f"po_predict takes {show_bytes(found.arena_bytes)} of the arena"),
+        Exact(("inference", f"po_predict takes {found.arena_bytes:,} B; {text}")),
+    ]
 
 
-def _outputs(emitted: Emitted) -> str:
+def _inference(emitted: Emitted) -> str:
     if emitted.prediction_bytes is None:
         return NO_PREDICTION
     without = ", ".join(emitted.not_predicted)
     more = f", without {without}, which nothing computes" if without else ""
-    return f"po_predict takes {emitted.prediction_bytes:,} B of the arena{more}"
+    return f"po_predict takes {show_bytes(emitted.prediction_bytes)} of the arena{more}"
 
 
-def _storage(emitted: Emitted) -> str:
+def _exact_storage(emitted: Emitted) -> str:
     erased = f", erasing {emitted.sectors:,} sectors once each" if emitted.sectors else ""
-    return (
-        f"{emitted.storage_bytes:,} B with both copies of po_save, which writes {emitted.save_bytes:,} B{erased}: a "
-        "step that no po_save follows never happened"
+    return f"{emitted.storage_bytes:,} B with both copies of po_save, which writes {emitted.save_bytes:,} B{erased}"
+
+
+def emitted_text(plan: Plan, emitted: Emitted, after: str = "") -> str:
+    """Return the summary of `poetopt emit`; `after` is the next command."""
+    arena, resident, limit = emitted.arena_bytes, emitted.resident_bytes, plan.problem.device_ram_bytes
+    total = arena + resident
+    of_device = "" if limit is None else f" of the {show_bytes(limit, 4)} of {plan.problem.device}"
+    fit = f"{show_bytes(total, 4)}{of_device} beside the stack: arena {show_bytes(arena, 4)} + resident "
+    fit += show_bytes(resident, 4)
+    cost = (
+        f"{emitted.instructions:,} instructions of the plan, {emitted.operators:,} operators; "
+        f"{show_bytes(emitted.storage_bytes)} of storage with both copies of po_save"
     )
-
-
-def emitted_text(plan: Plan, emitted: Emitted) -> str:
-    """The summary of `poetopt emit`."""
-    total = emitted.arena_bytes + emitted.resident_bytes
-    rows = [
-        ("step", f"{emitted.instructions:,} instructions, {emitted.operators:,} operators, for {emitted.target}"),
-        (
-            "memory",
-            f"{total:,} B beside the stack: arena {emitted.arena_bytes:,} B, resident {emitted.resident_bytes:,} B",
-        ),
-        ("storage", _storage(emitted)),
-        ("outputs", _outputs(emitted)),
-        ("files", ", ".join(emitted.files)),
+    rows = answer(fit, cost, after=after)
+    rows += [
+        ("files", f"{emitted.folder}: {', '.join(emitted.files)}"),
+        ("saving", f"po_save writes {show_bytes(emitted.save_bytes)}; steps after the last po_save are lost"),
+        ("inference", _inference(emitted)),
+        Exact(("memory", f"{total:,} B: arena {arena:,} B, resident {resident:,} B")),
+        Exact(("storage", _exact_storage(emitted))),
     ]
-    return table(f"{plan.problem.called} in C: {emitted.folder}/README.md says how it is built and called", rows)
+    if emitted.prediction_bytes is not None:
+        rows.append(Exact(("inference", f"{emitted.prediction_bytes:,} B of the arena")))
+    title = f"{plan.problem.called} in C for {emitted.target}"
+    return table(f"{title}: {emitted.folder}/README.md says how to build and call it", rows)
 
 
-def _moved(ended: DeviceExecution | DeviceTraining) -> list[tuple[str, str]]:
-    """Traffic with storage in a step; no row where nothing does."""
+def _moved(ended: DeviceExecution | DeviceTraining) -> list[Row]:
+    """Return the row of the traffic with storage in a step, if there is any."""
     moved = moved_words(ended.bytes_paged, ended.bytes_streamed)
     return [("paged", f"{moved} to and from a file in each step")] if moved else []
 
@@ -250,10 +266,22 @@ def _sameness(execution: DeviceExecution) -> str:
         if execution.bit_identical
         else f"{len(execution.different)} differ from the unscheduled step's, by up to {execution.max_abs_diff:.3g}"
     )
-    return (
-        f"{compared}: {same}; {execution.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
-        f"{execution.sensitivity:.2g} is allowed, by which one ulp moves them"
-    )
+    return f"{compared}: {same}, {execution.distance:.2g} from onnxruntime's (relative)"
+
+
+def _accuracy(execution: DeviceExecution) -> str:
+    return f"{execution.distance:.2g} from onnxruntime's (relative); {_allowed(execution.sensitivity)}"
+
+
+def _fit(execution: DeviceExecution | DeviceTraining) -> str:
+    """Return the RAM of a step in C, beside the budget of its arena."""
+    text = f"arena {show_bytes(execution.arena_bytes, 4)} of {show_bytes(execution.budget_bytes, 4)}"
+    text += f"; resident {show_bytes(execution.resident_bytes)}"
+    if execution.stack_bytes is not None:
+        text += f"; stack {show_bytes(execution.stack_bytes)}"
+        if execution.stack_reserved_bytes is not None:
+            text += f" of {show_bytes(execution.stack_reserved_bytes)}"
+    return text
 
 
 def _memory(execution: DeviceExecution | DeviceTraining) -> str:
@@ -268,7 +296,6 @@ def _memory(execution: DeviceExecution | DeviceTraining) -> str:
 
 
 def _dearest(execution: DeviceExecution) -> str:
-    # operators that are named with their instructions
+    """Return the operators that take most instructions, with these."""
     most = sorted(execution.by_operator.items(), key=lambda pair: -pair[1])[:5]
-    shown = ", ".join(f"{name} {count:,}" for name, count in most)
-    return f"; most by {shown}" if shown else ""
+    return ", ".join(f"{name} {instructions:,}" for name, instructions in most)

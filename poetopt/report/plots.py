@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.comparison.compare import Comparison
 from poetopt.comparison.pareto import Front, FrontPoint
+from poetopt.formulations.scope import scope_option
 from poetopt.graph.problem import Problem
 from poetopt.report.comparison import coinciding
 from poetopt.util.errors import BackendUnavailableError, OptionError
@@ -147,11 +148,11 @@ def _band(axes: Axes, problem: Problem, points: Sequence[FrontPoint], limits: Se
 
 
 def _proof(points: Sequence[FrontPoint]) -> str:
-    """In which scopes the bounds of the band hold: `within each point's scope (depth<=4 to depth<=12)`."""
+    """Return in which scopes the bounds of the band hold: `within each point's scope (depth:4 to depth:12)`."""
     # Store-all needs no bound. Narrow ones first: depths, then forward, then full.
     scopes = {point.scope for point in points} - {"store-all"}
     depths = sorted((name for name in scopes if name.startswith("depth")), key=lambda name: (len(name), name))
-    names = [*depths, *sorted(scopes.difference(depths))]
+    names = [scope_option(name) for name in (*depths, *sorted(scopes.difference(depths)))]
     if not names:
         return "where the front is proven to lie"
     if len(names) == 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import ALL, proven_words
+from poetopt.formulations.scope import ALL, proven_words, scope_option
 from poetopt.graph.problem import Problem
 from poetopt.report.goals import batch_of
 from poetopt.search.limits import kind
@@ -175,10 +175,12 @@ class Claim:
         return saves, f"no schedule {kind} saves more than {show_share(scope_gap)}"
 
     def in_table(self, status: str, *, gap: bool = True) -> str:
-        """A few words: `feasible (20.7 % open), optimal in depth<=4`, where more is proven of the scope than of all.
+        """Return a few words: `feasible (20.7 % open), optimal in depth:4`, where more is proven of the scope.
 
+        Parameters
+        ----------
         gap
-            Whether to say what is open of all.
+            Whether they have the gap of all schedules.
         """
         if self.gap is None:
             return status
@@ -186,9 +188,9 @@ class Claim:
         if not self._says_more_of_scope:
             return words
         if self.outdone:
-            return f"{words}, beats all of {self.scope}"
+            return f"{words}, beats all of {scope_option(self.scope)}"
         open_ = "optimal" if (self.scope_gap or 0.0) <= OPTIMAL_GAP else f"{show_share(self.scope_gap or 0.0)} open"
-        return f"{words}, {open_} in {self.scope}"
+        return f"{words}, {open_} in {scope_option(self.scope)}"
 
     @property
     def _says_more_of_scope(self) -> bool:
@@ -284,6 +286,17 @@ def _scope_words(scope: str) -> str:
 def proof_words(document: Mapping[str, Any]) -> str:
     """The proof of the plan: first of all schedules, then of those of the scope, in a line each."""
     return "there is no schedule" if document["peak_bytes"] is None else "\n".join(Claim.of(document).plain())
+
+
+def headline(document: Mapping[str, Any]) -> str:
+    """Return what is proven of all schedules, in a line."""
+    text = proof_words(document).partition("\n")[0]
+    gap = Claim.of(document).gap
+    if document["peak_bytes"] is None or gap is None or gap <= OPTIMAL_GAP:
+        return text
+    if gap >= 1.0:
+        return f"feasible: nothing is proven yet of what better schedules could save; {text}"
+    return f"within {show_share(gap)}: {text}"
 
 
 def exact_words(document: Mapping[str, Any]) -> str | None:

@@ -28,7 +28,7 @@ from poetopt.report.goals import (
     step_energy_j,
     taken_bytes,
 )
-from poetopt.report.layout import table
+from poetopt.report.layout import Row, table, visible
 from poetopt.report.page import frame, page
 from poetopt.report.proof import (
     exact_words,
@@ -210,14 +210,26 @@ class Report:
         return {**found, "proof": proof_words(found), "proof_exact": exact_words(found)}
 
     def __str__(self) -> str:
-        return table(self.title(), self.rows())
+        return self.text()
+
+    def text(self, *, verbose: bool | None = None, after: str | None = None) -> str:
+        """Return the summary for people: the answer in four lines, then the details.
+
+        Parameters
+        ----------
+        verbose
+            Whether it has every figure; by default what `--verbose` says.
+        after
+            What to do next; by default a call of Python.
+        """
+        return table(self.title(), self.rows(after), verbose=verbose)
 
     def _repr_html_(self) -> str:
         """The summary, and the page of `poetopt show` folded below it, for notebooks."""
         body = "".join(
             f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
-            for label, text in self.rows()
+            for label, text in visible(self.rows())
         )
         title = html.escape(self.title())
         summary = f"<table><caption style='text-align:left'>{title}</caption><tbody>{body}</tbody></table>"
@@ -251,9 +263,10 @@ class Report:
         """One line: what was scheduled, and on what."""
         return summary.title(self.to_dict())
 
-    def rows(self) -> list[tuple[str, str]]:
-        """The summary for people: label and text."""
-        return summary.rows(self.to_dict(), self._said())
+    def rows(self, after: str | None = None) -> list[Row]:
+        """Return the rows of the summary; `after` is what to do next, by default a call of Python."""
+        document = self.to_dict()
+        return summary.rows(document, self._said(), summary.next_call(document) if after is None else after)
 
     def _said(self) -> tuple[str, ...]:
         """Notes of the frontend and the loss on the network."""

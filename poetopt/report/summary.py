@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from poetopt.graph import FORWARD_ONLY
-from poetopt.report.proof import exact_words, proof_words
+from poetopt.report.layout import Exact, Row, answer
+from poetopt.report.proof import exact_words, headline, proof_words
 from poetopt.search.solution import DeadlineModel
 from poetopt.util import notes as told
 from poetopt.util.text import shown
@@ -19,22 +20,27 @@ from poetopt.util.units import finite, show_amount, show_bytes, show_joules, sho
 Document = Mapping[str, Any]
 
 
-def rows(document: Document, notes: Sequence[str] | None = None) -> list[tuple[str, str]]:
-    """Label and text of each line.
+def rows(document: Document, notes: Sequence[str] | None = None, after: str = "") -> list[Row]:
+    """Return the rows of the summary: the answer, the details behind it, and those that `--verbose` shows.
 
+    Parameters
+    ----------
     notes
-        What was said of the network; by default the important ones of the document.
+        Notes of the frontend and the loss; by default the important ones of the document.
+    after
+        The next command or call.
     """
     given = document.get("important") or ()
-    said = [told.Note(one["text"], told.About(one["about"])) for one in given] if notes is None else notes
-    loss, others = told.loss_of(said)
-    found = [(label, text) for label, words in LINES for text in words(document)]
-    place = next((k for k, (label, _) in enumerate(found) if label != "WARNING"), 0)
-    found[place:place] = [("loss", loss)] if loss else []
+    network = [told.Note(one["text"], told.About(one["about"])) for one in given] if notes is None else notes
+    loss, others = told.loss_of(network)
+    found = answer(_fit(document), _cost(document), headline(document), after)
+    found += [(label, text) for label, lines in DETAILS for text in lines(document)]
+    found += [("loss", loss)] if loss else []
     found += told.rows(others)
-    found += [("note", text) for text in _notes(document, said)]
-    found += [("solved", made_by(document))] if made_by(document) else []
-    return [(label, shown(text)) for label, text in found]
+    found += [("note", text) for text in _notes(document, network)]
+    exact = [(label, text) for label, lines in FIGURES for text in lines(document)]
+    exact += [("solved", made_by(document))] if made_by(document) else []
+    return [*((label, shown(text)) for label, text in found), *(Exact((label, shown(text))) for label, text in exact)]
 
 
 def title(document: Document) -> str:
@@ -69,19 +75,78 @@ def made_by(document: Document) -> str:
 
 
 def warning(document: Document) -> str | None:
-    """The remedy where a step takes more RAM than the device has; None where it doesn't."""
+    """Return the warning that a step takes more RAM than the device has, with the remedy; None if it fits."""
     if document.get("fits_device") is not False:
         return None
     return (
         f"the step doesn't fit: it takes {document['total_ram_bytes']:,} bytes, and {document['device']} has "
-        f"{document['device_ram_bytes']:,}; leave out --ram and --total-ram to plan for that device"
+        f"{document['device_ram_bytes']:,}. Plan for the device's own RAM: leave out the budget."
     )
 
 
-def _warning(document: Document) -> Iterator[str]:
-    text = warning(document)
-    if text:
-        yield text
+def _fit(document: Document) -> str:
+    """Return what the schedule takes of the budget and the step of the device's RAM; the warning if it is too much."""
+    peak, budget, store_all = (document[key] for key in ("peak_bytes", "ram_budget_bytes", "store_all_peak_bytes"))
+    if peak is None:
+        return "no schedule was found" + (f" in {show_bytes(budget, 4)}" if budget is not None else "")
+    taken = max(peak, (document.get("arena_bytes") or 0) + document["reserve_bytes"])
+    parts = [warning(document) or "", f"peak {show_bytes(taken, 4)}"]
+    if budget is not None:
+        parts[-1] += f" of {show_bytes(budget, 4)}"
+    if document.get("scope") == "store-all":
+        parts.append("store-all fits, and there was nothing to save")
+    else:
+        parts.append(f"store-all {show_bytes(store_all, 4)}")
+    total, limit = document.get("total_ram_bytes"), document["device_ram_bytes"]
+    if total is not None:
+        of_device = "" if limit is None else f" of the {show_bytes(limit)} of {document['device']}"
+        parts.append(f"the whole step {show_bytes(total)}{of_device}")
+    return "; ".join(filter(None, parts))
+
+
+def _cost(document: Document) -> str:
+    """Return energy and time of a step beside those of store-all; "" without a schedule."""
+    baseline, overhead, taken = (document[key] for key in ("baseline_energy_j", "overhead_j", "makespan_s"))
+    if overhead is None or taken is None:
+        return ""
+    text = f"{show_joules(baseline + overhead)} and {show_seconds(taken)} a step"
+    one_pass, limit = document["baseline_time_s"], document["deadline_s"]
+    other = "one pass over all operators" if document["parameters"] == "paged" else "store-all"
+    if overhead and baseline:
+        slower = f", {taken / one_pass:.3g}x the time" if one_pass and taken > 1.005 * one_pass else ""
+        text += f"; {show_share(overhead / baseline)} more energy than {other} ({show_joules(overhead)}){slower}"
+    elif not overhead:
+        text += f"; no more energy than {other}"
+    return text if limit is None else f"{text}; deadline {show_seconds(limit)}{_by(document)}"
+
+
+def next_call(document: Document) -> str:
+    """Return the call of Python that uses the plan of a report; "" without a plan."""
+    if document["peak_bytes"] is None:
+        return ""
+    if document.get("loss") is None:
+        return "po.show(report) draws the schedule"
+    if document.get("runtime") == "c":
+        return 'po.emit(report, "firmware") writes the step in C'
+    if document.get("optimizer") not in (None, "none"):
+        return "po.Trainer(report).fit(data) trains with it"
+    return "po.execute(report) runs the step and compares its results with ordinary training"
+
+
+def next_command(document: Document, plan: str | None) -> str:
+    """Return the command that uses the plan file `plan`; None: the plan was not written."""
+    if document["peak_bytes"] is None:
+        return ""
+    file = plan or "plan.json"
+    if document.get("loss") is None:
+        command = f"poetopt show {file}"
+    elif document.get("runtime") == "c":
+        command = f"poetopt emit {file} -o firmware"
+    elif document.get("optimizer") not in (None, "none"):
+        command = f"poetopt train {file} --data train.npz -o trained.onnx"
+    else:
+        command = f"poetopt run {file}"
+    return command if plan else f"repeat with -o {file}, then: {command}"
 
 
 def _largest(document: Document) -> Iterator[str]:
@@ -154,10 +219,22 @@ NO_PREDICTION = "no po_predict: the step has no outputs beside its results, move
 
 
 def _inference(document: Document) -> Iterator[str]:
-    if document.get("runtime") != "c" or document["arena_bytes"] is None or document["loss"] in (None, FORWARD_ONLY):
+    if not _has_inference(document):
         return
     taken, arena = document.get("prediction_bytes"), document["arena_bytes"]
-    yield NO_PREDICTION if taken is None else f"fits in the same RAM: po_predict takes {taken:,} B of the {arena:,}"
+    fits = "" if taken is None else f"po_predict fits in the same RAM: {show_bytes(taken)} of the {show_bytes(arena)}"
+    yield fits or NO_PREDICTION
+
+
+def _exact_inference(document: Document) -> Iterator[str]:
+    if _has_inference(document) and document.get("prediction_bytes") is not None:
+        yield f"po_predict takes {document['prediction_bytes']:,} B of the {document['arena_bytes']:,}"
+
+
+def _has_inference(document: Document) -> bool:
+    """Return whether the plan is of a step in C that could have `po_predict`."""
+    trains = document["loss"] not in (None, FORWARD_ONLY)
+    return trains and document.get("runtime") == "c" and document["arena_bytes"] is not None
 
 
 def _by(document: Document) -> str:
@@ -173,12 +250,10 @@ def _time(document: Document) -> Iterator[str]:
 
 
 def _schedule(document: Document) -> Iterator[str]:
-    if document["peak_bytes"] is None:
+    if document["peak_bytes"] is None or document.get("scope") == "store-all":
         return
-    if document.get("scope") == "store-all":
-        yield "store-all fits: there was nothing to save"
-        return
-    text = "{recomputes:,} recomputes, {page_outs:,} page-outs, {page_ins:,} page-ins".format_map(dict(document))
+    counts = ((document[f"{name}s".replace("-", "_")], name) for name in ("recompute", "page-out", "page-in"))
+    text = ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts)
     runs = document["streamed_runs"]
     text += f"; {runs:,} run{'s' * (runs > 1)} streamed" if runs else ""
     yield text
@@ -252,8 +327,9 @@ def _minimised(document: Document) -> Iterator[str]:
     yield f"{found['name']}: {' + '.join(parts) or 'none'}{needed}"
 
 
-def _proof(document: Document) -> Iterator[str]:
-    yield from proof_words(document).split("\n")
+def _scope(document: Document) -> Iterator[str]:
+    """Yield what is proven of the schedules that were searched, where that is more than what is proven of all."""
+    yield from proof_words(document).split("\n")[1:]
 
 
 def _notes(document: Document, said: Sequence[str]) -> Iterator[str]:
@@ -264,23 +340,27 @@ def _notes(document: Document, said: Sequence[str]) -> Iterator[str]:
     yield from (text for text in document.get("notes") or () if text not in said)
 
 
-LINES: Sequence[tuple[str, Callable[[Document], Iterator[str]]]] = (
-    ("WARNING", _warning),
+Lines = Sequence[tuple[str, Callable[[Document], Iterator[str]]]]
+DETAILS: Lines = (
     ("batch", _largest),
-    ("RAM", _ram),
-    ("memory", _memory),
-    ("inference", _inference),
-    ("energy", _energy),
     ("cheaper", _cheaper),
-    ("time", _time),
+    ("training", _training),
     ("schedule", _schedule),
     ("transfers", _transfers),
-    ("training", _training),
     ("asked", lambda document: iter(map(str, document.get("asks") or ()))),
     ("minimised", _minimised),
-    ("proof", _proof),
+    ("scope", _scope),
+    ("inference", _inference),
 )
-"""Label, and the texts that a document gives for it."""
+"""Rows behind the answer: label, and the texts that a document gives for it."""
+FIGURES: Lines = (
+    ("RAM", _ram),
+    ("memory", _memory),
+    ("energy", _energy),
+    ("time", _time),
+    ("inference", _exact_inference),
+)
+"""Rows with `--verbose`."""
 LEAST_SHARE = 1e-5
 """Of the storage: nobody asks how much less."""
 FACTS = ("RAM", "memory", "energy", "time", "schedule", "transfers")

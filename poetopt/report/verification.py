@@ -14,12 +14,12 @@ from poetopt.comparison.rows import COLUMNS
 from poetopt.formulations import NAMES, formulation
 from poetopt.formulations import names as formulations
 from poetopt.formulations.goal import ENERGY, TIME
-from poetopt.formulations.scope import ALL, scope_depth
+from poetopt.formulations.scope import ALL, scope_depth, scope_option
 from poetopt.plan import codec
 from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.report.goals import WholeTraining
-from poetopt.report.layout import table
+from poetopt.report.layout import Exact, Row, answer, table
 from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.certificate import Certificate
@@ -37,7 +37,7 @@ from poetopt.util.errors import FormulationError
 from poetopt.util.figures import figures
 from poetopt.util.text import shortened
 from poetopt.util.text import shown as printable
-from poetopt.util.units import finite, show_joules, show_seconds, show_share
+from poetopt.util.units import finite, show_bytes, show_joules, show_seconds, show_share
 
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
@@ -163,31 +163,66 @@ class Verification(RecomputedProblem):
         }
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, *, verbose: bool | None = None, after: str = "") -> str:
+        """Return the summary for people: the answer in four lines, then the details.
+
+        Parameters
+        ----------
+        verbose
+            Whether it has every figure; by default what `--verbose` says.
+        after
+            What to do next.
+        """
         simulation, budget = self.simulation, self.file.ram_bytes
-        rows = [("differs", str(entry)) for entry in self.differs]
-        rows += [
-            (
-                "plan",
-                f"valid: {simulation.peak_bytes:,} B at its peak, "
-                + (f"within {budget:,} B; " if budget is not None else "and the file names no budget; ")
-                + ("layout sound" if self.file.plan.offsets else "the file has no layout to check"),
-            ),
-            ("energy", f"{show_joules(simulation.energy_j)}, of it {show_joules(simulation.overhead_j)} overhead"),
-            ("time", self._time()),
-        ]
+        rows: list[Row] = answer(self._fit(), self._cost(), self._proof(), after)
+        rows += [("differs", str(entry)) for entry in self.differs]
         if self.recomputed:
-            rows.append(("recomputed", f"{self._source()}: {'; '.join(self.recomputed)}"))
             rows.append(("model", self._model()))
         rows += [("from the file", f"{', '.join(whats)}: {why}") for why, whats in self._taken_by_reason().items()]
         if not self.file.report:
-            rows.append(("report", "the file has none that could be compared"))
+            rows.append(("report", "the file has no report to compare"))
         for certificate in (self.certificate, self.of_scope):
             if certificate is not None:
                 rows += _proof(certificate, simulation.overhead_j, self.file.report)
         rows += [("not certified", claim) for claim in self.uncertified]
+        within = f"{budget:,} B" if budget is not None else "no budget"
+        rows.append(Exact(("plan", f"peak {simulation.peak_bytes:,} B of {within}")))
+        if self.recomputed:
+            rows.append(Exact(("computed again", f"{self._source()}: {'; '.join(self.recomputed)}")))
         if self.told:
-            rows.append(("told by search", f"{', '.join(self.told)}: nothing confirms it"))
-        return table(self.file.plan.problem.name, rows)
+            rows.append(Exact(("search says", f"{', '.join(self.told)}: nothing confirms them")))
+        return table(self.file.plan.problem.name, rows, verbose=verbose)
+
+    def _fit(self) -> str:
+        budget = "; the file names no budget"
+        if self.file.ram_bytes is not None:
+            budget = f" of {show_bytes(self.file.ram_bytes, 4)}"
+        layout = "layout sound" if self.file.plan.offsets else "the file has no layout to check"
+        return f"the plan is valid: peak {show_bytes(self.simulation.peak_bytes, 4)}{budget}; {layout}"
+
+    def _cost(self) -> str:
+        energy, overhead = show_joules(self.simulation.energy_j), show_joules(self.simulation.overhead_j)
+        return f"{energy} a step, {overhead} of it overhead; {self._time()}"
+
+    def _proof(self) -> str:
+        """Return what is confirmed of the report's figures and bounds, in a line."""
+        if self.differs:
+            return f"the report is wrong: {len(self.differs)} of its figures differ from those computed again"
+        parts = []
+        if self.file.report:
+            again = f" from {self._source()}" if self.recomputed else ""
+            parts.append(f"the report's energy, time and RAM were computed again{again}")
+        if self.taken:
+            parts.append(f"{len(self.taken)} {'facts are' if len(self.taken) > 1 else 'fact is'} the file's word")
+        if self.uncertified:
+            parts.append(
+                f"{len(self.uncertified)} {'claims are' if len(self.uncertified) > 1 else 'claim is'} unproven"
+            )
+        elif self.certificate is not None:
+            parts.append("its bound is certified in exact arithmetic")
+        return "; ".join(parts)
 
     def _model(self) -> str:
         if self.structure is None:
@@ -197,7 +232,7 @@ class Verification(RecomputedProblem):
         return "its structure has the hash that the file records, its content another one: it was trained since"
 
     def _source(self) -> str:
-        model = f"from {printable(self.model or '')}"
+        model = printable(self.model or "")
         return model if self.device is None else f"{model} on {printable(self.device)}"
 
     def _taken_by_reason(self) -> dict[str, list[str]]:
@@ -416,7 +451,7 @@ def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> s
         return why_none or "the solver says so; --bound proves it"
     certified = f"{show_joules(found.bound_j)} are certified" if found.bound_j > 0 else "nothing is certified"
     share = f", {show_share(found.bound_j / overhead_j)} of this plan's overhead" if found.bound_j > 0 else ""
-    return f"{certified} in {printable(found.scope)}{share}"
+    return f"{certified} in {printable(scope_option(found.scope))}{share}"
 
 
 def _same(key: str, here: object, there: object, simulation: Simulation) -> bool:
@@ -450,7 +485,7 @@ def _json(value: object) -> str:
     return shortened(printable(json.dumps(value, ensure_ascii=False)))
 
 
-def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _proof(found: Certificate, overhead_j: float, claimed: Mapping[str, object]) -> Iterator[Row]:
     if found.bound_j > overhead_j * (1 + RELATIVE_TOLERANCE):
         share = "more than this plan's: it is none of them"
     else:

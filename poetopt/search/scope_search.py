@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from poetopt.formulations.block import Kind
 from poetopt.formulations.rows import Row
 from poetopt.formulations.scope import scope_name
 from poetopt.graph.problem import Feature
@@ -278,7 +279,7 @@ class _ScopeSearch:
     def _ceiling(self) -> float:
         """The cost of the best plan, where a model may leave out what costs more: which runs may stream."""
         run, value = self.run, self.run.incumbent.value
-        useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.lean
+        useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.kind is Kind.LEAN
         return math.inf if value is None or not useful else value
 
     def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float, *, exact: bool) -> Ending:

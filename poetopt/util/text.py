@@ -55,21 +55,19 @@ def _escape(character: str) -> str:
 
 def near(name: str, names: Iterable[str], most: int = 2) -> list[str]:
     """Return the names that contain `name` or are contained in it, then those spelled alike, ignoring case."""
-    by_lower = {known.lower(): known for known in names}
+    known = {entry.lower(): entry for entry in names}
     wanted = name.strip().lower()
-    if wanted in by_lower:
-        return [by_lower[wanted]]
-    containing = [key for key in by_lower if len(wanted) > 1 and (wanted in key or (key in wanted and len(key) > 1))]
-    similar = difflib.get_close_matches(wanted, by_lower, n=most)
-    return [
-        by_lower[key] for key in dict.fromkeys((*(key for key in similar if key in containing), *containing, *similar))
-    ][:most]
+    if wanted in known:
+        return [known[wanted]]
+    nested = [key for key in known if len(wanted) > 1 and (wanted in key or (key in wanted and len(key) > 1))]
+    similar = difflib.get_close_matches(wanted, known, n=most)
+    return [known[key] for key in dict.fromkeys((*(key for key in similar if key in nested), *nested, *similar))][:most]
 
 
 def closest(name: str, names: Iterable[str]) -> str:
     """Return `; closest: this or that` for the end of a message; empty if no name is close."""
-    names_close = near(name, names)
-    return f"; closest: {' or '.join(names_close)}" if names_close else ""
+    close = near(name, names)
+    return f"; closest: {' or '.join(close)}" if close else ""
 
 
 def without_remedy(message: str) -> str:

@@ -236,21 +236,21 @@ def finite(value: object) -> float | None:
         return None
 
 
-def show_bytes(count: int) -> str:
-    """Return a size as `1.23 MB`: three digits, powers of 1000."""
+def show_bytes(count: int, digits: int = 3) -> str:
+    """Return a size as `1.23 MB`, in powers of 1000; four digits tell two sizes apart."""
     if count < 1000:
         return f"{count} B"
-    return _with_prefix(count, "B", (("G", 1e9), ("M", 1e6), ("k", 1e3)))
+    return _prefixed(count, "B", (("G", 1e9), ("M", 1e6), ("k", 1e3)), digits)
 
 
 def show_joules(energy: float) -> str:
     """Return an energy as `11.7 mJ`: three digits."""
-    return _with_prefix(energy, "J", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
+    return _prefixed(energy, "J", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
 
 
 def show_watts(power: float) -> str:
     """Return a power as `500 mW`: three digits."""
-    return _with_prefix(power, "W", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6)))
+    return _prefixed(power, "W", (("k", 1e3), ("", 1.0), ("m", 1e-3), ("µ", 1e-6)))
 
 
 def show_seconds(time: float) -> str:
@@ -261,7 +261,7 @@ def show_seconds(time: float) -> str:
     if time >= 120:
         minutes, seconds = divmod(round(time), 60)
         return f"{minutes} min {seconds} s"
-    return _with_prefix(time, "s", (("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
+    return _prefixed(time, "s", (("", 1.0), ("m", 1e-3), ("µ", 1e-6), ("n", 1e-9)))
 
 
 def show_share(fraction: float) -> str:
@@ -290,19 +290,20 @@ def show_limit(value: float, unit: str, *, up: bool = True) -> str:
     return f"{digits * step:.6g} {unit}"
 
 
-def _with_prefix(value: float, unit: str, prefixes: tuple[tuple[str, float], ...]) -> str:
+def _prefixed(value: float, unit: str, prefixes: tuple[tuple[str, float], ...], digits: int = 3) -> str:
     if value == 0:
         return f"0 {unit}"
     for prefix, scale in prefixes:
-        # 999.6 would round to 1e+03: it needs the next larger prefix.
-        if abs(value) >= scale * 0.9995:
-            return f"{_three_digits(value / scale)} {prefix}{unit}"
+        # 999.6 would round to 1e+03: it belongs to the next prefix up.
+        if abs(value) >= scale * (1 - 0.5 * 10.0**-digits):
+            return f"{_rounded(value / scale, digits)} {prefix}{unit}"
     prefix, scale = prefixes[-1]
     if abs(value) < 1e-3 * scale:
         return f"under 0.001 {prefix}{unit}"
     return f"{value / scale:.2g} {prefix}{unit}"
 
 
-def _three_digits(value: float) -> str:
-    decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
-    return f"{value:,.{decimals}f}"
+def _rounded(value: float, digits: int) -> str:
+    # 9.996 rounds to 10.0, which has a digit more before its point
+    whole = sum(abs(value) >= power - 0.5 * 10.0 ** -(digits - 1 - k) for k, power in enumerate((10, 100)))
+    return f"{value:,.{digits - 1 - whole}f}"

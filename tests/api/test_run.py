@@ -15,15 +15,9 @@ import pytest
 
 from poetopt.api.sweeps import sweep
 from tests.support.api import fixed, undisturbed, write_sweep
-from tests.support.cli import Runner, runner
 
 pytest.importorskip("distributed")
 PROGRAM = [sys.executable, "-c", "from poetopt.cli.app import main; main()"]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ WITHOUT = {"Cast", "CastLike"} | ATTACHED
 
 @each("op", RANDOM)
 def test_random_configurations(op: str) -> None:
-    @settings(max_examples=3, deadline=None, derandomize=True, database=None,
+    @settings(max_examples=2, deadline=None, derandomize=True, database=None,
               suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip
     @given(st.data())
     def check(data: st.DataObject) -> None:

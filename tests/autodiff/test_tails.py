@@ -195,10 +195,7 @@ def test_logarithms_of_a_sigmoid() -> None:
     check(model("p = Sigmoid(z)\ny = Log(p)"), "bce", lambda y, feeds: bce(np.exp(y), feeds["target"]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "tail"),
-    [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")],
-)
+@pytest.mark.parametrize(("shape", "tail"), [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")])
 def test_an_output_of_the_inputs_shape_gets_mse(shape: tuple[int, ...], tail: str) -> None:
     found = model(tail, shape)
     check(found, "mse", lambda y, feeds: mse(y, feeds["target"]))

@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cli import Runner, chain, runner, write_problem
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Runner:
-    return runner(capsys)
+from tests.support.cli import chain, write_problem
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,16 +20,38 @@ PROGRAM = (sys.executable, "-c", "from poetopt.cli.app import main; main()")
 
 def test_solve_summary_and_json_say_the_same(run: Runner, problem: Path, tmp_path: Path) -> None:
     place = tmp_path / "report.json"
-    ended = run("solve", problem, "--device", "a72", "--ram", "70%", "--json", place)
+    ended = run("solve", problem, "--device", "a72", "--ram", "70%", "--json", place, "--verbose")
     assert (ended.code, ended.err) == (0, "")
     document = json.loads(place.read_text())
     assert document.keys() >= REPORT_KEYS
     assert f"{document['ram_budget_bytes']:,} B" in ended.out
-    assert f"{document['recomputes']} recomputes" in ended.out
+    assert f"{document['recomputes']} recompute" in ended.out
     assert document["status"] == "optimal"
     assert document["peak_bytes"] <= document["ram_budget_bytes"]
     assert document["energy_j"] == pytest.approx(document["baseline_energy_j"] + document["overhead_j"])
     assert document["energy_bound_j"] <= document["energy_j"] * (1 + 1e-9)
+
+
+def labels(text: str) -> list[str]:
+    """Labels of a summary's rows."""
+    return re.findall(r"^  ([a-zA-Z ]+?)  ", text, flags=re.MULTILINE)
+
+
+def test_every_command_answers_first(run: Runner, tmp_path: Path) -> None:
+    """Fit, cost, proof and the next command stand before all else; exact bytes come with --verbose."""
+    plan = tmp_path / "plan.json"
+    solved = ("solve", "mlp", "--device", "a72", "--ram", "80%", "-o", plan)
+    for command in (
+        solved, ("run", plan), ("verify", plan), ("inspect", "mlp", "--device", "a72"),
+        ("pareto", "mlp", "--device", "a72", "--points", "2", "--time-limit", "5s"),
+        ("compare", "mlp", "--device", "a72", "--ram", "100%", "--methods", "poet"),
+    ):  # fmt: skip
+        ended = run(*command)
+        assert ended.code == 0, ended.err
+        assert labels(ended.out)[:4] == ["fit", "cost", "proof", "next"], command
+        assert not re.search(r"\d,\d{3} B\b", ended.out), command
+    assert f"poetopt run {plan}" in run(*solved).out
+    assert re.search(r"\d,\d{3} B\b", run(*solved, "-v").out)
 
 
 def test_a_factor_is_of_one_pass_and_steps_divide_a_time(run: Runner, problem: Path) -> None:
@@ -39,7 +62,7 @@ def test_a_factor_is_of_one_pass_and_steps_divide_a_time(run: Runner, problem: P
 
 
 def test_inspect_shows_what_training_takes(run: Runner) -> None:
-    ended = run("inspect", "lenet", "--device", "m0", "--runtime", "onnxruntime")
+    ended = run("inspect", "lenet", "--device", "m0", "--runtime", "onnxruntime", "-v")
     assert ended.code == 0
     document = run("inspect", "lenet", "--device", "m0", "--runtime", "onnxruntime", "--json", "-").document
     training = document["training"]

@@ -229,25 +229,13 @@ def test_a_plan_that_recomputes_was_not_made_without(run: Runner, problem: Path,
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        (),
-        ("--ram", "100%"),
-        ("--ram", "85%", "--formulation", "poet", "--time-limit", "2s"),
-        ("--no-remat",),
-        ("--with", "flash-wear=10kB"),
-        ("--with", "static-power=1W"),
-        ("--with", "static-power=1W", "--steps", "10"),
-        ("--with", "energy-limit=2x"),
-        ("--scope", "forward", "--deadline", "3x"),
-    ],
-    ids=" ".join,
-)
-@pytest.mark.parametrize("device", ["a72", "m4"])
-def test_what_solve_writes_is_valid(
-    run: Runner, problem: Path, tmp_path: Path, asked: tuple[str, ...], device: str
-) -> None:
+    ["a72", "m4", "m4 --ram 100%", "a72 --ram 85% --formulation poet --time-limit 2s", "m4 --no-remat",
+     "a72 --with flash-wear=10kB", "m4 --with static-power=1W", "a72 --with static-power=1W --steps 10",
+     "m4 --with energy-limit=2x", "a72 --scope forward --deadline 3x"],
+)  # fmt: skip
+def test_what_solve_writes_is_valid(run: Runner, problem: Path, tmp_path: Path, asked: str) -> None:
     place = tmp_path / "plan.json"
-    ended = run("solve", problem, "--device", device, "--ram", "70%", *asked, "-o", place)
+    ended = run("solve", problem, "--ram", "70%", "--device", *asked.split(), "-o", place)
     assert ended.code == 0, ended.err
     ended = run("verify", place)
     assert (ended.code, ended.err) == (0, "")
@@ -273,7 +261,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     model, place = tmp_path / "lenet.onnx", tmp_path / "plan.json"
     onnx.save(zoo.build("lenet", 4), model)
     assert run("solve", model, "--device", "m4", "--ram", "99%", "--time-limit", "10s", "-o", place).code == 0
-    assert f"from {model} on m4" in " ".join(run("verify", place).out.split())
+    assert f"computed again from {model} on m4" in " ".join(run("verify", place).out.split())
 
     def rename(document: dict[str, Any]) -> None:
         document["tensors"][0]["name"] += "?"
@@ -290,7 +278,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     assert "lenet.onnx is not there" in " ".join(ended.out.split())
     onnx.save(zoo.build("lenet", 4), tmp_path / "moved.onnx")
     moved = tmp_path / "moved.onnx"
-    assert f"from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
+    assert f"computed again from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
     run("verify", place, "--model", model, "--no-model").assert_one_message("--no-model", code=2)
 
 

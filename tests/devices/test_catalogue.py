@@ -53,6 +53,20 @@ def test_an_unknown_name_is_told_the_closest(wrong: str, close: str) -> None:
         device(wrong)
 
 
+@pytest.mark.parametrize("wrong", ["Pi Zero", "raspberry-pi-zero", "rpi zero 2"])
+def test_another_model_of_a_kind_is_told_its_kind(wrong: str) -> None:
+    with pytest.raises(DeviceError, match=r"it isn't in the catalogue, which has .*rpi4, rpi5 of its kind") as caught:
+        device(wrong)
+    assert "did you mean" not in str(caught.value)
+
+
+def test_the_raspberry_pi_4_is_a_device_of_its_own_name() -> None:
+    for name in ("rpi4", "pi4", "Raspberry Pi"):
+        assert device(name).name == "rpi4"
+    assert device("rpi4").figures == device("a72").figures
+    assert device("cortex-a72").name == "a72"
+
+
 BOARD = """
 name = "board"
 description = "a board"
@@ -202,7 +216,7 @@ def test_one_line_changes_one_figure(tmp_path: Path) -> None:
      '[figures.ram_bytes]\nvalue = 1048576\nunit = "KiB"\nkind = "measured"\nsource = "free -b"'],
 )  # fmt: skip
 def test_a_figure_in_each_form(tmp_path: Path, line: str) -> None:
-    board = device(written(tmp_path / "board.toml", f'name = "mine"\nbase = "pi4"\n{line}\n'))
+    board = device(written(tmp_path / "board.toml", f'name = "mine"\nbase = "cortex-a72"\n{line}\n'))
     assert (board.name, board.ram_bytes) == ("mine", 2**30)
     (ram,) = [figure for figure in board.figures if figure.name == "ram_bytes"]
     measured = "measured" in line

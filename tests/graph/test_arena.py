@@ -59,14 +59,14 @@ def test_placements_are_sound(case: Buffers, alignment: int, with_target: bool, 
 def test_a_layout_when_time_is_up() -> None:
     """It is sound, and nobody looks for a smaller one: what greedy placement leaves stays."""
     draw = random.Random(5)
-    lives = [(draw.randrange(1, 900), start, start + draw.randrange(1, 60)) for start in range(300)]
+    lives = [(draw.randrange(1, 900), start, start + draw.randrange(1, 60)) for start in range(120)]
     sizes, starts, ends = ([life[k] for life in lives] for k in range(3))
     goal = lower_bound(sizes, starts, ends, 64)
     _, whole = pack(sizes, starts, ends, 64, target=goal)
     offsets, arena = pack(sizes, starts, ends, 64, target=goal, until=-1.0)
     first, _ = place(Instance.of(sizes, starts, ends, 64), goal)
     assert whole < arena == first.arena
-    for a, b in itertools.combinations(range(300), 2):
+    for a, b in itertools.combinations(range(120), 2):
         if together((sizes, starts, ends), a, b):
             assert offsets[a] + sizes[a] <= offsets[b] or offsets[b] + sizes[b] <= offsets[a]
 

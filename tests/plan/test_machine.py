@@ -58,11 +58,11 @@ def refused(problem: Problem, text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("compute 1", "its turn comes only after 'forward'"), ("free 0, compute 0", "it reads 'x', which is not in RAM"),
+    [("compute 1", "it must run after 'forward'"), ("free 0, compute 0", "it reads 'x', which is not in RAM"),
      ("free 0, free 0", "it is not in RAM"), ("page_out 2", "it is not in RAM"),
      ("page_in 0", "it was never written out"), ("page_out 0, page_in 0", "it is in RAM already"),
-     ("compute 3", "there is no operator or tensor of that index"),
-     ("free -1", "there is no operator or tensor of that index")],
+     ("compute 3", "there is no operator or tensor with that index"),
+     ("free -1", "there is no operator or tensor with that index")],
 )  # fmt: skip
 def test_what_it_refuses(text: str, why: str) -> None:
     refused(network(), text, why)

@@ -12,8 +12,7 @@ from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Trans
 from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
-from tests.seeds import examples, seeds
-from tests.support.bruteforce import plan_optimum, random_tight
+from tests.seeds import examples
 from tests.support.problems import random_plan, random_problem
 
 
@@ -31,15 +30,6 @@ def test_never_raises_anything(seed: int, dma: bool) -> None:
     assert after.page_ins <= before.page_ins
     assert after.page_outs <= min(before.page_outs, after.page_ins)
     assert normalize(normalize(plan)).instructions == normalize(plan).instructions
-
-
-@pytest.mark.parametrize("seed", seeds(40))
-def test_what_is_optimal_stays_so(seed: int) -> None:
-    problem, ram_bytes = random_tight(random.Random(seed))
-    optimum = plan_optimum(problem, ram_bytes)
-    if optimum is not None:
-        cleaned = normalize(Plan(problem, optimum.instructions))
-        assert simulate(cleaned, ram_bytes=ram_bytes).overhead_j == optimum.overhead_j
 
 
 def chain(*, dma: bool = False) -> Problem:

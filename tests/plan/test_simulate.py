@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 from tests.seeds import examples
 from tests.support.problems import random_plan, random_problem, store_all
-from tests.support.simulator import InvalidError, reference
+from tests.support.simulator import reference
+from tests.support.three_steps import run_thrice
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -118,36 +119,12 @@ def test_agrees_with_the_reference_on_valid_plans(seed: int, dma: bool, paging: 
     problem = random_problem(rng, operators=rng.randint(1, 9), dma=dma, paging=paging)
     plan = random_plan(rng, problem)
     result, expected = simulate(plan), reference(plan)
-    assert result.peak_bytes == expected.peak_bytes
-    assert list(result.live_bytes) == expected.live_bytes
+    live = run_thrice(plan)
+    assert list(result.live_bytes) == live
+    assert result.peak_bytes == max(problem.nbytes(problem.at_start) + problem.reserve_bytes, *live)
     assert result.energy_j == expected.energy_j
     assert result.makespan_s == expected.makespan_s
     assert simulate(plan, ram_bytes=result.peak_bytes, deadline_s=result.makespan_s) == result
     if result.peak_bytes:
         with pytest.raises(PlanError, match="RAM budget"):
             simulate(plan, ram_bytes=result.peak_bytes - 1)
-
-
-@settings(deadline=None, max_examples=examples(150))
-@given(seeds)
-def test_agrees_with_the_reference_on_what_is_invalid(seed: int) -> None:
-    rng = random.Random(seed)
-    problem = random_problem(rng, operators=rng.randint(1, 6), dma=rng.random() < 0.5, paging=rng.random() < 0.8)
-    steps = list(random_plan(rng, problem, length=20).instructions)
-    for _ in range(rng.randint(1, 2)):
-        place = rng.randrange(len(steps) + 1)
-        change = rng.random()
-        if change < 0.4 and place < len(steps):
-            del steps[place]
-        elif change < 0.7:
-            steps.insert(place, Instruction(rng.choice(list(Action)), rng.randrange(len(problem.tensors) + 1)))
-        elif place + 1 < len(steps):
-            steps[place], steps[place + 1] = steps[place + 1], steps[place]
-    plan = Plan(problem, tuple(steps))
-    try:
-        expected = reference(plan)
-    except InvalidError:
-        with pytest.raises(PlanError):
-            simulate(plan)
-    else:
-        assert simulate(plan).makespan_s == expected.makespan_s

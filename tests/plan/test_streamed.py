@@ -67,12 +67,12 @@ STREAMED = "compute 0:2, compute 1:1, free 0, compute 2:1, free 3"
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("page_in 1, compute 0, compute 1:1", "it streams 'y' in, and it was never written out"),
-     ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, which is in RAM"),
-     ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, which is in RAM"),
+    [("page_in 1, compute 0, compute 1:1", "it streams 'y' in, but it was never written out"),
+     ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, but an old copy is in RAM"),
+     ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, but an old copy is in RAM"),
      ("compute 0:1, compute 0", "it reads 'w', which is not in RAM"),
      ("compute 0:2, compute 1", "it reads 'y', which is not in RAM"), ("compute 0:3", "it has no variant 3"),
-     ("compute 0:-1", "it has no variant -1"), ("compute 1:1", "its turn comes only after 'forward'"),
+     ("compute 0:-1", "it has no variant -1"), ("compute 1:1", "it must run after 'forward'"),
      (f"{STREAMED}, compute 0:1", "it reads 'w' as it was before 'update'")],
 )  # fmt: skip
 def test_what_is_refused(text: str, why: str) -> None:

@@ -100,6 +100,8 @@ def test_an_interrupt_in_the_last_scope_leaves_what_was_proven_before() -> None:
             claimed += 1
             assert found.scope_gap == pytest.approx(0.0, abs=1e-6)
             assert re.search("schedules? with |a better one with that", found.reason)
+        if claimed > 1:
+            break
     assert claimed > 1
 
 

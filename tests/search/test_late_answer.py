@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -23,6 +24,7 @@ from poetopt.testing.problems import crowded
 from tests.seeds import some
 
 
+@cache
 def hasty(seed: int) -> tuple[Problem, Options, Solution]:
     """A problem with a schedule in time, which the heuristics miss, and a search that had no time for more."""
     draw = random.Random(seed)

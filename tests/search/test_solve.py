@@ -24,8 +24,8 @@ from poetopt.search.solution import DeadlineModel, Options, Progress, Solution, 
 from poetopt.testing.problems import tight
 from poetopt.util.errors import BackendUnavailableError, FormulationError
 from tests.seeds import seeds
-from tests.support.bruteforce import plan_optimum
 from tests.support.closed import closed, in_scope
+from tests.support.every_plan import least_overhead_j
 from tests.support.problems import random_budget, random_problem
 
 INSTANCES = Path(__file__).resolve().parents[2].parent / "shared" / "instances"
@@ -169,7 +169,7 @@ def test_too_little_ram_names_the_least() -> None:
 @pytest.mark.parametrize("seed", seeds(30))
 def test_least_ram_is_feasible_and_no_plan_needs_less_than_the_bound(seed: int) -> None:
     problem = random_problem(random.Random(seed), operators=5)
-    assert plan_optimum(problem, problem.least_ram_bytes - 1) is None
+    assert least_overhead_j(problem, problem.least_ram_bytes - 1) is None
     options = Options(ram_bytes=0)
     least = least_ram(problem, options)
     assert least is not None

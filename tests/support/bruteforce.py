@@ -1,8 +1,7 @@
 """Optima of tiny problems by exhaustive search: no solver, no formulation, no code of the package but its nouns.
 
-`plan_optimum` searches the plan's own space, instruction by instruction; `stage_optimum` the stages of
-Algorithm 1 in the paper. Both are uniform-cost searches on the overhead (joules beyond one compute of
-each operator), so that the first goal they reach is optimal. Sets of tensors or operators are bit masks.
+`stage_optimum` searches the stages of Algorithm 1 in the paper, uniformly by the overhead (joules beyond one compute of
+each operator), so that the first goal it reaches is optimal. Sets of tensors or operators are bit masks.
 """
 
 from __future__ import annotations
@@ -10,17 +9,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from poetopt.graph.problem import Home, Problem
-from poetopt.plan.instructions import Action, Instruction
+from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import Schedule
-from tests.support.problems import random_budget, random_plan, random_problem, random_tight, store_all
-
-__all__ = [
-    "PlanOptimum", "StageOptimum", "StageRules", "plan_optimum", "random_budget", "random_plan", "random_problem",
-    "random_tight", "stage_optimum", "steady_optimum", "store_all",
-]  # fmt: skip
 
 
 def _mask(indices: tuple[int, ...]) -> int:
@@ -59,9 +51,6 @@ class _Tables:
             _mask(tuple(i for i, tensor in enumerate(problem.tensors) if tensor.updated_by == index))
             for index in range(self.count)
         ]
-        self.old = [0]
-        for index in range(self.count):
-            self.old.append(self.old[-1] | self.updates[index])
         self.lasting = _mask(tuple(i for i, tensor in enumerate(problem.tensors) if tensor.carried or tensor.result))
         self.useful = [self._useful(stage) for stage in range(self.count + 1)]
 
@@ -76,141 +65,6 @@ class _Tables:
             if index >= stage or again:
                 useful |= self.reads[index]
         return useful
-
-
-@dataclass(frozen=True)
-class PlanOptimum:
-    """The least overhead of any plan, and a plan that has it."""
-
-    overhead_j: float
-    instructions: tuple[Instruction, ...]
-
-
-_PlanState = tuple[int, int, int]
-"""The next operator to compute, what is in RAM, what is on storage."""
-
-
-def plan_optimum(problem: Problem, ram_bytes: int, *, remat: bool = True, paging: bool = True) -> PlanOptimum | None:
-    """The least overhead of any plan that keeps `ram_bytes`, or None where none does.
-
-    Frees are put off until room is needed, and page-outs until a free: neither costs more later.
-    """
-    tables = _Tables(problem)
-    bytes_of = tables.bytes_of
-    start = _mask(problem.at_start)
-    if bytes_of(start) > ram_bytes:
-        return None
-    paging = paging and problem.paging
-    origin: _PlanState = (0, start, _mask(problem.stored_at_start))
-    at_end = _mask(problem.at_end)
-    home = _mask(tuple(i for i in problem.stored_at_start if problem.tensors[i].carried))
-    best: dict[_PlanState, float] = {origin: 0.0}
-    trace: dict[_PlanState, tuple[_PlanState, tuple[Instruction, ...]]] = {}
-    closed: set[_PlanState] = set()
-    ticket = itertools.count()
-    queue = [(0.0, 0, next(ticket), origin)]
-
-    def keeps(ram: int, needed: int, room: int) -> Iterator[int]:
-        """The largest sets between `needed` and `ram` of at most `room` bytes."""
-        if bytes_of(ram) <= room:
-            yield ram
-            return
-        base = bytes_of(needed)
-        found: list[int] = []
-        for extra in sorted(_subsets(ram & ~needed), key=lambda mask: -mask.bit_count()):
-            if base + bytes_of(extra) <= room and not any(extra & other == extra for other in found):
-                found.append(extra)
-                yield needed | extra
-
-    def moves(state: _PlanState) -> Iterator[tuple[float, _PlanState, tuple[Instruction, ...]]]:
-        ahead, ram, stored = state
-        actions: list[tuple[float, Instruction, int, int, int]] = []
-        for index in range(min(ahead + 1, tables.count)):
-            operator = problem.operators[index]
-            if tables.reads[index] & ~ram:
-                continue
-            if index < ahead and not (
-                remat and operator.recomputable and tables.writes[index] & ~ram & tables.useful[ahead]
-            ):
-                continue
-            if tables.reads[index] & tables.old[ahead]:
-                continue
-            cost = operator.energy_j if index < ahead else 0.0
-            made = tables.writes[index]
-            # Outputs that are in RAM already are overwritten: as much room as needing them to be there.
-            actions.append((cost, Instruction(Action.COMPUTE, index), tables.reads[index], made, tables.beside[index]))
-        for i in _members(stored & ~ram & tables.useful[ahead]):
-            actions.append((problem.tensors[i].page_in_j, Instruction(Action.PAGE_IN, i), 0, 1 << i, 0))
-        for cost, step, needed, made, workspace in actions:
-            first = step.action is Action.COMPUTE and step.target == ahead
-            room = ram_bytes - workspace - bytes_of(made)
-            after_stage = ahead + 1 if first else ahead
-            for keep in keeps(ram & ~made, needed & ~made, room):
-                lost = ram & ~made & ~keep
-                choices = lost & ~stored & tables.useful[ahead] if paging else 0
-                for out in _subsets(choices):
-                    useful = tables.useful[after_stage]
-                    extra = sum(problem.tensors[i].page_out_j for i in _members(out))
-                    done = (
-                        *(Instruction(Action.PAGE_OUT, i) for i in _members(out)),
-                        *(Instruction(Action.FREE, i) for i in _members(lost)),
-                        step,
-                        *(Instruction(Action.FREE, i) for i in _members((keep | made) & ~useful)),
-                    )
-                    there = stored | out
-                    if first:
-                        there &= ~tables.updates[ahead]
-                    yield cost + extra, (after_stage, (keep | made) & useful, there & useful), done
-
-    while queue:
-        cost, _, _, state = heapq.heappop(queue)
-        if state in closed:
-            continue
-        closed.add(state)
-        if state[0] == tables.count:
-            lacking = home & ~state[2]
-            if lacking & ~state[1] or at_end & ~state[1]:
-                continue
-            back = sum(problem.tensors[i].page_out_j for i in _members(lacking))
-            if lacking:
-                ended = (state[0], state[1], state[2] | lacking)
-                if ended not in closed and cost + back < best.get(ended, float("inf")):
-                    best[ended] = cost + back
-                    trace[ended] = (state, tuple(Instruction(Action.PAGE_OUT, i) for i in _members(lacking)))
-                    heapq.heappush(queue, (cost + back, -state[0], next(ticket), ended))
-                continue
-            steps: list[tuple[Instruction, ...]] = []
-            while state in trace:
-                state, done = trace[state]
-                steps.append(done)
-            return PlanOptimum(cost, tuple(itertools.chain.from_iterable(reversed(steps))))
-        for added, after, done in moves(state):
-            total = cost + added
-            if after not in closed and total < best.get(after, float("inf")):
-                best[after] = total
-                trace[after] = (state, done)
-                heapq.heappush(queue, (total, -after[0], next(ticket), after))
-    return None
-
-
-def steady_optimum(problem: Problem, ram_bytes: int) -> PlanOptimum | None:
-    """The least overhead of any plan that can be repeated, or None where none can.
-
-    What is carried and has its home on storage may stay in RAM from one step to the next: all sets of such tensors are
-    tried. A tensor that is updated need not have a copy on storage while it stays.
-    """
-    able = [i for i in problem.stored_at_start if problem.tensors[i].carried]
-    found: list[PlanOptimum] = []
-    for chosen in itertools.product((False, True), repeat=len(able)):
-        kept = set(itertools.compress(able, chosen))
-        tensors = tuple(
-            replace(tensor, home=Home.RAM, backed=not tensor.updated) if i in kept else tensor
-            for i, tensor in enumerate(problem.tensors)
-        )
-        best = plan_optimum(replace(problem, tensors=tensors), ram_bytes)
-        if best is not None:
-            found.append(best)
-    return min(found, key=lambda one: one.overhead_j, default=None)
 
 
 @dataclass(frozen=True)
@@ -230,15 +84,10 @@ class StageRules:
 
 @dataclass(frozen=True)
 class StageOptimum:
-    """The least overhead under Algorithm 1's rules, and decisions that have it.
-
-    kept
-        For each stage, the tensors that are in RAM when it begins (S_ram).
-    """
+    """The least overhead under Algorithm 1's rules, and decisions that have it."""
 
     overhead_j: float
     schedule: Schedule
-    kept: tuple[frozenset[int], ...]
 
 
 _StageState = tuple[int, int, int, int, int]
@@ -294,7 +143,7 @@ def _stage_optimum(
     count, sizes = tables.count, tables.sizes
     paging = rules.paging and problem.paging
     if count == 0:
-        return StageOptimum(0.0, Schedule(), ()) if tables.bytes_of(_mask(problem.at_start)) <= ram_bytes else None
+        return StageOptimum(0.0, Schedule()) if tables.bytes_of(_mask(problem.at_start)) <= ram_bytes else None
     carried = _mask(problem.stored_at_start)
     room = None if problem.storage_bytes is None else problem.storage_bytes // problem.storage_block_bytes
     blocks = [-(-size // problem.storage_block_bytes) for size in sizes]
@@ -414,7 +263,6 @@ def _stage_solution(
     """Walk back from the last stage."""
     recomputes: set[tuple[int, int]] = set()
     page_ins: set[tuple[int, int]] = set()
-    kept: list[frozenset[int]] = []
     while state in trace:
         before, chosen = trace[state]
         stage, ram = before[0], before[1]
@@ -424,7 +272,5 @@ def _stage_solution(
             if index != stage:
                 recomputes.add((stage, index))
         page_ins.update((state[0] % tables.count, i) for i in _members(state[1] & ~here))
-        kept.append(frozenset(_members(ram)))
         state = before
-    schedule = Schedule(frozenset(recomputes), frozenset(page_ins))
-    return StageOptimum(cost, schedule, tuple(reversed(kept)))
+    return StageOptimum(cost, Schedule(frozenset(recomputes), frozenset(page_ins)))

@@ -316,7 +316,14 @@ class _Search:
 
 
 def least_overhead_j(
-    problem: Problem, ram_bytes: int, deadline_s: float | None = None, *, placed: bool = False, serving: bool = False
+    problem: Problem,
+    ram_bytes: int,
+    deadline_s: float | None = None,
+    *,
+    placed: bool = False,
+    serving: bool = False,
+    remat: bool = True,
+    paging: bool = True,
 ) -> float | None:
     """Joules beyond one compute of each operator; None where no plan exists. Raises TooManyStatesError.
 
@@ -327,6 +334,9 @@ def least_overhead_j(
     serving
         Whether each copy that is written is read, or carried: no transfer only keeps the storage awake.
     """
+    if not remat:
+        problem = replace(problem, operators=tuple(replace(o, recomputable=False) for o in problem.operators))
+    problem = replace(problem, paging=problem.paging and paging)
     assert not any(o.takes for o in problem.operators)
     assert all(way.energy_j >= o.energy_j for o in problem.operators for way in o.variants)
     able = [i for i, t in enumerate(problem.tensors) if t.home is Home.STORAGE and t.carried and not t.of_batch]

@@ -18,4 +18,4 @@ def test_wines_that_were_not_known_are_learned(capsys: pytest.CaptureFixture[str
     before, after = example["main"]("wine", 8)
     assert before < 0.85
     assert after > before + 0.1
-    assert "budget" in capsys.readouterr().out
+    assert "store-all" in capsys.readouterr().out

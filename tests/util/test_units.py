@@ -62,7 +62,8 @@ def test_no_times(text: str) -> None:
 @pytest.mark.parametrize(
     ("shown", "text"),
     [(show_bytes(0), "0 B"), (show_bytes(999), "999 B"), (show_bytes(1000), "1.00 kB"),
-     (show_bytes(999_999), "1.00 MB"), (show_bytes(47_585_280), "47.6 MB"), (show_joules(0.0117), "11.7 mJ"),
+     (show_bytes(999_999), "1.00 MB"), (show_bytes(47_585_280), "47.6 MB"), (show_bytes(47_585_280, 4), "47.59 MB"),
+     (show_joules(0.0117), "11.7 mJ"),
      (show_joules(0), "0 J"), (show_joules(3e-10), "0.3 nJ"), (show_seconds(0.00025), "250 µs"),
      (show_seconds(125), "2 min 5 s"), (show_seconds(12_000), "3 h 20 min"), (show_share(0.4), "40 %"),
      (show_share(2e-8), "2e-06 %"), (show_share(25), "2,500 %")],

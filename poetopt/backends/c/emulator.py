@@ -103,8 +103,6 @@ class Files:
 
 
 PAINT = 0xA5
-SYSTEM, SYSTEM_BYTES = 0xE000_E000, 0x1000
-"""Registers of the system: the start-up switches the floating-point unit on there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +179,8 @@ class EmulatedMachine:
         if low < self.ram.origin:
             watched = self.unicorn.UC_HOOK_MEM_READ | self.unicorn.UC_HOOK_MEM_WRITE
             self.machine.hook_add(watched, self._outside, begin=low, end=self.ram.origin - 1)
-        self.machine.mem_map(SYSTEM, SYSTEM_BYTES)
+        # registers of the system: the start-up switches the floating-point unit on there
+        self.machine.mem_map(0xE000_E000, 0x1000)
         self.machine.hook_add(self.unicorn.UC_HOOK_MEM_INVALID, self._outside)
         self.machine.hook_add(self.unicorn.UC_HOOK_INTR, self._interrupt)
 

@@ -13,8 +13,6 @@ from poetopt.backends.c.program import DeviceProgram
 from poetopt.backends.c.text import filled
 from poetopt.util.errors import BackendUnavailableError
 
-_ALLOC, _WRITE, _EXECUTE = 2, 1, 4
-
 
 @dataclass(frozen=True, slots=True)
 class LinkedSizes:
@@ -82,9 +80,10 @@ def sizes(paths: Sequence[Path], weight_bytes: int) -> LinkedSizes:
     ram = code = 0
     for path in paths:
         for name, flags, size in _sections(path):
-            if not flags & _ALLOC or name.startswith((".stack", ".eh_frame", ".note")):
+            written, allocated = flags & 1, flags & 2  # SHF_WRITE, SHF_ALLOC
+            if not allocated or name.startswith((".stack", ".eh_frame", ".note")):
                 continue
-            if flags & _WRITE and not name.startswith(".data.rel.ro"):
+            if written and not name.startswith(".data.rel.ro"):
                 ram += size
             else:
                 code += size
@@ -153,8 +152,6 @@ LINKED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Flags by which a bare board's program is linked, and libraries behind its sources, by the compiler."""
 STACK_BYTES = 4096
 """What is set aside for the stack of a device that doesn't say."""
-FLASH_BYTES = 0x1000_0000
-"""As much as a Cortex-M has of addresses below its RAM, nearly; the board's own size may take its place."""
 PAGE = 1024
 """Emulators map memory in pages of it."""
 
@@ -199,7 +196,8 @@ def linker_script(found: Board) -> str:
         "po.ld",
         {
             "flash_origin": "0x00000000",
-            "flash_bytes": f"0x{FLASH_BYTES:08x}",
+            # nearly as much as a Cortex-M has of addresses below its RAM; the board's own size may take its place
+            "flash_bytes": "0x10000000",
             "ram_origin": f"0x{found.origin:08x}",
             "ram_bytes": found.nbytes,
             "stack_bytes": found.stack_bytes,

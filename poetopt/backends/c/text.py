@@ -64,7 +64,6 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
         yield f"po_state + {code.state_at}"
 
 
-ONE_BY_ONE, PAUSING = "PO_NEXT({number}u);", "PO_DUE({number}u)"
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
 """The functions of a batch in parts: what runs each part, and what follows the last one."""
 
@@ -127,14 +126,16 @@ def schedules(program: DeviceProgram) -> str:
     first, routines = begin(program), program.routines
     if program.graph.parts == 1:
         given = {"begin": f"    if (from == 0u) {{\n{first}    }}\n" if first else "", "end": counting(program)}
-        return filled("po_whole.c", {**given, "statements": statements(routines[0], PAUSING)})
+        return filled("po_whole.c", {**given, "statements": statements(routines[0], "PO_DUE({number}u)")})
     parts = _calls(RUN, f"{first}    (void)part;\n", routines[0])
     last = "".join(f"\n{_calls(LAST, '', routine)}" for routine in routines[1:])
     return parts + last + _parts(program)
 
 
 def _calls(head: str, first: str, routine: Routine) -> str:
-    return filled("po_calls.c", {"head": head, "begin": first, "statements": statements(routine, ONE_BY_ONE)})
+    return filled(
+        "po_calls.c", {"head": head, "begin": first, "statements": statements(routine, "PO_NEXT({number}u);")}
+    )
 
 
 def _parts(program: DeviceProgram) -> str:

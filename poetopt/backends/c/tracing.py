@@ -38,9 +38,6 @@ from poetopt.backends.c.text import fixed
 from poetopt.plan.instructions import Action
 from poetopt.util.errors import ExecutionError, OptionError
 
-SCHEDULE, ENTRY = 1, 2
-"""Kinds of blocks, as po_count.c has them."""
-
 Weights = NDArray[np.uint64]
 """[halfwords, columns]: what the instruction that begins at a halfword of flash counts; 0 where none does."""
 Weigh = Callable[[Image, bytes], Weights]
@@ -90,9 +87,9 @@ class Trace:
         for start, end, name in image.functions:
             # the functions that call operators
             if name.partition(".")[0] in ("po_step", "po_part", "po_run", "po_last"):
-                self.kind[start // 2 : end // 2] = SCHEDULE
+                self.kind[start // 2 : end // 2] = 1  # SCHEDULE of po_count.c
             elif name in operators:
-                self.kind[start // 2] = ENTRY
+                self.kind[start // 2] = 2  # ENTRY
         self.order = np.array(list(_order(program)), np.uint32)
         self.sums = np.zeros((self.rest + 1, columns + 1), np.uint64)
         self._counts = _Counts(

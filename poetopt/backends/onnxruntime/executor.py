@@ -38,10 +38,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-TRANSFER_STEPS, TRANSFER_S = 9, 4.0
-"""Transfers are timed in this many steps, or in as many as begin in this many seconds."""
-
-
 def execute(
     plan: Plan,
     *,
@@ -203,7 +199,8 @@ def transfer_seconds(program: Program | Parted, batch: Batch, clock: Stopwatch) 
     paged = program.transfers
     found: list[float] = []
     start = time.perf_counter()
-    while paged and len(found) < TRANSFER_STEPS and (not found or time.perf_counter() - start < TRANSFER_S):
+    # transfers are timed in this many steps, or in as many as begin in this many seconds
+    while paged and len(found) < 9 and (not found or time.perf_counter() - start < 4.0):
         program.load(batch)
         found.append(0.0)
         for k, act in enumerate(program.acts):

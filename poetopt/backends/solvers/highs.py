@@ -135,10 +135,6 @@ class HighsSession(MatrixSession):
             return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
 
-    def _set_unbinding_aside(self) -> None:
-        """Have those of the model's own rows wait outside that don't bind."""
-        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
-
     def _which(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
         _, before = solver.getOptionValue("presolve")
@@ -259,7 +255,8 @@ class HighsSession(MatrixSession):
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
-        self._set_unbinding_aside()
+        # those of the model's own rows that don't bind wait outside
+        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
         pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without what was purged
         places[places >= self._own] = pool.add(compressed(self._columns, self._added), anew=True)
         bounds = self._lower, self._upper

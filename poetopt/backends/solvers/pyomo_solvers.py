@@ -381,7 +381,6 @@ SCIP_RESERVED = {
     "parallel/maxnthreads": "--threads",
     "display/verblevel": "--with log",
 }
-SCIP_OUTCOMES = {"optimal": Outcome.OPTIMAL, "gaplimit": Outcome.OPTIMAL, "infeasible": Outcome.INFEASIBLE}
 
 
 class _ScipSession(_OtherSession):
@@ -420,7 +419,8 @@ class _ScipSession(_OtherSession):
             values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
-            return Answer(SCIP_OUTCOMES.get(scip.getStatus(), Outcome.STOPPED), values, proven)
+            ended = {"infeasible": Outcome.INFEASIBLE} | dict.fromkeys(("optimal", "gaplimit"), Outcome.OPTIMAL)
+            return Answer(ended.get(scip.getStatus(), Outcome.STOPPED), values, proven)
 
         return work, scip.interruptSolve
 

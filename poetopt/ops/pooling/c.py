@@ -253,7 +253,6 @@ def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> t
     return (Tiling(Loop(rows), None, inputs, (cut(y.shape[-1], Rows(rows)),), code),)
 
 
-RESIZING_HEADER = "po_resize.h"
 PLACES = {
     "half_pixel": "PO_HALF_PIXEL", "asymmetric": "PO_ASYMMETRIC", "align_corners": "PO_ALIGN_CORNERS",
     "pytorch_half_pixel": "PO_TORCH_HALF_PIXEL",
@@ -358,6 +357,6 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("GlobalAveragePool", _global_average, refuses=real, headers=(NORM,), tilings=_by_plane(_global_average)),
     Kernel(
         "Resize", _resize, refuses=_resize_refuses, constants=(1, 2, 3), tilings=_resize_tilings,
-        headers=(RESIZING_HEADER,),
+        headers=("po_resize.h",),
     ),
 )  # fmt: skip

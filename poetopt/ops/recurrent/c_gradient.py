@@ -248,7 +248,6 @@ class _Backwards(Direction):
 
 
 HEADER = "po_recurrent_parts.h"
-HEADERS = ("po_recurrent.h", HEADER)
 
 
 def _code(call: Call, arguments: Arguments) -> str:
@@ -263,7 +262,7 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
         f"{op}.gradient", _code, OWN_DOMAIN, refuses, lambda call: backward_scratch(CLayer.of(call)), tilings=_tilings,
-        headers=HEADERS,
+        headers=("po_recurrent.h", HEADER),
     )
     for op in GATES
 )  # fmt: skip

@@ -194,7 +194,7 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
     first = problem.tensors[path[-1]].producer
     for t in range(s + 1, b + 1):
         if (first, t) in space.recompute_of:
-            allowed.add(id(model.recompute.r[space.recomputations[space.recompute_of[first, t]]]))
+            allowed.add(id(model.recompute.r[first, t]))
     readers = (read, *(problem.tensors[i].producer for i in path))
     for i, reader, paged in zip(path, readers, by_page, strict=False):
         for e in range(*space.tensor_range[i]):
@@ -204,7 +204,7 @@ def _rederive_chain(model: Any, row: Row, chain: Chain) -> None:
             if paged and space.page_index[e] >= 0 and s < stage <= b:
                 allowed.add(id(model.paging.p[space.points[e]]))
         if not paged and space.paging and i in model.paging.o_index:
-            allowed.add(id(model.paging.o[space.tensor_names[i]]))
+            allowed.add(id(model.paging.o[i]))
         for n, way in enumerate(space.stream_ways):
             of_reader = space.streams.operator[n] == reader and s < space.streams.stage[n] <= b
             if (paged and of_reader and i in way.streamed_in) or (not paged and i in way.streamed_out):

@@ -8,19 +8,15 @@ import random
 import pytest
 
 from poetopt.comparison.baselines import method
-from poetopt.comparison.baselines.keeping import (
-    forward_operators,
-    kept_for,
-    repaired,
-)
+from poetopt.comparison.baselines.keeping import forward_operators, kept_for, repaired
 from poetopt.comparison.baselines.revolve import Reversal
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of
 from poetopt.plan.instructions import Action
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import NoScheduleError
-from tests.support.bruteforce import plan_optimum
 from tests.support.chains import chain
+from tests.support.every_plan import least_overhead_j
 from tests.support.problems import random_problem
 
 
@@ -90,10 +86,10 @@ def test_recurrence_equals_search(slots: int) -> None:
 def test_plans_equal_brute_force_on_unit_chains(layers: int, own_output: bool) -> None:
     problem = chain(layers, own_output=own_output)
     for ram in range(problem.least_ram_bytes, 2 * layers + 3):
-        optimum = plan_optimum(problem, ram, paging=False)
+        optimum = least_overhead_j(problem, ram, paging=False)
         if optimum is None:
             with pytest.raises(NoScheduleError):
                 method("revolve").schedule(problem, ram)
         else:
             plan = method("revolve").schedule(problem, ram)
-            assert simulate(plan, ram_bytes=ram).overhead_j == optimum.overhead_j
+            assert simulate(plan, ram_bytes=ram).overhead_j == optimum

@@ -24,8 +24,7 @@ from poetopt.search.solution import Options, Status
 from poetopt.util.errors import InfeasibleError, ProblemError
 from tests.formulations.test_spaces import away_between_two_uses
 from tests.seeds import some
-from tests.support.bruteforce import plan_optimum, steady_optimum
-from tests.support.every_plan import TooManyStatesError
+from tests.support.every_plan import TooManyStatesError, least_overhead_j
 from tests.support.problems import random_few
 from tests.support.small import small_problem
 from tests.support.stored import tight_with_parameters
@@ -64,15 +63,15 @@ def test_what_a_plan_keeps_is_never_said_to_be_impossible() -> None:
         problem, ram_bytes = random_few(random.Random(seed))
         kind = tuple(certain)[seed % len(certain)]
         if kind == "remat":
-            found = plan_optimum(problem, ram_bytes, paging=False)
+            found = least_overhead_j(problem, ram_bytes, paging=False)
             none = proven(replace(problem, paging=False), ram_bytes, formulation("retention"))
             assert not (none and found is not None)
             certain[kind] += none
             continue
-        known = plan_optimum(problem if kind == "energy" else priced(problem, kind), ram_bytes)
+        known = least_overhead_j(problem if kind == "energy" else priced(problem, kind), ram_bytes)
         if known is None:
             continue
-        least, less = known.overhead_j + SLACK, 0.92 * known.overhead_j - SLACK
+        least, less = known + SLACK, 0.92 * known - SLACK
         for most in (least, less) if less > 0 else (least,):
             none = (
                 proven(problem, ram_bytes, formulation("retention").with_block(flash_wear(int(most + 2 * SLACK))))
@@ -89,9 +88,9 @@ def test_nor_what_a_step_with_paged_parameters_keeps(seed: int) -> None:
     problem, ram_bytes = tight_with_parameters(random.Random(seed), forward=2)
     if len(problem.tensors) > 9:
         return
-    known = steady_optimum(problem, ram_bytes)
+    known = least_overhead_j(problem, ram_bytes)
     if known is not None:
-        assert not proven(problem, ram_bytes, bounded(ENERGY, known.overhead_j + SLACK))
+        assert not proven(problem, ram_bytes, bounded(ENERGY, known + SLACK))
 
 
 def test_stages_that_are_decided_together_bound_all_plans() -> None:
@@ -129,8 +128,7 @@ def _known(seed: int) -> tuple[Problem, int, float | None]:
         except TooManyStatesError:
             return case.problem, case.ram_bytes, None
     problem, ram_bytes = random_few(random.Random(seed))
-    known = plan_optimum(problem, ram_bytes)
-    return problem, ram_bytes, None if known is None else known.overhead_j
+    return problem, ram_bytes, least_overhead_j(problem, ram_bytes)
 
 
 def _optimum(
@@ -162,9 +160,9 @@ def _optimum(
 def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
     """`retention` pages y for 20 J; a plan takes 4."""
     problem, ram_bytes = away_between_two_uses()
-    best = plan_optimum(problem, ram_bytes)
+    best = least_overhead_j(problem, ram_bytes)
     assert best is not None
-    for most, status in ((best.overhead_j, Status.UNKNOWN), (best.overhead_j / 8, Status.INFEASIBLE)):
+    for most, status in ((best, Status.UNKNOWN), (best / 8, Status.INFEASIBLE)):
         for scope in ("auto", "full"):
             asked = Options(ram_bytes=ram_bytes, formulation=bounded(ENERGY, most), scope=scope, threads=1)
             found = search(problem, asked)
@@ -178,11 +176,11 @@ def test_a_plan_outside_of_every_scope_leaves_the_verdict_open() -> None:
 def test_an_optimum_of_its_scope_that_a_plan_beats_is_feasible() -> None:
     """`retention` pages y for 20 J in every scope; a plan takes 4."""
     problem, ram_bytes = away_between_two_uses()
-    best = plan_optimum(problem, ram_bytes)
+    best = least_overhead_j(problem, ram_bytes)
     assert best is not None
     found = search(problem, Options(ram_bytes=ram_bytes, scope="forward", threads=1))
     assert found.simulation is not None
     assert found.overhead_bound_j is not None
     assert found.scope_gap == pytest.approx(0.0, abs=1e-6)
     assert found.status is Status.FEASIBLE
-    assert found.overhead_bound_j <= best.overhead_j < found.simulation.overhead_j
+    assert found.overhead_bound_j <= best < found.simulation.overhead_j

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -22,7 +23,7 @@ from poetopt.search.limits import hardest_step
 from poetopt.search.solution import Options, Status
 from poetopt.testing.problems import crowded, tight
 from poetopt.util.errors import InfeasibleError
-from tests.support.bruteforce import plan_optimum
+from tests.support.every_plan import least_overhead_j
 
 
 def infeasible(seed: int, **asked: object) -> tuple[Problem, Options]:
@@ -31,7 +32,7 @@ def infeasible(seed: int, **asked: object) -> tuple[Problem, Options]:
     while True:
         problem, ram_bytes = tight(draw, forward=3)
         options = Options(ram_bytes=ram_bytes, scope="full", time_limit_s=10, **asked)  # type: ignore[arg-type]
-        if plan_optimum(problem, ram_bytes) is not None and solve(problem, options).status is Status.INFEASIBLE:
+        if least_overhead_j(problem, ram_bytes) is not None and solve(problem, options).status is Status.INFEASIBLE:
             return problem, options
 
 
@@ -94,6 +95,7 @@ def test_the_message_names_operator_and_tensors() -> None:
     assert raised.value.report["ram_bound_bytes"] == step.nbytes
 
 
+@cache
 def short(seed: int, name: str) -> tuple[Problem, Options, Formulation]:
     """A problem with schedules, and none where `name` allows half of what the one of least energy takes beyond one pass
     (`energy_budget`) or writes (`flash_wear`)."""

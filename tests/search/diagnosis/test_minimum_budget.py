@@ -8,6 +8,7 @@ import random
 import re
 import time
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,10 +25,11 @@ from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.problems import crowded, tight
 from poetopt.util.errors import InfeasibleError, NoScheduleError, OptionError
-from tests.support.bruteforce import plan_optimum
+from tests.support.every_plan import least_overhead_j
 from tests.support.problems import random_tight
 
 
+@cache
 def hurried(seed: int) -> tuple[Problem, Options, float]:
     """A problem without a schedule in time, and the quickest that the heuristics find for it."""
     draw = random.Random(seed)
@@ -125,8 +127,8 @@ def test_the_least_ram_within_an_energy_is_that_of_exhaustion(seed: int) -> None
     room_j = (times - 1) * problem.baseline_energy_j + 1e-9
     report = po.solve(problem, minimize="ram", energy_limit=f"{100 * times:g}%", threads=1)
     said = report.to_dict()
-    optima = ((ram_bytes, plan_optimum(problem, ram_bytes)) for ram_bytes in range(1000))
-    least = next(ram_bytes for ram_bytes, best in optima if best is not None and best.overhead_j <= room_j)
+    optima = ((ram_bytes, least_overhead_j(problem, ram_bytes)) for ram_bytes in range(1000))
+    least = next(ram_bytes for ram_bytes, best in optima if best is not None and best <= room_j)
     assert (said["status"], said["ram_budget_bytes"], said["ram_bound_bytes"]) == ("optimal", least, least)
     found = simulate(report.plan, ram_bytes=least)  # type: ignore[arg-type]
     assert found.overhead_j <= room_j

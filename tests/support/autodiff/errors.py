@@ -1,4 +1,4 @@
-"""How far a row's gradients are from finite differences and torch, relative to the larger of their norm and one."""
+"""How far a row's gradients are from finite differences, relative to the larger of their norm and one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poetopt.autodiff import differentiate
 from poetopt.frontends.proto import model_proto
 from poetopt.graph import Graph, TrainingGraph
 from tests.support.autodiff.float64 import NEW_OPS
-from tests.support.autodiff.specs import Spec, graph_of, weights_of
+from tests.support.autodiff.specs import Spec, graph_of
 
 Array = NDArray[Any]
 TOLERANCE = 1e-5
@@ -73,27 +73,4 @@ def finite_difference_error(spec: Spec, directions: int = 3) -> float:
             slope = (sides[0] - sides[1]) / (2 * step)
             scale = max(1.0, float(np.linalg.norm(gradient) * np.linalg.norm(direction)))
             worst = max(worst, abs(slope - float(np.sum(gradient * direction))) / scale)
-    return worst
-
-
-def torch_error(spec: Spec) -> float:
-    """The worst of the trained inputs, in float64; the row must have its torch function."""
-    import torch
-
-    assert spec.torch is not None
-    found = gradients(differentiate(graph_of(spec), loss="none"))
-    inputs = [
-        None if a is None else torch.tensor(a, requires_grad=k in spec.trained) for k, a in enumerate(spec.inputs)
-    ]
-    made = spec.torch(*inputs)
-    results = list(made) if isinstance(made, (tuple, list)) else [made]
-    weighed = weights_of([y.detach().numpy() for y in results], spec)
-    total: Any = sum((results[k] * torch.tensor(w)).sum() for k, w in weighed)
-    total.backward()
-    worst = 0.0
-    for k in spec.trained:
-        tensor: Any = inputs[k]
-        want = tensor.grad.numpy()
-        error = np.linalg.norm(found[f"i{k}"] - want) / max(1.0, float(np.linalg.norm(want)))
-        worst = max(worst, float(error))
     return worst

@@ -6,7 +6,7 @@ combination of all floating-point outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +26,6 @@ class Spec:
         Arrays by position; `None` is an absent optional input. Floats are float64 (float32 stays so: settings).
     trained
         Positions that get gradients.
-    torch
-        The same function in torch: inputs by position, gives one tensor or several.
     outputs
         How many outputs the node has.
     ignored
@@ -37,7 +35,6 @@ class Spec:
     op: str
     inputs: tuple[Array | None, ...]
     trained: tuple[int, ...] = (0,)
-    torch: Callable[..., Any] | None = None
     attributes: Mapping[str, object] = field(default_factory=dict)
     outputs: int = 1
     ignored: tuple[int, ...] = ()
@@ -143,12 +140,3 @@ def evaluate(node: Node, values: Mapping[str, Array], opset: int) -> list[Array]
         single = {name: v.astype(np.float32) if v.dtype == np.float64 else v for name, v in values.items()}
         results = evaluate(node, single, opset)
         return [y.astype(np.float64) if y.dtype == np.float32 else y for y in results]
-
-
-def weights_of(results: list[Array], spec: Spec) -> list[tuple[int, Array]]:
-    """The random weights that the loss gives to each output."""
-    return [
-        (k, normal(*y.shape, seed=7 + k))
-        for k, y in enumerate(results)
-        if y.dtype.kind == "f" and k not in spec.ignored
-    ]

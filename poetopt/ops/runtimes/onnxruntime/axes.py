@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 
-NARROW, BLOCK, LONG_BLOCK = 64, 128, 1024
-"""Columns up to which a product sums up in longer blocks; those blocks."""
 ELEMENTS = 64
 """What chunks of a vectorized kernel are a multiple of, so that no element changes between vector and remainder."""
 
@@ -175,7 +173,8 @@ def elementwise(call: Call) -> Axes | None:
 
 def _product(columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
     """Multiples and least positions of rows ("m"), columns ("n") and what is summed up ("k")."""
-    return {"n": 16, "k": BLOCK if columns > NARROW else LONG_BLOCK}, {"m": 2, "n": NARROW + 1}
+    narrow = 64  # columns up to which a product sums up in longer blocks
+    return {"n": 16, "k": 128 if columns > narrow else 1024}, {"m": 2, "n": narrow + 1}
 
 
 def gemm(call: Call) -> Axes | None:
