@@ -96,7 +96,7 @@ class GraphBuilder:
         self.floor_bytes = 4 * largest if floor_bytes is None else floor_bytes
         self._constants: dict[tuple[np.dtype[np.generic], tuple[int, ...], bytes], Tensor] = {}
         self._vectors: dict[tuple[int, ...], Tensor] = {}
-        self._made: set[str] = set()
+        self._constant_names: set[str] = set()
         self._names = set(tensors)
         self._numbers: dict[str, int] = {}
         self._writers: dict[str, OperatorBuilder] = {}
@@ -138,7 +138,7 @@ class GraphBuilder:
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.unique(f"const.{len(self._constants)}")
-            self._made.add(name)
+            self._constant_names.add(name)
             self._constants[key] = self.valued(name, array, Role.CONSTANT)
         return self._constants[key]
 
@@ -160,7 +160,7 @@ class GraphBuilder:
 
     def constant_value(self, tensor: Tensor) -> Array | None:
         """Return the value of a constant that this builder added; None for others, which a user may replace."""
-        return self.values[tensor.name] if tensor.name in self._made else None
+        return self.values[tensor.name] if tensor.name in self._constant_names else None
 
     def operator(
         self, name: str, kind: str, *, view: bool = False, recomputable: bool = True, backward: bool = True,

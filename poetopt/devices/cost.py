@@ -219,7 +219,7 @@ def cost(
                 outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
                 workspace_bytes=layout.temporaries_bytes,
                 recomputable=operator.recomputable and taking is None,
-                takes=() if taking is None else (index[graph.root(taking.given)], index[taking.made]),
+                takes=() if taking is None else (index[graph.root(taking.input)], index[taking.output]),
                 backward=operator.backward,
                 kind=operator.kind,
                 count=max(1, len(operator.members)),

@@ -75,7 +75,7 @@ def _with_all_variants(space: RetentionSpace, schedule: Schedule) -> Iterator[Sc
 
 def valid(space: RetentionSpace | PoetSpace, ram_bytes: int) -> Tried:
     """Return every schedule that the simulator accepts within `ram_bytes`; with `poet`, Algorithm 1 must too."""
-    accepted_schedules = []
+    passed = []
     for schedule in schedules(space):
         plan = plan_of(space.problem.within(ram_bytes), schedule)
         try:
@@ -83,8 +83,8 @@ def valid(space: RetentionSpace | PoetSpace, ram_bytes: int) -> Tried:
         except PlanError:
             continue
         if isinstance(space, RetentionSpace) or keeps_stage_rules(space.problem, schedule, ram_bytes):
-            accepted_schedules.append((schedule, plan, simulation))
-    return accepted_schedules
+            passed.append((schedule, plan, simulation))
+    return passed
 
 
 def best(formulation: Formulation, tried: Tried, ram_bytes: int) -> tuple[float, Schedule] | None:

@@ -131,12 +131,12 @@ class Cases:
     def __init__(self, base: Formulation, seed: int) -> None:
         self.base, self.seed = base, seed
         self._draw = random.Random(seed)
-        self._made: list[tuple[Problem, int, Tried]] = []
+        self._cases: list[tuple[Problem, int, Tried]] = []
 
     def __getitem__(self, number: int) -> tuple[Problem, int, Tried]:
-        while len(self._made) <= number:
-            self._made.append(drawn(self._draw, self.base, len(self._made)))
-        return self._made[number]
+        while len(self._cases) <= number:
+            self._cases.append(drawn(self._draw, self.base, len(self._cases)))
+        return self._cases[number]
 
 
 _CACHE: list[Cases] = []
