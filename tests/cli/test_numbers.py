@@ -36,9 +36,9 @@ GIVEN = {
 def numeric(table: tuple[Option, ...]) -> Iterator[tuple[str, str]]:
     """How each option that takes a number is written, and what stands around the number."""
     for one in table:
-        flag = f"--with {one.spelled}=" if one.flag == "" else f"{(one.flag or f'--{one.spelled}').split(' ')[-1]} "
+        flag = f"{one.flags[-1]} "
         if one is BLOCKS:
-            yield from ((f"--with {name}=", "{}") for name in names() if option(name).metavar.isupper())
+            yield from ((f"--block {name}=", "{}") for name in names() if option(name).metavar.isupper())
         elif one.kind is bool or (TEXT.fullmatch(one.words) and not re.search(r"\b[NKD]\b", one.words)):
             continue
         elif "=" in one.words:

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.devices.profile import (
-    OperatorProfile,
-    Profile,
-    StorageProfile,
-    load_profile,
-    with_profile,
-)
+from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile, with_profile
 from poetopt.devices.profile_csv import from_csv, template
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.ops.nodes import signature, signatures
@@ -172,7 +166,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     lines = template(MLP).splitlines()
     path.write_text("\n".join(lines))
-    with pytest.raises(DeviceError, match="it holds no measurement"):
+    with pytest.raises(DeviceError, match="it has no measurement"):
         from_csv(path, MLP)
     filled = [lines[0]]
     for line in lines[1:]:
