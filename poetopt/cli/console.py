@@ -100,7 +100,7 @@ def write_text(text: str, target: str, *, option: str) -> None:
         write_atomically(target, text)
         return
     if sys.__stdout__ is None:
-        raise OutputError(f"{option} -: the standard output is closed; give a file")
+        raise OutputError(f"{option} -: the standard output is closed. Give a file.")
     sys.stdout.write(text)
 
 
@@ -128,16 +128,16 @@ def check_outputs(
     to_stdout = [option for option, path in outputs.items() if path == "-"]
     for option in to_stdout:
         if option not in texts:
-            raise OptionError(f"{option} -: it can't be written to the standard output; give a file")
+            raise OptionError(f"{option} -: it can't be written to the standard output. Give a file.")
     if len(to_stdout) > 1:
-        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output as well; give a file for one")
+        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output too. Give a file for one.")
     taken = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
     for option, path in outputs.items():
         if path is None or path == "-":
             continue
         real = os.path.realpath(path)
         if real in taken:
-            raise OptionError(f"{option} {path}: {taken[real]} already; give another path")
+            raise OptionError(f"{option} {path}: {taken[real]} already. Give another path.")
         if Path(real).is_file() or not Path(real).exists():
             taken[real] = f"is the file of {option}"
         check_writable(path)
@@ -318,10 +318,10 @@ def _message(error: Exception) -> tuple[str, int] | None:
         return None if traceback and error.__cause__ is not None else (str(error), error.exit_code)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        text = f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk"
+        text = f"{where}{error.strerror or error}. Check the path, its permissions and the free space."
         return text, OutputError.exit_code
     if isinstance(error, RecursionError):
-        text = "the input is nested too deeply; check that it is a model of ordinary structure"
+        text = "the input is nested too deeply. Check that it is a model of ordinary structure."
         return text, PoetError.exit_code
     lacks = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
     if lacks is not None:
@@ -329,7 +329,7 @@ def _message(error: Exception) -> tuple[str, int] | None:
     point = culprit(error.__traceback__)
     if point is None or traceback:
         return None
-    text = f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows"
+    text = f"{origin(point)} failed: {failure(error)}. Report it to its authors with the output of POETOPT_TRACEBACK=1."
     return text, PoetError.exit_code
 
 
@@ -358,5 +358,5 @@ def _last_resort(kind: type[BaseException], error: BaseException, trace: Traceba
         trace = trace.tb_next
     place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
     complain(
-        f"a defect in poetopt: {kind.__name__}: {error}{place}; please report it, with what POETOPT_TRACEBACK=1 shows"
+        f"a defect in poetopt: {kind.__name__}: {error}{place}. Please report it, with what POETOPT_TRACEBACK=1 shows."
     )

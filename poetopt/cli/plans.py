@@ -50,9 +50,9 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     batch = {name: options.pop(name) for name in ("data", "seed")}
     check_outputs([plan, options["model"], batch["data"]], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
-        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01. So does --momentum.")
     if meter is not None and steps is None:
-        raise OptionError("--meter: a step alone is too short to measure; give --steps 1000 --lr 0.001, or use train")
+        raise OptionError("--meter: a single step is too short to measure. Give --steps 1000 --lr 0.001, or use train.")
     course = None if steps is None or lr is None else (steps, lr, momentum)
     if on is not None:
         target(on, "--on")
@@ -63,16 +63,16 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
                 given = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
                 return _train(plan, {**options, **batch}, course, given, json)
             if every is None and dump is not None:
-                raise OptionError("--dump: it is written by the comparison; leave out --check none")
+                raise OptionError("--dump: the comparison writes it. Leave out --check none.")
             return _run_step(plan, {**options, **batch}, every is not None, workdir, dump, json)
         except OtherRuntimeError:
             on = "host"
     if meter is not None:
-        raise OptionError("--meter: measures steps on onnxruntime; measure a board with its own meter")
+        raise OptionError("--meter: it measures steps on onnxruntime. Measure a board with a meter of its own.")
     if workdir is not None:
-        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
+        raise OptionError("--workdir: a step in C is paged to a temporary file. Leave the option out.")
     if check is not None:
-        raise OptionError("--check: a step in C is always compared; leave it out")
+        raise OptionError("--check: a step in C is always compared. Leave the option out.")
     return _run_in_c(plan, options, on, course, {**batch, "dump": dump}, json)
 
 
@@ -121,7 +121,7 @@ def _every(check: str | None, steps: int | None) -> int | None:
     try:
         return parse_whole(check, option="--check", least=1)
     except OptionError as error:
-        raise OptionError(f"{error}, or none, or first") from None
+        raise OptionError(f"{error}. Or give none or first.") from None
 
 
 def _train(
@@ -161,8 +161,8 @@ def _run_step(
         return _shown(alone.figures, alone_text(made.plan, alone, _training_command(plan, made.plan)), "", json)
     wrong = [name for name, value in found.digests.items() if alone.digests[name] != value]
     other_bits = (
-        f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
-        "please report it with the plan file"
+        f"the schedule alone, in another process, gives different bits for {', '.join(map(repr, wrong[:5]))}. "
+        "Please report it, with the plan file."
     )
     first, details = found.rows[:3], found.rows[3:]
     after = answer(after=_training_command(plan, made.plan))
@@ -199,7 +199,7 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
 def restore(
     plan: PlanArgument,
     storage: Annotated[
-        str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage, from its first block on.")
+        str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage from its first block.")
     ],
     **options: Any,
 ) -> int:
@@ -225,16 +225,16 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
     check_outputs([plan, options["model"], options["profile"]], {"--json": json})
     if no_model and options["model"] is not None:
-        raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
+        raise OptionError("--model, --no-model: they contradict each other. Give one of them.")
     if no_model and (options["device"] is not None or options["profile"] is not None):
-        raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
+        raise OptionError("--no-model: costs can't be computed without the model. Leave out --device and --profile.")
     strict = options["strict"]
     with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
         found = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
     write_json(found.to_dict(), json)
     say(found.text(after=_after_verifying(plan, found)), unless=[json])
     if found.differs or (strict and not found.whole):
-        raise ExecutionError(f"{plan}: {found.doubts}{'; solve it again' if found.differs else ''}")
+        raise ExecutionError(f"{plan}: {found.doubts}{'; solve again' if found.differs else ''}")
     return 0
 
 
@@ -258,9 +258,15 @@ def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
 
 
 @sharing(
-    Option("out", str | None, None, "FILE|-", "Write it there; - is stdout.", None, "-o --out"),
+    Option("out", str | None, None, "FILE|-", "Write to this file; - is stdout.", None, "-o --out"),
     Option(
-        "form", str | None, None, "html|png|svg|txt", "Default: by the suffix of FILE, else html.", None, "--format"
+        "form",
+        str | None,
+        None,
+        "html|png|svg|txt",
+        "The format; default: by the suffix of FILE, else html.",
+        None,
+        "--format",
     ),
 )
 def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:

@@ -29,21 +29,19 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     power_w = None if power is None else parse_watts(power, option="--power")
     clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
     if template is not None and from_csv is not None:
-        raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
+        raise OptionError("--template and --from-csv: one writes the file that the other reads. Give one of them.")
     if dma and from_csv is None:
-        raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
+        raise OptionError("--dma: it is only for --from-csv. On this machine the CPU makes the transfers, as measured.")
     others = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
     given = next((name for name, value in others.items() if value is not None), None)
     if on is not None and given is not None:
         raise OptionError(
-            f"--on, {given}: an emulated core has no power or storage, and takes no file; give one of both"
+            f"--on, {given}: an emulated core has no power, no storage and no file. Give one of the options."
         )
     if on is not None:
         core(on)
     if on is None and (clock or options["optimizer"] != "none"):
-        raise OptionError(
-            "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
-        )
+        raise OptionError("--clock, --optimizer: they are only for --on. Give the emulated core, as in --on cortex-m4.")
     check_outputs(
         [model, from_csv],
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
@@ -51,7 +49,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     )
     training = step_of(model, ModelOptions(**options))
     if not isinstance(training, po.Training):
-        raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
+        raise ModelError(f"{model}: a problem file has no operators to measure. Give an ONNX model.")
     if template is not None:
         text = profile_csv.template(training.graph)
         rows = text.count("\n") - 1

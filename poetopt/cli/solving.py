@@ -42,7 +42,7 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
     outputs = {"-o": out, "--json": json, "--log": options["log"]}
     check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
     if options["batch"] == "max" and options["micro_batch"] is not None:
-        raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
+        raise OptionError("--micro-batch: it needs a batch of known size. Give a number with --batch.")
     from poetopt.report.summary import next_command
 
     with live_progress() as listener:
@@ -64,13 +64,13 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
 
 @sharing(
     Option(
-        "out", str | None, None, "FILE.sqlite", "The results, which a later run adds to; default: beside the sweep.",
+        "out", str | None, None, "FILE.sqlite", "The results; later runs add to them; default: beside the sweep.",
         None, "-o --out",
     ),
     Option(
-        "scheduler", str | None, None, "tcp://HOST:PORT", "A dask scheduler; default: processes here.", None,
+        "scheduler", str | None, None, "tcp://HOST:PORT", "A dask scheduler; default: local processes.", None,
     ),
-    Option("workers", int | None, None, "N", "How many processes here; default: one a processor.", None, least=1),
+    Option("workers", int | None, None, "N", "Number of local processes; default: one a processor.", None, least=1),
 )  # fmt: skip
 def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="Models, devices, budgets, deadlines and methods.")],
@@ -88,13 +88,13 @@ def sweep(
     if found.lost:
         point, reason = found.lost[0]
         raise ExecutionError(
-            f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}); give the same "
-            "command again to try them again"
+            f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}). Repeat the "
+            "command to try them again."
         )
     if found.rows and all(row["status"] == ERROR for row in found.rows):
         raise ExecutionError(
-            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}); correct the "
-            "sweep, and give another -o, as these rows stay"
+            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}). Correct the "
+            "sweep, and give another -o: these rows stay."
         )
     return 0
 
@@ -102,24 +102,25 @@ def sweep(
 @sharing(
     *COMPARING,
     replace(
-        TIME_LIMIT, default="12s", help="For one solve, of methods with a proof; POET also gets what the others left."
+        TIME_LIMIT, default="12s",
+        help="Limit of one solve, for methods with a proof; POET also gets the time that others left.",
     ),
     GAP,
     Option(
         "ram", str, "20%..100%/9", "BUDGETS", "20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.", None,
     ),
-    Option("methods", str, "all", "all|A,B", "The methods; all of them by default.", None),
+    Option("methods", str, "all", "all|A,B", "The methods to compare.", None),
     PICTURE,
-    Option("plans", str | None, None, "FOLDER", "Write every plan there, as METHOD-BUDGET.json, for `run`.", None),
+    Option("plans", str | None, None, "FOLDER", "Write every plan to this folder, as METHOD-BUDGET.json.", None),
 )  # fmt: skip
 def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Compare the schedulers of the literature with POET: same budgets, same simulator."""
     out, plans = _picture(model, json, options), options.pop("plans")
     if plans is not None:
         if not plans:
-            raise OptionError("--plans '': the name of the folder is empty; give one")
+            raise OptionError("--plans '': the name of the folder is empty. Give a name.")
         if os.path.exists(plans) and not os.path.isdir(plans):
-            raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
+            raise OptionError(f"--plans {plans}: a file has that name. Give a folder.")
         check_folder(plans)
     with _told() as told:
         found = po.compare(model, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options)
@@ -140,7 +141,7 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 @sharing(
     *COMPARING,
     Option("points", int, 14, "N", "At most this many points.", None, least=2, most=1000),
-    replace(TIME_LIMIT, default="230s", help="Take up no new point after that."),
+    replace(TIME_LIMIT, default="230s", help="Begin no new point after this time."),
     replace(GAP, default="2%"),
     PICTURE,
 )
@@ -171,16 +172,17 @@ def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int
 
 @sharing(
     *FITTING,
-    replace(TIME_LIMIT, default="5s", help="For the search of each row."),
+    replace(TIME_LIMIT, default="5s", help="Limit of the search for each row."),
     Option(
-        "memory", list[str] | None, None, "SIZE", "RAM for all of a step; may be repeated; default: the device's.",
+        "memory", list[str] | None, None, "SIZE", "RAM of a whole step; may be repeated; default: the device's.",
         None,
     ),
     Option(
         "batches", str | None, None, "1,2,4", "Batches; default: powers of two, as far as they fit.", None,
     ),
     Option(
-        "overhead", str | None, None, "PERCENT", "Look for the largest batch with at most this much more energy.", None,
+        "overhead", str | None, None, "PERCENT",
+        "Find the largest batch with at most this much more energy than store-all.", None,
     ),
 )  # fmt: skip
 def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:

@@ -88,7 +88,7 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
         graph = trainer.graph
         checked = 0
         if validate is not None and not training_form:
-            told("the written network beside what validation said")
+            told("checking the written network")
             checked = _check_written(out, made, validate, ended, told)
     write_json(document(graph, ended, trained=out, checked_rows=checked), json)
     say(trained_text(graph, ended, out, checked), unless=[json])
@@ -116,8 +116,8 @@ def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told
         near = abs(now - was) * found.rows <= max(1, NEAR * found.rows)
     if not near:
         raise ExecutionError(
-            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and validation said {was:.6g}; what "
-            "it holds isn't what was trained: report it, with the model"
+            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and the validation gave {was:.6g}. "
+            "The file isn't the trained network. Please report it, with the model."
         )
     return found.rows
 
@@ -129,7 +129,7 @@ def _kept(trainer: Trainer, ended: Trained) -> str:
     try:
         kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
     except OSError as error:
-        return f"What was trained couldn't be kept elsewhere either ({error}): give --checkpoint FOLDER"
+        return f"The trained parameters couldn't be saved elsewhere either ({error}). Give --checkpoint FOLDER."
     return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
 
 
@@ -183,7 +183,7 @@ def _prepared(
             yield made
     except OtherRuntimeError as error:
         raise PlanError(
-            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; add --on host, or solve with "
+            f"{plan}: the plan is for kernels in C, which onnxruntime lacks. Add --on host, or solve with "
             "--runtime onnxruntime"
         ) from error
 
@@ -194,4 +194,4 @@ def check_optimizer(has: str, asked: str | None, plan: str) -> None:
         return
     what = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
     remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
-    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")
+    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with the plan's optimizer")

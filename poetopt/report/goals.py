@@ -69,7 +69,7 @@ class LargestBatch(Figures):
 
     @property
     def proven(self) -> bool:
-        """Whether one sample more is proven to have no schedule, or can't be asked for."""
+        """Return whether one sample more is proven to have no schedule, or can't be asked for."""
         return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
     def to_dict(self) -> dict[str, object]:

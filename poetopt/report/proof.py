@@ -216,7 +216,7 @@ class Claim:
 
     @property
     def _says_more_of_scope(self) -> bool:
-        """Whether more is proven of the scope than of all schedules."""
+        """Return whether more is proven of the scope than of all schedules."""
         if self.gap is None or self.scope_gap is None or self.gap <= OPTIMAL_GAP:
             return False
         return self.scope_gap < self.gap * (1 - OPTIMAL_GAP)

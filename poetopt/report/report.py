@@ -90,7 +90,7 @@ class Report:
 
     @property
     def store_all_fits(self) -> bool:
-        """Whether store-all keeps the budget, so that there was nothing to save."""
+        """Return whether store-all keeps the budget, so that there was nothing to save."""
         return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
 
     @cached_property

@@ -127,7 +127,7 @@ class Verification(RecomputedProblem):
 
     @property
     def whole(self) -> bool:
-        """Whether every claim was recomputed or proven, as `--strict` demands."""
+        """Return whether every claim was recomputed or proven, as `--strict` demands."""
         return not (self.taken or self.differs or self.uncertified)
 
     @property
