@@ -130,19 +130,19 @@ def training_run(
         return WholeTraining(steps=steps) if steps > 1 else None
     if steps != 1:
         raise OptionError(
-            f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
+            f"--steps {steps}: --epochs and --samples define the number of steps already. Leave out one of them."
         )
     if samples is None:
-        raise OptionError(f"--epochs {epochs}: how many samples has an epoch? Say it with --samples N")
+        raise OptionError(f"--epochs {epochs}: the number of samples is missing. Give --samples N.")
     epochs = 1 if epochs is None else epochs
     for option, value in (("--epochs", epochs), ("--samples", samples)):
         if value < 1:
             raise OptionError(f"{option} {value}: must be at least 1")
     batch = batch_of(problem)
     if batch is None:
-        raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by; give --steps instead")
+        raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by. Give --steps instead.")
     if samples < batch:
-        raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
+        raise OptionError(f"--samples {samples}: a batch has {batch}. Give more samples, or a smaller --batch.")
     steps = epochs * (samples // batch)
     return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch)
 

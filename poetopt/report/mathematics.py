@@ -91,7 +91,7 @@ def catalogue(name: str | None = None) -> list[CatalogueEntry]:
                 return [CatalogueEntry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
     if name not in formulations.names():
         raise FormulationError(
-            f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
+            f"unknown formulation or block '{name}'. There are {', '.join([*formulations.names(), *options.names()])}."
         )
     return [_formulation(name)]
 

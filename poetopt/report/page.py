@@ -70,8 +70,8 @@ def figure_bytes(view: View, form: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BackendUnavailableError(
-            f"a picture as {form} needs matplotlib; install it with: pip install 'poetopt[plot]'; "
-            "the formats html and txt need nothing"
+            f"a picture as {form} needs matplotlib. Install it with: pip install 'poetopt[plot]'. "
+            "The formats html and txt need nothing."
         ) from error
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(8.0, 9.2), layout="constrained")

@@ -54,12 +54,12 @@ OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
 def check_picture(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a suffix of no picture, BackendUnavailableError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise OptionError(f"-o {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
+        raise OptionError(f"-o {os.fspath(path)}: the suffix of a picture must be one of {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise BackendUnavailableError(
-            "matplotlib is not installed; install it with: pip install 'poetopt[plot]'"
+            "matplotlib is not installed. Install it with: pip install 'poetopt[plot]'"
         ) from error
 
 

@@ -49,14 +49,11 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
     """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
-    return "; ".join(
-        [
-            f"{problem.called} on {problem.device}: {_with_paged(problem) if paged else ''}"
-            f"{_each(solution, steps)}{reason}",
-            *solution.why,
-            *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps),
-        ]
+    first = (
+        f"{problem.called} on {problem.device}: {_with_paged(problem) if paged else ''}{_each(solution, steps)}{reason}"
     )
+    others = [*solution.why, *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps)]
+    return " ".join([f"{first}.", *(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in others)])
 
 
 def _each(solution: Solution, steps: int) -> str:
@@ -85,7 +82,7 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
     asking = f"--parameters paged {option_of_ram}" if whole and problem.parameters == "paged" else option_of_ram
     known = []
     if solution.interrupted:
-        known.append("interrupted in looking for what would help")
+        known.append("the search for a remedy was interrupted")
     if least is not None and least == bound and f"{bound:,}" in said:
         known.append(f"a schedule with just that is known ({asking} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
@@ -101,7 +98,7 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
         )
         known.append(f"{told} {option}")
     if solution.status is Status.INFEASIBLE and (batch_of(problem) or 1) > 1:
-        known.append("a smaller --batch may fit: `poetopt fit` shows which do")
+        known.append("a smaller --batch may fit: `poetopt fit` shows which batches fit")
     if solution.status is Status.UNKNOWN:
         ways = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
         ways += ["a longer --deadline"] if solution.options.deadline_s is not None else []
@@ -120,9 +117,8 @@ class Claim:
     scope
         Scope, as results call it.
     gap, scope_gap
-        Share of the minimised quantity, above one pass, that any schedule could save at most, and any of the scope;
-        None:
-        unknown.
+        Share of the minimised quantity, above one pass, that any schedule, and any of the scope, could save at most;
+        None: unknown.
     outdone
         Whether the plan is better than all schedules of the scope.
     goal

@@ -73,13 +73,13 @@ def form_of(out: str | None, form: str | None) -> Form:
     """Return the form by its name, else by the suffix of `out`, else the page. Raises OptionError."""
     if form is not None:
         if form not in tuple(Form):
-            raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}{closest(form, Form)}")
+            raise OptionError(f"--format {form}: not a format. There are {', '.join(Form)}{closest(form, Form)}")
         return Form(form)
     if out is None:
         return Form.HTML
     found = SUFFIXES.get(Path(out).suffix.lower())
     if found is None:
-        raise OptionError(f"-o {out}: its suffix names no format; say --format {'|'.join(Form)}")
+        raise OptionError(f"-o {out}: its suffix is no format. Give --format {'|'.join(Form)}")
     return found
 
 
@@ -117,7 +117,7 @@ def show(
     out = None if out is None else os.fspath(out)
     wanted = form_of(out, form)
     if out == "-" and wanted is Form.PNG:
-        raise OptionError("-o -: png is no text, and can't be written to the standard output; give a file")
+        raise OptionError("-o -: a png can't be written to the standard output. Give a file.")
     file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
     view = View.of(load(file)) if file is not None else _view(plan)
     if out in (None, "-") and wanted is Form.TXT:

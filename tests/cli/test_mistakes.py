@@ -25,7 +25,7 @@ MISTAKES = [
     ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
     ("solve resnet --device a72", 2, "resnet: neither a file nor a network", "closest: resnet8 or resnet50"),
     ("run net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx --device a72 -o plan.json"),
-    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "that long is enough (--deadline 0."),
+    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "That long is enough (--deadline 0."),
     (f"{SOLVE} --ram 5kB", 3, "budget of 5,000 bytes is below", "(--ram "),
     ("solve net.onnx --device pi6", 2, "unknown device 'pi6'", "did you mean"),
     (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without a space", "--ram 40%"),
